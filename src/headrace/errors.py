@@ -165,8 +165,8 @@ class InstanceGone(RequestError, code="ERR40080", message="INSTANCE_GONE", statu
     """The process that had the instance has ended; what its group committed is intact: create an instance again."""
 
 
-class HopRefused(RequestError, code="ERR40081", message="HOP_REFUSED", status=403):
-    """The request says that another process forwarded it, and is not signed with the secret of this cluster."""
+class ForwardRefused(RequestError, code="ERR40081", message="FORWARD_REFUSED", status=403):
+    """The request claims to be forwarded by another process, and has no valid signature of this cluster."""
 
 
 class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):

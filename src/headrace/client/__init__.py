@@ -1,4 +1,4 @@
-"""Helpers for user code that works with Headrace; the product never imports it.
+"""Helpers for user code that works with Headrace; the product itself does not use them.
 
 `HeadraceClient` and `AsyncHeadraceClient` need the extra `client`.
 """

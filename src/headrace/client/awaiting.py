@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def awaiting(operation: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
-    """Return an operation as a method of a client or consumer, which carries it out."""
+    """Return an operation as a method that a client or consumer runs."""
 
     @functools.wraps(operation)
     def method(self: Any, /, *args: P.args, **named: P.kwargs) -> Awaitable[T]:
@@ -36,10 +36,10 @@ def awaiting(operation: Callable[Concatenate[S, P], Work[T]]) -> Callable[Concat
 
 
 class AsyncHeadraceClient:
-    """A client of a Headrace service: a context manager, or `aclose` closes its connections.
+    """A client of a Headrace service. Use it as a context manager, or call `aclose`.
 
-    Errors of the service are those of `headrace.errors`, with `code`, `status`, `description` and `parameters`. If a
-    request is not answered after all attempts, httpx's `TransportError` is raised.
+    It raises the service's errors as those of `headrace.errors`, with `code`, `status`, `description` and `parameters`.
+    If a request gets no response after all attempts, it raises httpx's `TransportError`.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class AsyncHeadraceClient:
         """Prepare; nothing is sent.
 
         Args:
-            url: Of the service.
+            url: URL of the service.
             token: Sent as `Authorization: Bearer`; empty for none.
-            retries: How often requests that may be repeated are sent again.
-            options: Of `httpx.AsyncClient`: `verify`, `cert`, `proxy`, `headers` ...
+            retries: How often to send a repeatable request again.
+            options: Options of `httpx.AsyncClient`: `verify`, `cert`, `proxy`, `headers` ...
         """
         headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **options.pop("headers", {})}
         self.httpx = httpx = load_httpx()
@@ -82,7 +82,7 @@ class AsyncHeadraceClient:
         await self.aclose()
 
     async def run(self, work: Work[T]) -> T:
-        """Carry out an operation."""
+        """Run an operation."""
         httpx = self.httpx
         try:
             step = next(work)
@@ -107,8 +107,8 @@ class AsyncHeadraceClient:
 class AsyncGroupConsumer:
     """A consumer of a group. Iterate over it, `stream` it or `read` it; one of them at a time.
 
-    `commit` commits what was handed over: of an iteration all records up to the present one. What was not committed is
-    delivered again to a member of the group.
+    `commit` commits the records that were returned: in an iteration, all up to the current one. Records that are not
+    committed are delivered again to a member of the group.
     """
 
     def __init__(self, client: AsyncHeadraceClient, operations: InstanceOperations) -> None:
@@ -140,10 +140,10 @@ class AsyncGroupConsumer:
             yield await self.run(self.operations.handed())
 
     async def stream(self) -> AsyncIterator[ClientRecord]:
-        """Yield records of a stream of server-sent events, without an end; a lost connection is opened again.
+        """Yield records of a stream of server-sent events, without an end; reconnect when the connection is lost.
 
         Raises:
-            HeadraceError: The service has ended the stream, and another connection does not help.
+            HeadraceError: The service ended the stream, and another connection would not help.
         """
         reader = EventReader(self.operations)
         while True:

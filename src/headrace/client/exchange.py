@@ -1,7 +1,7 @@
 """Requests to a Headrace service, their responses, and when a request is sent again.
 
-Nothing here does input or output: each operation is a generator that yields requests and pauses, and is resumed with
-answers. So the synchronous and the asynchronous client share all of it.
+There is no input or output here. Each operation is a generator that yields requests and pauses, and is resumed with
+responses. So the synchronous and the asynchronous client share all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _RESPONSE_SECONDS: Final = 60.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _REPEATABLE_STATUS: Final = (409, 429, 503)
-"""With `retriable` in the body: the service refused the request as a whole, so nothing of it was done."""
+"""With `retriable` in the body: the service rejected the whole request, and did nothing."""
 
 
 class RetryPolicy(NamedTuple):
@@ -39,7 +39,7 @@ class HttpRequest(NamedTuple):
     body: Any = None
     headers: Mapping[str, str] = {}
     repeatable: bool = True
-    """Whether it may be sent again when its response was lost: sent twice, it does the same as once."""
+    """Whether it may be sent again after its response was lost, because sending it twice is the same as once."""
     response_seconds: float = _RESPONSE_SECONDS
 
     @property
@@ -74,7 +74,7 @@ class ResponseLost(Exception):
 
 
 Work = Generator[HttpRequest | float, HttpReply, T]
-"""An operation: it yields requests, and pauses in seconds."""
+"""An operation: yields requests, and pauses in seconds."""
 
 
 class ClientRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,10 +91,10 @@ class ClientRecord(msgspec.Struct, frozen=True, rename="camel"):
     key: Any = None
     value: Any = None
     assignment: str = ""
-    """Opaque: names the assignment in which it was read; sent with its offset."""
+    """Opaque name of the assignment in which it was read; sent with its offset."""
     headers: dict[str, str | None] = {}
     header_list: list[dict[str, str | None]] = []
-    """All headers in order, values in base64, where `headers` cannot hold them exactly."""
+    """All headers in order, values in base64, if `headers` cannot represent them exactly."""
     raw_key: bytes | None = None
     raw_value: bytes | None = None
     error_code: str = ""
@@ -113,7 +113,7 @@ class NewRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 def error_of(reply: HttpReply) -> HeadraceError:
-    """Return the error that a response is, of the class in `headrace.errors` that has its code."""
+    """Return the error in a response, as the class in `headrace.errors` with its code."""
     try:
         body = msgspec.json.decode(reply.body, type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -122,7 +122,7 @@ def error_of(reply: HttpReply) -> HeadraceError:
     known = kinds.get(body.get("code", ""))
     error = (known or HeadraceError)(body.get("description", ""))
     error.parameters = {"retriable": reply.status in (429, 503), **body.get("metadata", {})}
-    facts: Any = error  # of this response, instead of those of its class
+    facts: Any = error  # override those of its class with those of this response
     facts.status = reply.status
     facts.code = body.get("code", error.code)
     facts.retriable = error.parameters["retriable"]
@@ -132,14 +132,14 @@ def error_of(reply: HttpReply) -> HeadraceError:
 
 
 def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Work[None]] | None = None) -> Work[bytes]:
-    """Send a request until it is answered, and return the body.
+    """Send a request until it succeeds, and return the body.
 
-    It is sent again if it never arrived, or if the service refused it and says that it may be repeated. If its response
-    was lost, it is sent again if it is repeatable, or after `recover`.
+    It is sent again if it never arrived, or if the service rejected it as retriable. If its response was lost, it is
+    sent again if it is repeatable, or after `recover`.
 
     Raises:
-        HeadraceError: The service refused it, for the last time.
-        httpx.TransportError: It was not answered.
+        HeadraceError: The service rejected the last attempt.
+        httpx.TransportError: The last attempt got no response.
     """
     for attempt in range(1, policy.attempts + 1):
         seconds = pause_of(policy, attempt)

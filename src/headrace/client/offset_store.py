@@ -1,7 +1,7 @@
 """Offsets in the same database as the results, so that one transaction writes both.
 
 For backends and handlers that write to SQLite or PostgreSQL through a DB-API connection. Needs Headrace's order
-`partition` with one record per delivery, because then one offset per partition covers every finished record.
+`partition` with one record per delivery: then one offset per partition covers all completed records.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OffsetStore:
         """Start an assignment: from now on assignments with smaller epochs write nothing.
 
         Returns:
-            The offset of the next record to deliver; None if no record has ended yet.
+            The offset of the next record to deliver; None if no record is completed yet.
 
         Raises:
             Fenced: A later assignment has started already.
@@ -63,13 +63,13 @@ class OffsetStore:
         return None if next_offset is None else int(next_offset)
 
     def advance(self, group: str, topic: str, partition: int, offset: int, epoch: int | None = None) -> bool:
-        """Store that a record has ended, and return whether that is new: False means its results exist already.
+        """Store that a record is completed. Return False if it already was, so that its results exist.
 
-        A delivery without an epoch, such as one of a replay, belongs to no assignment. If an assignment has started, it
-        writes nothing, and its records have ended already.
+        A delivery without an epoch, such as one of a replay, belongs to no assignment. Once an assignment has started,
+        such a delivery writes nothing, and its records count as completed.
 
         Raises:
-            Fenced: A later assignment has started; response 503, and this one ends by itself.
+            Fenced: A later assignment has started; respond with 503, and this one ends by itself.
         """
         if self._run(self._advance, group, topic, partition, offset + 1, epoch or 0).rowcount == 1:
             return True
@@ -85,9 +85,9 @@ class OffsetStore:
 
     @staticmethod
     def _fenced(topic: str, partition: int, epoch: int | None, newest: int) -> Fenced:
-        assignment = f"assignment {epoch} is over" if epoch else "the delivery is of no assignment"
+        assignment = f"assignment {epoch} has ended" if epoch else "the delivery belongs to no assignment"
         return Fenced(
-            f"{topic}-{partition}: {assignment}, {newest} has begun: nothing is written for it",
+            f"{topic}-{partition}: {assignment}, and {newest} has started; nothing was written",
             topic=topic,
             partition=partition,
         )

@@ -1,4 +1,4 @@
-"""What clients do: produce, transactions, and the life of an instance of an active consumer."""
+"""Operations of clients: produce, transactions, and the life of an active consumer's instance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.records import Produced, TopicPartition
 
 KEY: Final = "Idempotency-Key"
 EVENT_SECONDS: Final = 45.0
-"""A stream is taken for dead after so long: the service sends something every 15 seconds."""
+"""A stream without data for this long is considered dead: the service sends something every 15 seconds."""
 _decode_records = msgspec.json.Decoder(list[ClientRecord]).decode
 _decode_record = msgspec.json.Decoder(ClientRecord).decode
 
@@ -37,7 +37,7 @@ class _Outcomes(msgspec.Struct):
 
 
 class ClientOperations:
-    """What a client does by itself."""
+    """Operations of a client, without a consumer."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self.policy = policy
@@ -45,17 +45,17 @@ class ClientOperations:
     def produce(
         self, /, topic: str, value: Any, key: Any = None, *, idempotency_key: str | None = None, **fields: Any
     ) -> Work[Produced]:
-        """Write one record, and return where it is; see `produce_all`. A value of None is a tombstone."""
+        """Write one record, and return its partition and offset; see `produce_all`. A value of None is a tombstone."""
         record = NewRecord(value) if key is None else NewRecord(value, key)
         return (yield from self.produce_all(topic, [record], idempotency_key=idempotency_key, **fields))[0]
 
     def produce_all(
         self, /, topic: str, records: Sequence[NewRecord], *, idempotency_key: str | None = None, **fields: Any
     ) -> Work[list[Produced]]:
-        """Write records, all of them or none, and return where they are on every in-sync replica.
+        """Write records, all or none, and return their offsets once every in-sync replica has them.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             records: At least one.
             idempotency_key: Names the request; random by default. A repeated key writes nothing.
             fields: Further fields of the request: `keyFormat`, `valueFormat`, `valueSchemaId` ...
@@ -74,11 +74,11 @@ class ClientOperations:
         idempotency_key: str | None = None,
         **fields: Any,
     ) -> Work[dict[str, list[Produced]]]:
-        """Write records to several topics, and commit what a consumer has handed over: all of it or nothing.
+        """Write records to several topics, and commit the records that a consumer has returned: all or nothing.
 
         Raises:
-            CommitRefused: Another member has a partition now, or had it meanwhile. Nothing was written or committed:
-                drop what was made of records since the last commit. Those of the other partitions are read again.
+            CommitRefused: Another member has or had a partition. Nothing was written or committed: discard results of
+                records since the last commit. Records of the other partitions are read again.
         """
         body: dict[str, Any] = {"topics": [{**fields, "topic": name, "records": part} for name, part in topics.items()]}
         instance = consumer.operations if consumer else None
@@ -123,26 +123,26 @@ class ClientOperations:
 
 
 class _ReadPosition(NamedTuple):
-    """Where to read on, and the assignment that it was read in."""
+    """The next offset to read, and the assignment in which the one before was read."""
 
     offset: int
     assignment: str = ""
 
     def entry(self, partition: TopicPartition) -> dict[str, Any]:
-        """Return it as bodies have it."""
+        """Return it as in request bodies."""
         named = {"assignment": self.assignment} if self.assignment else {}
         return {"topic": partition.topic, "partition": partition.partition, "offset": self.offset, **named}
 
 
 class _Span(NamedTuple):
-    """Records of a partition: from the first offset to before the end."""
+    """Offsets of a partition, without the end."""
 
     first: int
     end: int
 
 
 Done = dict[tuple[TopicPartition, str], _Span]
-"""By partition and assignment: if a partition has two, both are named, and the earlier one is refused."""
+"""By partition and assignment. If a partition has two, both are sent, and the earlier one is rejected."""
 
 
 class Consuming(Protocol):
@@ -150,48 +150,48 @@ class Consuming(Protocol):
 
     @property
     def operations(self) -> InstanceOperations:
-        """What it has delivered."""
+        """The state of its records."""
 
 
 class InstanceOperations:
-    """An instance of a consumer group: what it has delivered to the caller, and the requests about it."""
+    """An instance of a consumer group: the state of its records, and its requests."""
 
     def __init__(self, policy: RetryPolicy, group: str, reads: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Prepare an instance; `reads` is the body of its subscription or assignment, `settings` that of its creation.
 
-        Its name is random unless the settings have one. So a second creation that finds the first one knows it.
+        Its name is random unless the settings have one. So a repeated creation recognises the first one.
         """
         self.policy = policy
         self.group = group
         self.id = ""
         self.done: Done = {}
-        """What was handed to the caller since the last commit."""
+        """Records returned to the caller since the last commit."""
         self._reads = reads
-        self._settings = {"name": f"client-{uuid.uuid4()}", **settings}
-        self._is_random = "name" not in settings
+        self._settings = settings
         self._next: dict[TopicPartition, _ReadPosition] = {}
-        """After the last record that has arrived, or what was sought since."""
+        """After the last record that has arrived, or where a later seek leads."""
         self._back: dict[TopicPartition, _ReadPosition] = {}
-        """Where partitions are read again before anything else."""
+        """Where partitions must be read again, before anything else."""
         self._moved = set[TopicPartition]()
-        """Partitions whose records are not handed out any more that were received before a seek."""
+        """Partitions with a seek; records received before it are not returned any more."""
         self._ready = deque[ClientRecord]()
-        """Records that have arrived for an iteration, and are not handed out yet."""
+        """Records that have arrived for an iteration and have not been returned yet."""
         self._in_doubt = False
-        """Whether records may have been sent that have not arrived: by a stream, or in a response that was lost."""
+        """Whether records may have been lost in transit: in a stream, or in a lost response."""
         self._sought: dict[str, HttpRequest] = {}
-        """Seeks since the last records; repeated when a response with records was lost."""
+        """Seeks since the last records; repeated after a lost response."""
 
     def open(self) -> Work[None]:
         """Create the instance, and subscribe or assign what it reads; if that fails, no instance remains."""
         path = f"/consumers/{_quoted(self.group)}"
         headers = {KEY: str(uuid.uuid4())}
+        body = {"name": f"client-{uuid.uuid4()}", **self._settings}
         try:
-            yield from exchange(self.policy, HttpRequest("POST", path, self._settings, headers))
+            yield from exchange(self.policy, HttpRequest("POST", path, body, headers))
         except InstanceExists:
-            if not self._is_random:
+            if "name" in self._settings:
                 raise
-        self.id = self._settings["name"]
+        self.id = body["name"]
         what = "assignments" if "partitions" in self._reads else "subscriptions"
         try:
             yield from self._send("POST", f"/{what}", self._reads)
@@ -200,7 +200,7 @@ class InstanceOperations:
             raise
 
     def close(self) -> Work[None]:
-        """Delete the instance; one that is gone already is closed."""
+        """Delete the instance, if it still exists."""
         try:
             if self.id:
                 yield from self._send("DELETE", "")
@@ -218,8 +218,8 @@ class InstanceOperations:
 
         Args:
             wait_seconds: Longest wait.
-            max_records: Records at most.
-            max_bytes: Bytes of keys and values at most; -1 is the limit of the instance.
+            max_records: Most records.
+            max_bytes: Most bytes of keys and values; -1 is the limit of the instance.
         """
         records = yield from self.fetch(wait_seconds, max_records, max_bytes)
         for record in records:
@@ -229,7 +229,7 @@ class InstanceOperations:
     def fetch(
         self, wait_seconds: float = 30.0, max_records: int = 500, max_bytes: int = -1
     ) -> Work[list[ClientRecord]]:
-        """Do the same, and count nothing as handed to the caller. If a response is lost, its records are read again."""
+        """Do the same without counting records as returned. If a response is lost, its records are read again."""
         yield from self.prepare()
         query = f"timeout={int(wait_seconds * 1000)}&max_records={max_records}&max_bytes={max_bytes}"
         limit = wait_seconds + EVENT_SECONDS
@@ -246,17 +246,19 @@ class InstanceOperations:
         return records
 
     def handed(self) -> Work[ClientRecord]:
-        """Return the next record of an iteration. A loop that ends keeps the others for the next one."""
+        """Return the next record of an iteration. After the end of a loop, the next loop gets the rest."""
         while True:
             while self._ready:
-                if self.take(record := self._ready.popleft()):
+                record = self._ready.popleft()
+                if self.take(record):
                     return record
             self._ready.extend((yield from self.fetch()))
 
     def prepare(self) -> Work[None]:
-        """Go back where records must be read again, before others are."""
+        """Seek back where records must be read again."""
         for record in reversed(self._ready):
-            if (partition := TopicPartition(record.topic, record.partition)) not in self._moved:
+            partition = TopicPartition(record.topic, record.partition)
+            if partition not in self._moved:
                 self._back[partition] = _ReadPosition(record.offset, record.assignment)
         self._ready.clear()
         yield from self._move(self._back)
@@ -266,21 +268,21 @@ class InstanceOperations:
         self._moved.clear()
 
     def streams(self) -> Work[None]:
-        """Do the same for a stream, which says nothing of what has arrived."""
+        """Do the same for a stream, whose records are not confirmed."""
         yield from self.prepare()
         self._in_doubt = True
 
     @property
     def has_moved(self) -> bool:
-        """Whether records that were received already are not to be handed out."""
+        """Whether records that have arrived must not be returned."""
         return bool(self._moved)
 
     def arrived(self, record: ClientRecord) -> None:
-        """Count a record as received."""
+        """Count a record as arrived."""
         self._next[TopicPartition(record.topic, record.partition)] = _ReadPosition(record.offset + 1, record.assignment)
 
     def take(self, record: ClientRecord) -> bool:
-        """Count a record as handed to the caller; False if it must not be, because it will be read again."""
+        """Count a record as returned to the caller; return False if it must not be, because of a seek."""
         partition = TopicPartition(record.topic, record.partition)
         if partition in self._moved:
             return False
@@ -290,7 +292,7 @@ class InstanceOperations:
         return True
 
     def forget(self, ended: Done) -> None:
-        """Count offsets as committed, or as not to be committed any more."""
+        """Stop counting offsets as uncommitted."""
         for key, span in ended.items():
             if key in self.done:
                 self.done[key] = self.done[key]._replace(first=span.end)
@@ -298,7 +300,7 @@ class InstanceOperations:
                     del self.done[key]
 
     def refused(self, done: Done, error: CommitRefused) -> None:
-        """Have records read again of which nothing was committed, where the assignment lasts."""
+        """Read uncommitted records again, if the assignment is still valid."""
         gone = {(_partition(one), one.get("assignment", "")) for one in error.parameters.get("refused", ())}
         for (partition, assignment), span in done.items():
             if (partition, assignment) not in gone:
@@ -309,10 +311,10 @@ class InstanceOperations:
         self.done = {key: span for key, span in self.done.items() if key not in done}
 
     def commit(self) -> Work[dict[TopicPartition, int]]:
-        """Commit what was handed to the caller, and return the offsets after it.
+        """Commit the records returned to the caller, and return the offsets after them.
 
         Raises:
-            CommitRefused: Another member has a partition now, or had it meanwhile. The others are committed.
+            CommitRefused: Another member has or had a partition. The others are committed.
         """
         done = dict(self.done)
         try:
@@ -325,7 +327,7 @@ class InstanceOperations:
         return {partition: span.end for (partition, _), span in done.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Work[dict[TopicPartition, int]]:
-        """Return the committed offsets of the group; partitions without one are left out."""
+        """Return the committed offsets of the group, without partitions that have none."""
         response = yield from self._send("PUT", "/offsets", {"partitions": _named(partitions)})
         return {_partition(one): one["offset"] for one in msgspec.json.decode(response)["offsets"]}
 
@@ -336,22 +338,22 @@ class InstanceOperations:
         return [_partition(one) for one in found["partitions"]]
 
     def seek(self, offsets: Mapping[TopicPartition, int]) -> Work[None]:
-        """Read partitions on at other offsets. What was handed over of them before is not committed any more."""
+        """Continue partitions at other offsets. Their records returned before are no longer committed."""
         yield from self._send("POST", "/positions", {"offsets": _offsets(offsets)})
         self._drop(offsets)
         self._next.update({partition: _ReadPosition(at) for partition, at in offsets.items()})
 
     def seek_times(self, milliseconds: Mapping[TopicPartition, int]) -> Work[None]:
-        """Read partitions on at the first record of a time, in milliseconds since the epoch."""
+        """Continue partitions at the first record of a time, in milliseconds since the epoch."""
         times = [{"topic": p.topic, "partition": p.partition, "timestamp": at} for p, at in milliseconds.items()]
         yield from self._seek("", {"timestamps": times}, milliseconds)
 
     def seek_first(self, partitions: Sequence[TopicPartition] = ()) -> Work[None]:
-        """Read partitions on at their start; all assigned ones if none is named."""
+        """Continue partitions at their start; by default all assigned ones."""
         yield from self._seek("/first", {"partitions": _named(partitions)}, partitions)
 
     def seek_last(self, partitions: Sequence[TopicPartition] = ()) -> Work[None]:
-        """Read partitions on at their end; all assigned ones if none is named."""
+        """Continue partitions at their end; by default all assigned ones."""
         yield from self._seek("/last", {"partitions": _named(partitions)}, partitions)
 
     def _seek(self, where: str, body: Mapping[str, Any], partitions: Iterable[TopicPartition]) -> Work[None]:
@@ -361,7 +363,7 @@ class InstanceOperations:
         ready = (TopicPartition(record.topic, record.partition) for record in self._ready)
         self._drop(sought or [*self._next, *self._back, *ready, *(partition for partition, _ in self.done)])
         self._sought.pop(f"{where} {sought}", None)
-        self._sought[f"{where} {sought}"] = request  # behind those before it
+        self._sought[f"{where} {sought}"] = request  # last
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         dropped = set(partitions)
@@ -372,10 +374,10 @@ class InstanceOperations:
         self._moved |= dropped
 
     def restore(self) -> Work[None]:
-        """Return to the records behind those that have arrived, after a response with others was lost.
+        """Seek to the offsets after the records that have arrived, after a response was lost.
 
-        Partitions of which none has arrived in the present assignment return to the last seek, or else to the committed
-        offset. Without one they return to the start if `autoOffsetReset` is `earliest`.
+        Partitions without a record in the present assignment return to the last seek, otherwise to the committed
+        offset. If there is neither, they return to the start if `autoOffsetReset` is `earliest`.
         """
         assigned = yield from self.assigned()
         yield from self._return([partition for partition in assigned if partition not in self._next])
@@ -393,17 +395,14 @@ class InstanceOperations:
             yield from self._send("POST", "/positions/first", {"partitions": _named(left)})
 
     def _move(self, targets: dict[TopicPartition, _ReadPosition]) -> Work[list[TopicPartition]]:
-        """Read partitions on at other offsets, and return those whose assignment is over; empties the targets."""
+        """Seek to targets, and remove them; return the partitions whose assignment has ended."""
         over: list[TopicPartition] = []
         while targets:
             try:
                 yield from self._send("POST", "/positions", {"offsets": [at.entry(p) for p, at in targets.items()]})
             except CommitRefused as error:
-                gone = [
-                    partition
-                    for one in error.parameters.get("refused", ())
-                    if (partition := _partition(one)) in targets
-                ]
+                refused = map(_partition, error.parameters.get("refused", ()))
+                gone = [partition for partition in refused if partition in targets]
                 if not gone:
                     raise
                 for partition in gone:
@@ -417,7 +416,7 @@ class InstanceOperations:
 
     @property
     def path(self) -> str:
-        """Of the instance."""
+        """Path of the instance."""
         return f"/consumers/{_quoted(self.group)}/instances/{_quoted(self.id)}"
 
     def _send(self, method: str, path: str, body: Any = None) -> Work[bytes]:
@@ -439,7 +438,7 @@ class EventReader:
         return HttpRequest("GET", f"{self._instance.path}/records", None, headers, response_seconds=EVENT_SECONDS)
 
     def feed(self, line: str) -> ClientRecord | None:
-        """Take a line, and return the record that it completes.
+        """Process a line, and return the record that it completes.
 
         Raises:
             HeadraceError: The event is an error of the service.
@@ -450,7 +449,10 @@ class EventReader:
         elif name == "data":
             self._data = text
         elif not line and self._data:
-            data, event, self._data, self._event = self._data.encode(), self._event, "", ""
+            data = self._data.encode()
+            event = self._event
+            self._data = ""
+            self._event = ""
             if event == "error":
                 raise error_of(HttpReply(msgspec.json.decode(data)["statusCode"], data, {}))
             record = _decode_record(data)
@@ -464,9 +466,11 @@ class EventReader:
         """Wait before the next connection, after one has ended.
 
         Raises:
-            HeadraceError, httpx.TransportError: Why the last one ended, if another one does not help.
+            HeadraceError, httpx.TransportError: Why the last one ended, if another one would not help.
         """
-        policy, self._data, self._event = self._instance.policy, "", ""
+        policy = self._instance.policy
+        self._data = ""
+        self._event = ""
         self._failures += 1
         lasting = isinstance(problem, HeadraceError) and not problem.retriable
         if problem and (lasting or self._failures >= policy.attempts):

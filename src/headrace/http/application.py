@@ -1,4 +1,4 @@
-"""The ASGI application: every request takes this way to its endpoint, and every error becomes a response here."""
+"""The ASGI application: routes each request to its endpoint, and turns each error into a response."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ class Application:
     ) -> None:
         """Make the application; without `authenticator` every caller may use every endpoint.
 
-        `router` finds the endpoint of each request, instead of `families`. None of its paths is served in a drain.
+        `router` replaces the one made from `families`. While draining, none of its paths is served.
         """
         self.forwarder = forwarder
         """As given."""
@@ -88,9 +88,9 @@ class Application:
                 self._event(self._audit, scope, error)
             if status:  # the response has begun; the server closes the connection
                 if isinstance(cause, HeadraceError):
-                    log.warning("%s %s ends before its response is complete: %s", scope["method"], scope["path"], cause)
+                    log.warning("%s %s failed in the middle of its response: %s", scope["method"], scope["path"], cause)
                 raise
-            # Its traceback holds this frame and the body: a cycle that would wait for a collection.
+            # Its traceback refers to this frame and the body: a cycle that only a collection would free.
             await response_error(receive, send_with_ids, error.with_traceback(None))
         finally:
             if status:
@@ -109,7 +109,7 @@ class Application:
             self.gate.leave()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The caller is identified first, so that unknown callers do not learn which paths exist.
+        # Identify the caller first, so that unknown callers do not learn which paths exist.
         if self.forwarder and self.forwarder.is_forwarded(scope):
             principal = principal_of(scope)
         else:
@@ -137,7 +137,7 @@ class Application:
         address = scope["client"][0] if scope.get("client") else ""
         scope[PRINCIPAL] = None
         if self._router.may_be_open(scope["path"]):
-            with contextlib.suppress(HeadraceError):  # a probe with an expired token is answered as one without
+            with contextlib.suppress(HeadraceError):  # a probe with an expired token counts as one without a token
                 scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=False)
         else:
             scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=True)
@@ -147,7 +147,7 @@ class Application:
         return principal
 
     def _event(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
-        """Report in the audit which request was denied, and which produce request was not sent."""
+        """Audit a request that was denied, or a produce request that was not sent."""
         path = scope["path"]
         if error.status in _DENIED:
             client = scope.get("client")
@@ -189,70 +189,73 @@ class Router:
             PathNotFound, MethodNotAllowed: There is none.
         """
         method, path = scope["method"], scope["path"]
-        methods, parameters = self._paths.get(path), {}
+        methods = self._paths.get(path)
+        parameters: dict[str, str] = {}
         if methods is None:
-            match, methods = next(
-                ((match, methods) for pattern, methods in self._patterns if (match := pattern.fullmatch(path))),
-                (None, None),
-            )
-            if match is None or methods is None:
-                near = self._nearest(method, path[:_SHOWN_CHARACTERS])
-                hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
-                raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
-            parameters = match.groupdict()
-        if (found := methods.get(method)) is None:
+            methods, parameters = self._match(method, path)
+        found = methods.get(method)
+        if found is None:
             allow = ", ".join(sorted(methods))
             raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
-        scope["endpoint"], scope["path_params"] = found[0], parameters
+        scope["endpoint"] = found[0]
+        scope["path_params"] = parameters
         return found
 
+    def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
+        for pattern, methods in self._patterns:
+            if match := pattern.fullmatch(path):
+                return methods, match.groupdict()
+        near = self._nearest(method, path[:_SHOWN_CHARACTERS])
+        hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
+        raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
+
     def _nearest(self, method: str, path: str) -> str:
-        """Return the path of an endpoint that is like a path which does not exist; empty if none is."""
+        """Return the endpoint path that is most similar to an unknown path; empty if none is similar."""
         parts = path.split("/")
         known: dict[str, str] = {}
         for endpoint in (methods[method][0] for methods in self._methods if method in methods):
             steps = zip_longest(endpoint.path.split("/"), parts)
-            # Where the endpoint has a parameter, anything is right.
+            # A parameter matches anything.
             filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
             known.setdefault(f"/{filled}", endpoint.path)
         return known.get(nearest(path, known, _SIMILAR), "")
 
 
 def error_of(scope: Scope, cause: Exception) -> HeadraceError:
-    """Return the error that answers an exception. Defects are logged."""
+    """Return the error to respond with for an exception. Defects are logged."""
     if isinstance(cause, HeadraceError):
         return cause
     log.error("defect while serving %s %s", scope["method"], scope["path"][:200], exc_info=cause)
     return InternalError(
-        "a defect of Headrace: the log has more under this response's X-Correlation-Id; please report it. "
-        "Whether records of the request were written is unknown"
+        "a defect of Headrace; please report it: the log has details under this response's X-Correlation-Id. "
+        "Records of the request may or may not have been written"
     )
 
 
 class Gate:
-    """Counts requests in progress, and refuses new ones while draining."""
+    """Counts requests in progress, and rejects new ones while draining."""
 
     def __init__(self) -> None:
         self._in_progress = 0
         self._idle = asyncio.Event()
         self.draining = False
-        """Set to refuse new requests."""
+        """Set to reject new requests."""
 
     def enter(self) -> bool:
-        """Count a request that ends with `leave`; False if it is refused."""
+        """Count a request until `leave`; return False if it is rejected."""
         if self.draining:
             return False
         self._in_progress += 1
         return True
 
     def leave(self) -> None:
-        """Count a request that has ended."""
+        """Stop counting a request."""
         self._in_progress -= 1
         if not self._in_progress:
             self._idle.set()
 
     async def drain(self, deadline: Deadline) -> None:
-        """Refuse new requests, and wait until those in progress are answered, at most until the deadline."""
+        """Reject new requests; wait for responses to those in progress, at most until the deadline."""
         self.draining = True
         if self._in_progress:
             self._idle.clear()

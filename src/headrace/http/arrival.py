@@ -1,8 +1,9 @@
 """Whether the client of a connection has received a response that was written to it.
 
-The operating system takes answers of some MB, and a client may close the connection before it has read them. Then its
-system resets the connection, and else it ends it. Both may follow: a client that has closed answers our last TLS
-message with a reset. Linux keeps which was first: after an end, a reset is EPIPE and not ECONNRESET.
+The operating system buffers responses of several MB, and a client may close the connection before it has read them.
+Then its system resets the connection; otherwise it ends it. Both may follow each other: a client that has closed
+responds to our last TLS message with a reset. Linux tells which was first: after an end, a reset is EPIPE and not
+ECONNRESET.
 
 Source: Linux, `tcp_reset` in net/ipv4/tcp_input.c, `struct tcp_info` in include/uapi/linux/tcp.h, TCP_CORK in tcp(7).
 """
@@ -27,9 +28,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 _PATIENCE_SECONDS: Final = 0.5
 """Clients delay acknowledgements by up to 0.04 s."""
 _GOODBYE_SECONDS: Final = 0.05
-"""From the end of TLS to that of the connection, which clients send together."""
+"""Between the end of TLS and the end of the connection, which clients send together."""
 _GOODBYE_BYTES: Final = 31
-"""Of our own end of TLS, at most."""
+"""Largest size of our own TLS close message."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.01
 _TCP_INFO: Final = struct.Struct("=B119xQ")
@@ -46,17 +47,17 @@ class _Connection(NamedTuple):
 
 
 class _Duplicate(socket.socket):
-    """A second descriptor of a connection, which is closed with its last user: a loop that ends reports no end."""
+    """A second descriptor of a connection. Closed with its last user, because a loop that stops reports no end."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Arrival:
-    """Belongs to one response, and outlives its connection."""
+    """Tracks one response; may be used after its connection has ended."""
 
     def __init__(self, transport: asyncio.Transport, cycle: Any, last: Arrival | None) -> None:
-        """Begin when a response is written.
+        """Start when a response is written.
 
         Args:
             transport: That of the connection.
@@ -67,16 +68,16 @@ class Arrival:
         self._end: int | None = None  # bytes of the connection with this response; None until the system has all of it
         self._patience_seconds = 0.0  # after a goodbye
         self._is_ending = False
-        self._received: bool | None = None  # what is known for good
+        self._received: bool | None = None  # None until it is certain
         if last:
             self._socket: Any = last.superseded()
         else:
             self._socket = transport.get_extra_info("socket")
-            if transport.get_extra_info("ssl_object") is not None:  # which closes its own too early
+            if transport.get_extra_info("ssl_object") is not None:  # TLS closes its own descriptor too early
                 self._socket = _Duplicate(fileno=os.dup(self._socket.fileno()))
 
     def superseded(self) -> Any:
-        """Keep what is known before the next response is written, and return the socket that it shares."""
+        """Store the state before the next response is written, and return the shared socket."""
         if self._received is None:
             self._received = self._has_arrived()
         return self._socket
@@ -84,7 +85,7 @@ class Arrival:
     async def taken(self, transport: asyncio.Transport, flow: FlowControl) -> bool:
         """Wait until the operating system has the response; return False if the connection was closed before."""
         tls = isinstance(self._socket, _Duplicate)
-        # TLS would pause at 0 bytes, too, and resume with the next bytes that arrive.
+        # At a limit of 0, TLS would pause even with an empty buffer, until more bytes arrive.
         transport.set_write_buffer_limits(1 if tls else 0, 0)
         try:
             await flow.drain()
@@ -94,20 +95,22 @@ class Arrival:
                 else:
                     self._end = self._written()
         finally:
-            if not transport.is_closing():  # else uvloop raises RuntimeError
+            if not transport.is_closing():  # otherwise uvloop raises RuntimeError
                 transport.set_write_buffer_limits()
         return self._end is not None
 
     async def _taken_by_tls(self, transport: asyncio.Transport, flow: FlowControl) -> None:
-        """Wait until the transport below TLS, whose buffer is not to be seen, has sent all: the system would take more.
+        """Wait until the transport below TLS has sent everything: then the system would accept more.
 
-        A client that reads the response and closes at once may be quicker. Then the end of the connection counts.
+        The buffer of that transport is not accessible. A client may read the response and close before the wait is
+        over; then the end of the connection decides.
         """
-        poll, looks = select.poll(), 0
+        looks = 0
+        poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLOUT)
-        flow.pause_writing()  # so the patience with a client that does not read counts here, too
+        flow.pause_writing()  # so the limit for clients that do not read applies here, too
         try:
-            while looks < 2:  # it may write between two looks
+            while looks < 2:  # the transport may write between two checks
                 await asyncio.sleep(_PAUSE_SECONDS if looks < 0 else 0)
                 ends = transport.is_closing()
                 if self._is_ending or (ends and self._end is not None):
@@ -121,26 +124,28 @@ class Arrival:
         return self._look().acknowledged + self._queued()
 
     def await_close(self) -> None:
-        """Leave it to a client to close the connection that it wants to end: how it does so tells the rest."""
+        """Let a client that requested the end of the connection close it itself: how it closes is the evidence."""
         if self._cycle:
             scope = self._cycle.scope
-            wishes = dict(scope["headers"]).get(b"connection", b"").lower().split(b",")
-            if b"close" in [word.strip() for word in wishes] or scope["http_version"] == "1.0":
-                self._cycle.keep_alive = True  # and no end of the stream: with that, each close looks like a reset
+            options = dict(scope["headers"]).get(b"connection", b"").lower().split(b",")
+            if b"close" in [option.strip() for option in options] or scope["http_version"] == "1.0":
+                self._cycle.keep_alive = True  # if we ended the stream, each close would look like a reset
 
     def client_ends(self) -> None:
-        """Hold our end of TLS back for a moment: if a client closes without reading it, its system resets."""
+        """Delay our TLS close message briefly: if a client closes without reading it, its system sends a reset."""
         if isinstance(self._socket, _Duplicate):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             self._patience_seconds = _GOODBYE_SECONDS
 
     def we_end(self) -> None:
-        """Keep what is known before this side ends the connection: a client that reads no more may reset it then."""
+        """Store the state before this side ends the connection, because the client may reset it then."""
         self._received = self._has_arrived() or None
 
     def ended(self, error: Exception | None) -> None:
-        """Keep what the end of the connection says."""
-        self._cycle, self._is_ending, found = None, True, self._received
+        """Decide by how the connection ended."""
+        self._cycle = None
+        self._is_ending = True
+        found = self._received
         if found is None:
             found = False
             with contextlib.suppress(OSError, ValueError):
@@ -154,7 +159,7 @@ class Arrival:
             self._socket.close()
 
     def _judge_end(self, error: Exception | None) -> bool | None:
-        """Return whether the client has received all of it; None if its system may still say that."""
+        """Return whether the client has received the whole response; None if its system may still report it."""
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         state = self._look().state
         if state == _CLOSED:
@@ -166,13 +171,14 @@ class Arrival:
     async def received(
         self, patience_seconds: float = _PATIENCE_SECONDS, on_progress: Callable[[], object] = lambda: None
     ) -> bool:
-        """Return whether the client has received all of it.
+        """Return whether the client has received the whole response.
 
         Args:
             patience_seconds: How long to wait while the client acknowledges nothing.
             on_progress: Called when it has acknowledged a part.
         """
-        acknowledged, pause = -1, _FIRST_PAUSE_SECONDS
+        acknowledged = -1
+        pause = _FIRST_PAUSE_SECONDS
         now = asyncio.get_running_loop().time
         until = now() + patience_seconds
         while now() < until:
@@ -181,22 +187,24 @@ class Arrival:
             if not self._is_ending:
                 if self._has_arrived():
                     return True
-                if (seen := self._look().acknowledged) > acknowledged:
-                    acknowledged, until = seen, now() + patience_seconds
+                seen = self._look().acknowledged
+                if seen > acknowledged:
+                    acknowledged = seen
+                    until = now() + patience_seconds
                     on_progress()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_SECONDS)
         return False
 
     def _has_arrived(self) -> bool:
-        """Return whether the client's system has all of it, and has not reset the connection."""
+        """Return whether the client's system has the whole response, and has not reset the connection."""
         return self._has_all() and self._look().state != _CLOSED
 
     def _has_all(self) -> bool:
         return self._end is not None and (not self._queued() or self._look().acknowledged >= self._end)
 
     def _queued(self) -> int:
-        """Return how many bytes were written and not acknowledged."""
+        """Return how many written bytes are not acknowledged."""
         queued = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(queued, sys.byteorder)
 

@@ -15,13 +15,13 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 MAX_HEAD_BYTES: Final = 32_768
 LONG_HEAD: Final = "headrace.long_head"
-"""Set in a request's state if its head is longer than that, although it arrived in one piece."""
+"""Set in a request's state if its head exceeds that size although it arrived in one piece."""
 STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a handler whose clients may send slowly."""
 WRITTEN: Final = "headrace.written"
-"""Key in a request's state of a weak reference to the method that waits until its response is written."""
+"""Key in a request's state: a weak reference to the method that waits until its response is written."""
 UNREAD_SECONDS: Final = 300.0
-"""Longest time in which the client of a stream reads nothing of what was sent."""
+"""Longest time that the client of a stream may read nothing."""
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 
@@ -44,6 +44,6 @@ async def throw_away(receive: Receive) -> None:
 
 
 async def client_closed(receive: Receive) -> None:
-    """Wait until the client has closed its connection, or the request is answered."""
+    """Wait until the client has closed its connection, or the response is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass

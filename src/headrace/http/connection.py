@@ -1,7 +1,7 @@
-"""One connection of a client: reads requests within limits that uvicorn's own protocol does not have.
+"""One connection of a client: adds limits that uvicorn's own protocol does not have.
 
-A thousand clients that send at the same moment are read in one turn of the event loop. `Slices` cuts their requests, so
-that no turn is long; without it a health request and every new connection would wait for all of them.
+The event loop reads all clients that have sent something in one turn, even a thousand. `Slices` spreads their requests
+over several short turns. Otherwise health requests and new connections would wait for all of them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _QUERY: Final = re.compile(rb"[?#]")
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
-"""Requests of one connection that wait while another one is being answered."""
+"""Requests of one connection that may wait while an earlier one is served."""
 _REQUEST_SECONDS: Final = 60.0
-"""Longest time until a request is answered, unless it is a stream."""
+"""Longest time for a request, from its head to its response, unless it is a stream."""
 _SLOW_SECONDS: Final = 10.0
-"""Longest time for a head, for reading a response, or for a body that is slower than the minimum."""
+"""Longest time for a head, for reading a response, and for a body below the minimum rate."""
 _LEAST_BYTES_PER_SECOND: Final = 1024
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
-"""Requests after one that the fast path did not take, which are not tried there: they are likely to be alike."""
+"""After a request that the fast path did not take, this many skip it: they are likely to be similar."""
 _MOST_RECEIVING_BYTES: Final = 67_108_864
 
 RESERVED_CONNECTIONS: Final = 512
-"""Connections above `http.max_connections`, for health requests and for clients that are answered 503."""
+"""Connections above `http.max_connections`, for health requests and for clients that get 503."""
 _TIME_TO_SEND_SECONDS: Final = 0.2
-"""A new connection is not closed earlier: its request may be on its way, and the 503 could be lost."""
+"""A new connection is not closed earlier: its request may be in transit, and the 503 could be lost."""
 
 _UNUSED: Final = logging.getLogger("headrace.http.uvicorn")
 _UNUSED.setLevel(logging.CRITICAL + 1)
@@ -65,9 +65,9 @@ Kind = Literal["requests", "reads"]
 
 
 class ConnectionLimit:
-    """Admits connections to send requests. Of the others it closes the oldest in favour of new ones.
+    """Admits connections to send requests. Of the others, it closes the oldest in favour of new ones.
 
-    Each kind has a limit of its own, so neither kind takes the connections of the other.
+    Each kind has a separate limit, so that neither uses up the connections of the other.
     """
 
     def __init__(self, limits: Mapping[Kind, int]) -> None:
@@ -75,10 +75,10 @@ class ConnectionLimit:
         self.admitted: dict[Kind, int] = dict.fromkeys(limits, 0)
         """Number of open connections that may send requests."""
         self._others: dict[ClientConnection, float] = {}
-        """Not admitted: they sent nothing, half a head, or only health requests. The least recently active first."""
+        """Not admitted: they sent nothing, an incomplete head, or only health requests. Least recently active first."""
 
     def has_capacity(self) -> bool:
-        """Return whether one more may be opened. For it the oldest is closed, if it had time to send a request."""
+        """Return whether one more may be opened. At the limit, close the oldest that had time to send a request."""
         most = sum(self.limits.values()) + RESERVED_CONNECTIONS
         if sum(self.admitted.values()) + len(self._others) < most:
             return True
@@ -95,7 +95,7 @@ class ConnectionLimit:
         self._others[connection] = time.monotonic()
 
     def admit(self, connection: ClientConnection, kind: Kind) -> bool:
-        """Return whether a connection may send requests of a kind, which then count as its only ones."""
+        """Return whether a connection may send requests of a kind; if so, it counts for that kind alone."""
         if self.admitted[kind] >= self.limits[kind]:
             return False
         self.closed(connection)
@@ -104,7 +104,7 @@ class ConnectionLimit:
         return True
 
     def active(self, connection: ClientConnection) -> None:
-        """Report that a connection that was not admitted has sent a request."""
+        """Mark a connection that is not admitted as active."""
         if self._others.pop(connection, None) is not None:
             self.opened(connection)
 
@@ -117,7 +117,7 @@ class ConnectionLimit:
 
 
 class Slices:
-    """Decides whether this turn of the event loop has time for the bytes that arrived, or a later one reads them."""
+    """Decides whether to read arrived bytes in this turn of the event loop or in a later one."""
 
     def __init__(self) -> None:
         self._ends_at = 0.0
@@ -130,11 +130,11 @@ class Slices:
         return not self._waiting and time.perf_counter() < self._ends_at
 
     def wait(self, read: Callable[[], None]) -> None:
-        """Call a function in a later turn, after those that wait already."""
+        """Call a function in a later turn, after those already waiting."""
         self._waiting.append(read)
 
     def count(self, body_bytes: int) -> None:
-        """Count the time of a request that a task will serve, and of the bytes of its body in this turn."""
+        """Count the expected time of a request that a task will serve, and of its body bytes, in this turn."""
         if not self._ends_at:
             self._begin()
         self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
@@ -157,10 +157,10 @@ class DirectPath(Protocol):
     """Serves usual requests on their connection, without a task."""
 
     def begin(self, connection: ClientConnection) -> Any:
-        """Return the exchange for a request whose head is complete; None if the application must serve it."""
+        """Return the exchange for a request with a complete head; None if the application must serve it."""
 
     def serve(self, exchange: Any) -> bool:
-        """Serve a request whose body is complete; False if the application must serve it."""
+        """Serve a request with a complete body; return False if the application must serve it."""
 
 
 class Shared:
@@ -175,16 +175,16 @@ class Shared:
 
 
 class _Ended(Exception):
-    """Ends the parsing of the bytes after a request that was refused."""
+    """Stops parsing the bytes after a rejected request."""
 
 
 class ClientConnection(HttpToolsProtocol):
     """uvicorn's protocol with limits for heads, bodies, and pipelined requests."""
 
     opening: asyncio.Task[None]
-    """Ends when the TLS handshake has ended."""
+    """Completes with the TLS handshake."""
     kind: Kind | None = None
-    """The limit that it counts for; None before its first request that is not for health."""
+    """The limit that it counts for; None until its first request other than health."""
     received_bytes = 0
     _held_bytes = 0
     _chunk_bytes = 0
@@ -192,24 +192,24 @@ class ClientConnection(HttpToolsProtocol):
     _body_bytes = 0
     _refused = False
     _waiting: tuple[bytes, ...] = ()
-    """Bytes that are read in a later turn."""
+    """Bytes to read in a later turn."""
     _ordinary = 0
     _running: Any = None
-    """The request that is being answered. `cycle` is the last that arrived, and may wait for it."""
+    """The request that is being served. `cycle` is the latest to arrive, and may wait for this one."""
     _timed: tuple[Any, float] = None, 0.0
-    """The request that is answered, and when `check_deadlines` saw it first."""
+    """The request that is being served, and when `check_deadlines` first saw it."""
     _awaited: tuple[str, Any, float, int] = "", None, 0.0, 0
-    """What the client must do for which request, since when, and the bytes received until then."""
+    """What the client must do, for which request, since when, and the bytes received until then."""
     _patience_seconds = _SLOW_SECONDS
     """Longest time for reading a response."""
     _exchange: Any = None
-    """The request that the fast path serves, if `cycle` is one."""
+    """`cycle`, if the fast path serves it."""
     _arrival: Arrival | None = None
-    """Of the last response whose client must receive it."""
+    """Of the latest response that the client must receive."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], shared: Shared) -> None:
         super().__init__(config, server_state, {**app_state, WRITTEN: weakref.WeakMethod(self.written)})
-        self.logger = _UNUSED  # the application logs what it fails at, once
+        self.logger = _UNUSED  # the application logs each failure once
         self._shared = shared
         self._limit = shared.limit
         self._slices = shared.slices
@@ -228,7 +228,7 @@ class ClientConnection(HttpToolsProtocol):
         self._shared.receiving_bytes -= self._held_bytes
         self._limit.closed(self)
         super().connection_lost(exc)
-        # Each refers to this connection, and all would wait for a collection.
+        # Each refers to this connection: a cycle that only a collection would free.
         self.cycle = self._running = self._exchange = self._arrival = None
         self._timed = None, 0.0
 
@@ -257,14 +257,14 @@ class ClientConnection(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     async def written(self, patience_seconds: float = _REQUEST_SECONDS) -> Arrival | None:
-        """Wait until the operating system has all that was sent, as long as that; None if the connection was closed."""
+        """Wait until the operating system has the whole response; None if the connection was closed or it timed out."""
         self._patience_seconds = patience_seconds
         if self.transport.is_closing():
             return None
         try:
             self._arrival = arrival = Arrival(self.transport, self._running, self._arrival)
             return arrival if await arrival.taken(self.transport, self.flow) else None
-        except (OSError, ValueError):  # it is closed, and that was not reported yet
+        except (OSError, ValueError):  # it is closed, and the loop has not reported that yet
             return None
         finally:
             self._patience_seconds = _SLOW_SECONDS
@@ -280,7 +280,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> None:
         if self._refused or self.parser is None:
-            return  # closing with unread bytes would cut the response off
+            return  # closing with unread bytes would cut off the response
         size = self._chunk_bytes = len(data)
         self.received_bytes += size
         HttpToolsProtocol.data_received(self, data)
@@ -292,24 +292,24 @@ class ClientConnection(HttpToolsProtocol):
         elif size > MAX_HEAD_BYTES or self._head_bytes:
             self._head_bytes = 0
             if self._head_is_long():
-                cycle.scope["state"][LONG_HEAD] = True  # its task has not run yet
+                cycle.scope["state"][LONG_HEAD] = True  # in time: its task has not run yet
         if self._held_bytes or (cycle and cycle.more_body):
             self.hold(size)
 
     def hold(self, size: int) -> None:
-        """Count received bytes of a body that is not complete. When it is, nothing of it counts any more."""
+        """Count received bytes of an incomplete body; once it is complete, none of them count."""
         cycle = self.cycle
         waits = cycle.more_body and not cycle.response_complete and not cycle.scope["state"].get(STREAMING)
         held = self._held_bytes + size if waits else 0
         self._shared.receiving_bytes += held - self._held_bytes
         self._held_bytes = held
         if held and self._shared.receiving_bytes > _MOST_RECEIVING_BYTES and not self._refused:
-            busy = ServerBusy(f"more than {_MOST_RECEIVING_BYTES} bytes of requests wait for their rest")
+            busy = ServerBusy(f"incomplete requests use more than {_MOST_RECEIVING_BYTES} bytes")
             text = f"the body is larger than {_MOST_RECEIVING_BYTES} bytes: send less in one request"
             self._refuse(errors.PayloadTooLarge(text) if held > _MOST_RECEIVING_BYTES else busy)
             if cycle is self._exchange:
                 cycle.chunks.clear()
-            self._shared.receiving_bytes -= held  # at once, so that other requests need not be refused
+            self._shared.receiving_bytes -= held  # at once, so that other requests are not rejected
             self._held_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -319,7 +319,7 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
             return
         if self.url[:1] != b"/" and not self._names_its_host():
-            self._refuse(AmbiguousRequest("the host in the request line is not that of the Host header: send one"))
+            self._refuse(AmbiguousRequest("the request line and the Host header name different hosts: send one"))
             return
         if (self.kind != "requests" or not self.url.startswith(b"/producers/")) and not self._may_send():
             return
@@ -334,7 +334,7 @@ class ClientConnection(HttpToolsProtocol):
             super().on_headers_complete()
 
     def _names_its_host(self) -> bool:
-        """Return whether the authority of an absolute-form target is the Host (RFC 9112 section 3.2.2)."""
+        """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
         found = _AUTHORITY.match(self.url)
         return not found or found[1].lower() == dict(self.headers).get(b"host", b"").lower()
 
@@ -344,16 +344,16 @@ class ClientConnection(HttpToolsProtocol):
             return True
         kind: Kind = "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(self.url, 1)[0])) else "requests"
         waits = self.kind == "reads" and self.is_answering
-        # A client commits on the connection on which it reads, also while there are too many of the other kind.
+        # A client may commit on the connection it reads on, even at the limit of the other kind.
         if kind == self.kind or waits or self._limit.admit(self, kind) or self.kind == "reads":
             return True
         self._refuse(self._busy(kind))
         return False
 
     def _busy(self, kind: Kind = "requests") -> ServerBusy:
-        what = "open (http.max_connections)" if kind == "requests" else "used to read (half of http.max_connections)"
-        text = f"more than {self._limit.limits[kind]} connections are {what}: close some, or send again after a pause"
-        return ServerBusy(text)
+        setting = "http.max_connections" if kind == "requests" else "half of http.max_connections, for reads"
+        limit = self._limit.limits[kind]
+        return ServerBusy(f"limit of {limit} connections reached ({setting}): close some, or send again after a pause")
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
@@ -388,11 +388,11 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request waits for its response."""
+        """Whether a response is due."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def dismiss(self) -> None:
-        """Close a connection without a request, in favour of a new one."""
+        """Close a connection without a request in favour of a new one."""
         if self.transport is None:
             self.opening.cancel()
         elif not self._refused:
@@ -402,7 +402,7 @@ class ClientConnection(HttpToolsProtocol):
             self.loop.call_soon(self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or can be read in two ways"))
+        self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or are ambiguous"))
 
     def _refuse(self, error: HeadraceError) -> None:
         if self._refused:
@@ -411,7 +411,7 @@ class ClientConnection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle and not cycle.response_complete:
             if not cycle.more_body or cycle.response_started:
-                cycle.keep_alive = False  # the earlier request is answered, and the connection ends after it
+                cycle.keep_alive = False  # the earlier request is served, and the connection ends after it
                 if cycle.more_body:  # the rest of a stream cannot be read
                     self.transport.close()
                 return
@@ -425,11 +425,11 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def in_head(self) -> bool:
-        """Whether the head of the first request, or of one that has begun, is not complete."""
+        """Whether the connection waits for a head: the first one, or the rest of one that has begun."""
         return self.cycle is None or self.scope is not self.cycle.scope
 
     def check_deadlines(self, now: float) -> None:
-        """Close the connection if its client has been too slow since an earlier call, or its request takes too long."""
+        """Close the connection if its client is too slow, or if its request takes too long."""
         cycle = self.cycle
         if cycle:
             self.hold(0)
@@ -442,14 +442,15 @@ class ClientConnection(HttpToolsProtocol):
         reason = self._waits_for()
         if reason != self._awaited[0] or self.scope is not self._awaited[1]:
             self._awaited = reason, self.scope, now, self.received_bytes
-        elapsed, moved = now - self._awaited[2], self.received_bytes - self._awaited[3]
-        too_slow = reason != "body" or moved < elapsed * _LEAST_BYTES_PER_SECOND
+        elapsed = now - self._awaited[2]
+        received = self.received_bytes - self._awaited[3]
+        too_slow = reason != "body" or received < elapsed * _LEAST_BYTES_PER_SECOND
         limit = self._patience_seconds if reason == "reading" else _SLOW_SECONDS
         if reason and elapsed > limit and too_slow:
             self.transport.abort()
 
     def _waits_for(self) -> str:
-        """Return what the client must do next: send its `head` or `body`, be `reading` its response, or nothing."""
+        """Return what the client must do next: send the `head`, send the `body`, or read (`reading`); else empty."""
         cycle = self.cycle
         if self._waiting:
             return ""
@@ -457,23 +458,22 @@ class ClientConnection(HttpToolsProtocol):
             return "head"
         if self.flow.write_paused:
             return "reading"
-        if cycle.response_complete:  # idle; the keep-alive timer runs, unless bytes arrived that began no request
+        if cycle.response_complete:  # idle: the keep-alive timer runs, unless bytes without a request have arrived
             return "" if self.timeout_keep_alive_task else "head"
         slow = self.flow.read_paused or cycle.scope["state"].get(STREAMING)
         return "body" if cycle.more_body and not slow else ""
 
     def _end_late(self, cycle: Any) -> None:
-        """End a request that takes too long. If all of it arrived, the response says that its outcome is unknown."""
+        """End a request that takes too long. If it is complete, respond that its outcome is unknown."""
         if cycle.more_body or cycle.response_started or self.pipeline:
             self.transport.abort()
             return
         self._refused = True
         self._forget(cycle)
-        text = f"no response within {_REQUEST_SECONDS:g} s: whether the request was or will be served is unknown"
-        self._end(KafkaTimeout(text))
+        self._end(KafkaTimeout(f"timed out after {_REQUEST_SECONDS:g} s: the request may or may not have been served"))
 
     def _forget(self, cycle: Any) -> None:
-        cycle.disconnected = True  # so a later response does not reach the client
+        cycle.disconnected = True  # so that a later response is not sent
         cycle.message_event.set()
 
     def _end(self, error: HeadraceError) -> None:
@@ -490,5 +490,5 @@ class ClientConnection(HttpToolsProtocol):
 
 
 def _is_one_probe(data: bytes) -> bool:
-    """Return whether the bytes are exactly one health request, which is read even in a turn without time."""
+    """Return whether the bytes are exactly one health request; such bytes are always read at once."""
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4

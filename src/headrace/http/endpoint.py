@@ -1,6 +1,6 @@
 """An HTTP endpoint: one declaration at its handler.
 
-The router, the access rule, the API document, the audit event and the clients of the command line are made from it.
+The router, the access rule, the API document, the audit event and the command line's requests are derived from it.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ class Endpoint:
     request: Mapping[str, type | str] = dataclasses.field(default_factory=dict)
     """Request bodies by media type: a type, or a description of the bytes. By default JSON of the handler's type."""
     example: object = None
-    """A request that works on a topic without schemas."""
+    """A request that succeeds on a topic without schemas."""
     query: type | None = None
-    """By default the type that the handler takes."""
+    """By default the type that the handler accepts."""
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Request headers it reads, with their meaning."""
     errors: Errors = ()
-    """Errors of its own. Those of bodies, queries, access and every request are added by `errors_of`."""
+    """Its specific errors. `errors_of` adds those of bodies, queries, access and every request."""
     error_fields: type | None = None
-    """Fields of an error body in addition to those of every error."""
+    """Fields of an error body in addition to the usual ones."""
     effect: bool = False
-    """Whether its GET changes state. Every other method does."""
+    """Whether a GET changes state. Every other method does."""
     audited: str = ""
-    """Action of its audit event, which the handler completes in `Call.event`."""
+    """Action of its audit event; the handler adds the rest in `Call.event`."""
     decoded: bool = True
-    """Whether body and query are decoded. If not, the handler takes the bytes of the body and reads the query."""
+    """Whether body and query are decoded. If not, the handler gets the bytes of the body and a plain query."""
     strict: bool = True
-    """Whether numbers of the body are taken as they are typed. If not, an integer may be text, or `5.0`."""
+    """Whether numbers of the body must have their JSON type. If not, an integer may be text, or `5.0`."""
     described: bool = True
-    """Whether the API document has it."""
+    """Whether it is in the API document."""
     asgi: bool = False
     """Whether the handler is an ASGI application instead."""
     handler: Handler | None = None
@@ -129,30 +129,30 @@ PRINCIPAL: Final = "headrace.principal"
 
 
 def principal_of(scope: Scope) -> Principal | None:
-    """Return who sends a request; None without authentication, and for unknown callers of open endpoints."""
+    """Return the caller; None without authentication, and for unknown callers of open endpoints."""
     return scope.get(PRINCIPAL)
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the name of the caller that owns what it creates; empty without authentication."""
+    """Return the name under which the caller owns what it creates; empty without authentication."""
     principal = principal_of(scope)
     return principal.name if principal else ""
 
 
 def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
-    """Raise an error of scopes unless the request's principal may access a topic or group that its body names."""
+    """Raise a scope error unless the caller may access a topic or group that the body names."""
     if principal := principal_of(scope):
         principal.require(any_of, action, name)
 
 
 def is_admin(scope: Scope) -> bool:
-    """Return whether the request's principal may do everything. Without authentication every caller may."""
+    """Return whether the caller may do everything, as every caller may without authentication."""
     principal = principal_of(scope)
     return principal is None or ADMIN in principal.scopes
 
 
 def may_control(scope: Scope, owner: str) -> bool:
-    """Return whether the request's principal may see and control a consumer: its owner and administrators may."""
+    """Return whether the caller may see and control a consumer: its owner and administrators may."""
     principal = principal_of(scope)
     return is_admin(scope) or (principal is not None and owner == principal.name)
 
@@ -169,12 +169,12 @@ def is_known(scope: Scope) -> bool:
 
 
 def caller_name() -> str:
-    """Return the name of the caller for people."""
+    """Return the name of the caller as shown to people."""
     return caller.get() or "anonymous"
 
 
 class CallEvent(NamedTuple):
-    """What the audit says of a request, in addition to the action of its endpoint."""
+    """The audit event of a request, in addition to the action of its endpoint."""
 
     target: str
     """What is changed: `reactive orders`, `orders.dlq`."""
@@ -194,7 +194,7 @@ class Call(Generic[Body, Query]):
         self.query = query
         self.parameters: dict[str, str] = scope["path_params"]
         self.event: CallEvent | None = None
-        """Set by the handler once the request is allowed and understood; written when it has ended."""
+        """Set by the handler once the request is allowed and valid; written after it."""
 
 
 def endpoints_of(family: type) -> list[Endpoint]:
@@ -253,8 +253,8 @@ JSON_BODY: Final[Errors] = (
     errors.PayloadTooLarge,
     errors.EncodingRefused,
 )
-"""Reasons to refuse a JSON body."""
+"""Errors of a JSON body."""
 RECORDS_BODY: Final[Errors] = (*JSON_BODY, errors.RequestBodyMissing, errors.TooManyRecords)
-"""Reasons to refuse a body of records."""
+"""Errors of a body with records."""
 KAFKA: Final[Errors] = (errors.TopicNotFound, errors.PartitionNotFound, *below(errors.KafkaError))
 """Errors of Kafka."""

@@ -1,12 +1,12 @@
 """Forwards requests for an active instance to the process that has it, and serves those that others forward.
 
-A forwarded request has a header that is signed with `cluster.secret`. It names the process that must serve it, so it
-is never forwarded again, and the principal that this process has authenticated. So it works in every mode of
-`security`, credentials are sent no second time, and limits count once.
+A forwarded request has a header that is signed with `cluster.secret`. It names the process that must serve it, so the
+request is never forwarded twice. It also names the principal that the first process has authenticated. So forwarding
+works in every mode of `security`, credentials are sent only once, and limits count once.
 
-A forwarded read has a chunked request body: the number of bytes that were written to the client until now, and once
-the response is whole, of those that the client has received. The process that has the instance counts records as
-delivered when that number is what it has sent. If the client or the forwarding process disappears before, the
+The request body of a forwarded read is chunked. It reports the number of bytes written to the client so far and, once
+the response is complete, the number that the client has received. The process with the instance counts the records as
+delivered when that number equals what it has sent. If the client or the forwarding process disappears earlier, the
 connection ends without it, and the records return to the instance.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.errors import Draining, HopRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
+from headrace.errors import Draining, ForwardRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
 from headrace.http.asgi import (
     STREAMING,
     UNREAD_SECONDS,
@@ -47,14 +47,14 @@ from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 
-_HOP: Final = "headrace.hop"
-_HEADER: Final = b"x-headrace-hop"
+_FORWARDED: Final = "headrace.forwarded"
+_HEADER: Final = b"x-headrace-forwarded"
 _FRESH_SECONDS: Final = 30.0
-"""How old a signature may be; clocks of the processes may differ by as much."""
+"""Maximum age of a signature, and so the maximum difference between the clocks of two processes."""
 _CONFIRM_SECONDS: Final = 30.0
-"""Longest time without word of a client that must get what was sent."""
+"""Longest time without progress in confirming that a client has received its response."""
 _UNREAD_END_SECONDS: Final = 10.0
-"""Longest time in which a client acknowledges nothing of the end of its response."""
+"""Longest time without progress while a client acknowledges the end of its response."""
 _CONFIRMED_SOON_SECONDS: Final = 2.0
 _MOST_KEPT: Final = 32
 """Unused connections to one process."""
@@ -64,17 +64,17 @@ _RESPONSE_HEADERS: Final = b"""
     """.split()
 
 
-class _Hop(msgspec.Struct, frozen=True):
-    """What one process says to another about a request."""
+class _Forwarded(msgspec.Struct, frozen=True):
+    """The signed content of the header of a forwarded request."""
 
     to: str
     """Id of the process that must serve it."""
     at: float
-    """Seconds since the epoch."""
+    """When it was signed, in seconds since the epoch."""
     principal: Principal | None
 
 
-_decode_hop = msgspec.msgpack.Decoder(_Hop).decode
+_decode_forwarded = msgspec.msgpack.Decoder(_Forwarded).decode
 
 
 class Owners(Protocol):
@@ -85,10 +85,10 @@ class Owners(Protocol):
         """Id of this process."""
 
     async def find(self, group: str, name: str) -> InstanceOwner | None:
-        """Return the process that has an instance or had it last; None if there is no such instance."""
+        """Return the last known owner of an instance; None if there is no such instance."""
 
     def suspect(self) -> None:
-        """Have it looked at soon whether the other processes still run."""
+        """Check soon whether the other processes still run."""
 
 
 class Forwarder:
@@ -108,26 +108,29 @@ class Forwarder:
         self._kept: defaultdict[str, list[PeerConnection]] = defaultdict(list)
         self._in_flight: defaultdict[str, int] = defaultdict(int)
         self._unconfirmed: dict[tuple[str, str], asyncio.Event] = {}
-        """Set when the response of a forwarded read is confirmed or not needed any more, by group and instance."""
+        """By group and instance: set when the response of a forwarded read is confirmed, or no longer needed."""
 
     def is_forwarded(self, scope: Scope) -> bool:
-        """Return whether another process forwarded a request; its principal is put into the scope.
+        """Return whether another process forwarded a request; if so, put its principal into the scope.
 
         Raises:
-            HopRefused: The signature is not valid.
+            ForwardRefused: The signature is not valid.
         """
         given = headers_of(scope).get(_HEADER)
         if given is None:
             return False
         payload, _, signature = given.partition(b".")
         if not hmac.compare_digest(signature, self._sign(scope, payload)):
-            raise HopRefused("X-Headrace-Hop is not signed with cluster.secret of this process: clients omit it")
-        hop = scope[_HOP] = _decode_hop(base64.urlsafe_b64decode(payload))
-        if not abs(hop.at - self._clock.time()) <= _FRESH_SECONDS:  # nor NaN
-            raise HopRefused(f"X-Headrace-Hop differs by more than {_FRESH_SECONDS:g} s from this clock: correct it")
-        if hop.principal:
-            scope[PRINCIPAL] = hop.principal
-            caller.set(hop.principal.name)
+            raise ForwardRefused("X-Headrace-Forwarded has an invalid signature; clients must not send this header")
+        forwarded = _decode_forwarded(base64.urlsafe_b64decode(payload))
+        if not abs(forwarded.at - self._clock.time()) <= _FRESH_SECONDS:  # also rejects NaN
+            raise ForwardRefused(
+                f"the clocks of the two processes differ by more than {_FRESH_SECONDS:g} s; synchronise them"
+            )
+        scope[_FORWARDED] = forwarded
+        if forwarded.principal:
+            scope[PRINCIPAL] = forwarded.principal
+            caller.set(forwarded.principal.name)
         return True
 
     async def serve(
@@ -139,16 +142,17 @@ class Forwarder:
         key: tuple[str, str] | None = None,
         body: bytes | None = None,
     ) -> None:
-        """Serve a request of an instance, of `key` or that in the path, here or in the process that has it.
+        """Serve a request for an instance, here or in its process; without `key`, the path names the instance.
 
         Raises:
-            InstanceGone: The process that had it has ended.
+            InstanceGone: Its process has ended.
             InstanceNotFound: It belongs to another principal.
-            OwnerUnavailable: The process that has it does not answer now.
+            OwnerUnavailable: Its process does not respond.
         """
-        hop: _Hop | None = scope.get(_HOP)
-        group, name = key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
-        owner = None if hop else await self._owners.find(group, name)
+        forwarded: _Forwarded | None = scope.get(_FORWARDED)
+        key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
+        group, name = key
+        owner = None if forwarded else await self._owners.find(group, name)
         if owner and owner.process != self._owners.process:
             if owner.principal != owner_of(scope):
                 raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
@@ -156,19 +160,20 @@ class Forwarder:
                 raise self._gone(group, name)
             await self._forward(owner, scope, receive, send, body)
             return
-        if hop and hop.to != self._owners.process:
+        if forwarded and forwarded.to != self._owners.process:
             raise self._gone(group, name)
-        if unconfirmed := self._unconfirmed.get(key):  # the client has the records, and the process learns it soon
+        if unconfirmed := self._unconfirmed.get(key):  # the client has the records; the confirmation arrives soon
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(unconfirmed.wait(), _CONFIRMED_SOON_SECONDS)
-        if hop and _is_read(scope):
+        if forwarded and _is_read(scope):
             await self._serve_read(key, app, scope, receive, send)
         else:
             await app(scope, receive, send)
 
     async def _serve_read(self, key: tuple[str, str], app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a read that another process forwards; records are delivered when that process confirms it."""
-        sent = confirmed = 0
+        """Serve a read that another process forwarded; its records are delivered when that process confirms them."""
+        sent = 0
+        confirmed = 0
         moved = asyncio.Event()
 
         async def count(message: Message) -> None:
@@ -204,7 +209,7 @@ class Forwarder:
                 settled.set()
             return True
 
-        scope["state"][STREAMING] = True  # the request's body is long and slow
+        scope["state"][STREAMING] = True  # the request body grows slowly, with each confirmation
         scope["state"][WRITTEN] = lambda: written
 
         async def serving() -> None:
@@ -216,12 +221,10 @@ class Forwarder:
         self, owner: InstanceOwner, scope: Scope, receive: Receive, send: Send, body: bytes | None
     ) -> None:
         if owner.url not in self._settings.peers:
-            raise OwnerUnavailable(
-                f"the instance is in the process {owner.url}, which cluster.peers does not name here"
-            )
+            raise OwnerUnavailable(f"the process {owner.url} has the instance, and is missing in cluster.peers here")
         if self._in_flight[owner.url] >= self._settings.max_forwarded:
             limit = self._settings.max_forwarded
-            raise OwnerUnavailable(f"{limit} requests are forwarded to {owner.url} now")
+            raise OwnerUnavailable(f"already forwarding {limit} requests to {owner.url}, which is the limit")
         reads = _is_read(scope)
         if body is None:
             body = b"" if reads else await read_body(receive, headers_of(scope), self._http)
@@ -231,7 +234,7 @@ class Forwarder:
 
         async def client_left() -> None:
             await client_closed(receive)
-            if answered.is_set():  # how it has closed the connection tells whether it has the response
+            if answered.is_set():  # how it closed the connection shows whether it has the response
                 await asyncio.Event().wait()
 
         try:
@@ -247,34 +250,43 @@ class Forwarder:
                     raise Draining
                 await send({"type": "http.response.body", "body": b""})
         except OSError as cause:
-            if answered.is_set():  # the records are read again
+            if answered.is_set():  # the records will be read again
                 return
             self._owners.suspect()
-            why = str(cause) or "no response in time"
-            raise OwnerUnavailable(f"the process {owner.url} has the instance and does not answer: {why}") from cause
+            why = str(cause) or "timed out"
+            raise OwnerUnavailable(f"the process {owner.url} has the instance and does not respond: {why}") from cause
         finally:
             self._in_flight[owner.url] -= 1
 
     async def _answer(self, url: str, request: bytes, scope: Scope, send: Send, answered: asyncio.Event) -> bool:
-        """Answer a request with what another process answers; `answered` is set when the response is whole."""
-        connection = await self._ask(url, request)
+        """Pass on the response of another process; `answered` is set when the response is complete."""
+        connection = await self._send(url, request)
         try:
-            if connection.status == HopRefused.status and HopRefused.code.encode() in await connection.next_part():
-                raise OwnerUnavailable(f"the process {url} refuses this one: cluster.secret or the clocks differ")
+            if (
+                connection.status == ForwardRefused.status
+                and ForwardRefused.code.encode() in await connection.next_part()
+            ):
+                raise OwnerUnavailable(f"the process {url} rejects this one: cluster.secret or the clocks differ")
             headers = [(name, value) for name, value in connection.headers if name in _RESPONSE_HEADERS]
             await send({"type": "http.response.start", "status": connection.status, "headers": headers})
             streams = (b"transfer-encoding", b"chunked") in connection.headers
             if streams:
                 scope["state"][STREAMING] = True
-            reads, written, arrival = _is_read(scope), scope["state"].get(WRITTEN), None
-            count = confirmed = 0
+            reads = _is_read(scope)
+            written = scope["state"].get(WRITTEN)
+            arrival = None
+            count = 0
+            confirmed = 0
             while part := await connection.next_part():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 if reads:
-                    if written is not None and not (arrival := await written()(UNREAD_SECONDS)):
-                        raise ClientGone
+                    if written is not None:
+                        arrival = await written()(UNREAD_SECONDS)
+                        if not arrival:
+                            raise ClientGone
                     count += len(part)
-                    confirmed = confirmed if connection.has_ended else count
+                    if not connection.has_ended:
+                        confirmed = count
                     connection.send_chunk(b"%d\n" % confirmed)
             if streams:
                 arrival = None
@@ -297,13 +309,13 @@ class Forwarder:
             connection.close()
         return True
 
-    async def _ask(self, url: str, request: bytes) -> PeerConnection:
-        """Send a request on a kept connection, or on a new one if that was closed meanwhile."""
+    async def _send(self, url: str, request: bytes) -> PeerConnection:
+        """Send a request on a kept connection, or on a new one if the kept one has been closed."""
         while True:
             kept = self._kept[url].pop() if self._kept[url] else None
             connection = kept or await PeerConnection.open(url, self._tls)
             try:
-                await connection.ask(request)
+                await connection.send(request)
                 return connection
             except ConnectionError:
                 if not kept:
@@ -315,8 +327,8 @@ class Forwarder:
     def _head(self, owner: InstanceOwner, scope: Scope, length: int | None) -> bytes:
         """Return the head of a forwarded request; without a length its body is chunked."""
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        hop = _Hop(owner.process, self._clock.time(), principal_of(scope))
-        payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(hop))
+        forwarded = _Forwarded(owner.process, self._clock.time(), principal_of(scope))
+        payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(forwarded))
         headers = [
             (b"Host", owner.url.partition("://")[2].encode()),
             (_HEADER, payload + b"." + self._sign(scope, payload)),
@@ -333,8 +345,8 @@ class Forwarder:
 
     def _gone(self, group: str, name: str) -> InstanceGone:
         return InstanceGone(
-            f"instance {name[:100]} of group {group[:100]} is gone, because its process has ended; "
-            "what the group committed is intact: create an instance, and subscribe it, again"
+            f"instance {name[:100]} of group {group[:100]} is gone: its process has ended; "
+            "the group's commits are intact: create an instance again, and subscribe it"
         )
 
 

@@ -1,4 +1,4 @@
-"""Reads requests and writes answers."""
+"""Reads requests and writes responses."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRe
 
 
 def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
-    """Return an id that the client sent, if it is valid: 1 to 200 visible ASCII characters."""
+    """Return the client's id if it is valid: 1 to 200 visible ASCII characters."""
     value = headers.get(name)
     return value if value and _ID.fullmatch(value) else None
 
@@ -51,7 +51,7 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
 
     Raises:
         ContentTypeMismatch: There is a body and its Content-Type is not JSON.
-        EncodingRefused, PayloadTooLarge, ClientGone: As `read_body`.
+        EncodingRefused, PayloadTooLarge, ClientGone: See `read_body`.
     """
     body = await read_body(receive, headers, settings)
     if body and media_type(headers) != JSON:
@@ -62,12 +62,12 @@ async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: Htt
 
 
 def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Return a JSON body as a type that refuses unknown fields. An empty body counts as `{}`.
+    """Return a JSON body as a type that forbids unknown fields. An empty body counts as `{}`.
 
-    If not strict, numbers and booleans may be text, and an integer may be a float without a fraction.
+    Unless `strict`, numbers and booleans may be text, and an integer may be a float without a fraction.
 
     Raises:
-        InvalidRequest: It does not match, with the nearest name for an unknown one.
+        InvalidRequest: It does not match; the error suggests the nearest name for an unknown one.
     """
     try:
         return msgspec.json.decode(body or b"{}", type=kind, strict=strict)
@@ -84,7 +84,7 @@ def decode_query(scope: Scope, kind: type[T]) -> T:
     """Return the query of a request as a type.
 
     Raises:
-        InvalidRequest: It does not match, with the nearest name for an unknown one.
+        InvalidRequest: It does not match; the error suggests the nearest name for an unknown one.
     """
     try:
         return msgspec.convert(query_of(scope), kind, strict=False)
@@ -98,11 +98,11 @@ def _mismatch(what: str, kind: type, cause: Exception) -> errors.InvalidRequest:
     advice = ": send fewer in one request" if _TOO_LONG in text else ""
     if unknown := _UNKNOWN_FIELD.search(text):
         advice = f": {hint(unknown[1], names)}"
-    return errors.InvalidRequest(f"{what} does not match what this endpoint takes: {text}{advice}")
+    return errors.InvalidRequest(f"{what} is not valid for this endpoint: {text}{advice}")
 
 
 def media_type(headers: dict[bytes, bytes]) -> bytes:
-    """Return the media type of a request's body in lower case and without parameters, empty if there is none."""
+    """Return the media type of a body, in lower case and without parameters; empty if there is none."""
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
@@ -116,14 +116,14 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: Htt
     """
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding != b"identity":
-        raise encoding_refused(encoding, "compressed bodies are not taken")
+        raise encoding_refused(encoding, "compressed bodies are not supported")
     return await _read_body(receive, headers, settings.max_body_bytes)
 
 
 def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
-    """Return the error for a body that is compressed."""
+    """Return the error for a compressed body."""
     return errors.EncodingRefused(
-        f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body as it is"
+        f"Content-Encoding is {encoding[:40].decode('latin-1')!r}, and {why}: send the body uncompressed"
     )
 
 
@@ -155,7 +155,7 @@ def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
 
 
 class HttpResponse:
-    """A whole response. A struct is encoded as JSON; bytes are sent as they are; status 204 has no content."""
+    """A whole response. Bytes are sent unchanged, other bodies as JSON; status 204 has no content."""
 
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
@@ -172,7 +172,7 @@ class HttpResponse:
 
 
 async def response_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
-    """Send the error body. Where the request was not read completely, the connection ends after it."""
+    """Send the error body. If the request was not read completely, the connection ends after it."""
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
         headers.append((b"allow", allow.encode()))
@@ -186,13 +186,13 @@ async def response_error(receive: Receive, send: Send, error: errors.HeadraceErr
         return
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    # Closing with unread bytes resets the connection, and the client may lose the response. So the bytes that arrive
-    # within a second are discarded first.
+    # Closing with unread bytes resets the connection, and the client may lose the response. So first discard the bytes
+    # that arrive within a second.
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
     await send({"type": "http.response.body", "body": b""})
 
 
 def retry_after(seconds: int | None) -> Headers:
-    """Return the Retry-After header, if there is such a time."""
+    """Return the header Retry-After; no header for None."""
     return () if seconds is None else ((b"retry-after", str(seconds).encode()),)

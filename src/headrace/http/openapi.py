@@ -1,4 +1,4 @@
-"""The API document, made from endpoints, their types, and the error classes.
+"""The API document, generated from endpoints, their types, and the error classes.
 
 Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
 """
@@ -35,9 +35,9 @@ _TAGS: Final = (
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),
 )
-"""Groups of operations by what their paths begin with; the first that fits counts."""
+"""Groups of operations by the prefix of their paths; the first match counts."""
 _RECORDS: Final = {"ProduceRecord", "CountedRecord"}
-"""Types of which one needs a key or a value."""
+"""Types that need a key or a value."""
 _PARAMETERS: Final = {
     "topic": "Name of the topic.",
     "group": "Name of the consumer group.",
@@ -74,13 +74,13 @@ _SECURITY: Final = {
         },
     }
 }
-_RESPONSEED: Final = {
+_RESPONSE_HEADERS: Final = {
     "X-Correlation-Id": {"description": "Names the request.", "required": True, "schema": {"type": "string"}}
 }
 
 
 class Status(msgspec.Struct, rename="camel"):
-    """Why a request was refused or failed."""
+    """Why a request was rejected or failed."""
 
     status_code: int
     code: str
@@ -91,7 +91,7 @@ class Status(msgspec.Struct, rename="camel"):
 
 
 def document(endpoints: Iterable[Endpoint], parts: Sequence[type] = ()) -> Json:
-    """Return the OpenAPI 3.1 document of endpoints; `parts` are types that others name in descriptions only."""
+    """Return the OpenAPI 3.1 document of endpoints; `parts` are types that only descriptions name."""
     described = [endpoint for endpoint in endpoints if endpoint.described]
     paths: Json = {}
     for endpoint in described:
@@ -114,7 +114,7 @@ def document(endpoints: Iterable[Endpoint], parts: Sequence[type] = ()) -> Json:
 
 
 def errors_of(endpoint: Endpoint) -> tuple[type[HeadraceError], ...]:
-    """Return every error that a request to an endpoint may be answered with, except for defects."""
+    """Return every error that an endpoint may respond with, except for defects."""
     body = JSON_BODY if endpoint.request else ()
     query = (errors.InvalidRequest,) if endpoint.query else ()
     guard = () if endpoint.rule == OPEN else _GUARD
@@ -196,19 +196,19 @@ def _responses(endpoint: Endpoint) -> Json:
                 content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
             else:
                 content[JSON] = _media(kind)
-        responses[str(status)] = {"description": "Success.", "headers": _RESPONSEED, "content": content}
+        responses[str(status)] = {"description": "Success.", "headers": _RESPONSE_HEADERS, "content": content}
     by_status: dict[int, list[type[HeadraceError]]] = {}
     for error in sorted(errors_of(endpoint), key=lambda error: (error.status, error.code)):
         by_status.setdefault(error.status, []).append(error)
     for status, group in by_status.items():
-        response = responses.setdefault(str(status), {"headers": _RESPONSEED, "content": {}})
+        response = responses.setdefault(str(status), {"headers": _RESPONSE_HEADERS, "content": {}})
         response["description"] = "\n".join(
             f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
         )
         response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
         if any(error.retry_after_seconds for error in group):
             wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-            response["headers"] = {**_RESPONSEED, "Retry-After": wait}
+            response["headers"] = {**_RESPONSE_HEADERS, "Retry-After": wait}
     return dict(sorted(responses.items()))
 
 
@@ -222,7 +222,7 @@ def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> 
 
 
 def older(node: Any) -> Any:
-    """Return a document as OpenAPI 3.0. What 3.0 cannot express is left out."""
+    """Return a document as OpenAPI 3.0, without what 3.0 cannot express."""
     if isinstance(node, list):
         return [older(part) for part in node]
     if not isinstance(node, Mapping):
@@ -231,7 +231,8 @@ def older(node: Any) -> Any:
     if {"type": "null"} in node.get("anyOf", ()):
         rest = [part for part in node.pop("anyOf") if part != {"type": "null"}]
         node |= {"nullable": True} | (rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"anyOf": rest})
-    if not isinstance(bound := node.get("exclusiveMinimum", True), bool):
+    bound = node.get("exclusiveMinimum", True)
+    if not isinstance(bound, bool):
         node |= {"minimum": bound, "exclusiveMinimum": True}
     if "prefixItems" in node:
         node["items"] = {"anyOf": node.pop("prefixItems")}

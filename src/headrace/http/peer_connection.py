@@ -1,6 +1,6 @@
-"""A connection to another Headrace process: a request goes out, its response comes back in parts.
+"""A connection to another Headrace process: sends a request, and reads its response in parts.
 
-The next part is read when the last one was taken, so a slow client slows down the other process.
+A part is read only after the one before was consumed, so a slow client slows down the other process.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ import httptools
 
 _CONNECT_SECONDS: Final = 3.0
 _SILENT_SECONDS: Final = 45.0
-"""Longest time without a byte: a read waits for 30 seconds at most, and streams send heartbeats."""
+"""Longest time without a byte: a read waits for at most 30 seconds, and streams send heartbeats."""
 _MOST_AT_ONCE: Final = 65_536
 
 
 class PeerConnection:
-    """A connection that is kept, for one request at a time. OSError says that the other process does not answer."""
+    """A persistent connection, for one request at a time. OSError means that the other process does not respond."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.status = 0
@@ -40,22 +40,25 @@ class PeerConnection:
             opening = asyncio.open_connection(parts.hostname, parts.port or (443 if context else 80), ssl=context)
             return cls(*await opening)
 
-    async def ask(self, request: bytes) -> None:
+    async def send(self, request: bytes) -> None:
         """Send a request, and return when the head of its response has arrived."""
-        self.status, self.headers, self._parts, self._is_complete = 0, [], [], False
+        self.status = 0
+        self.headers = []
+        self._parts = []
+        self._is_complete = False
         self._has_body = not request.startswith(b"HEAD ")
-        self._parser = httptools.HttpResponseParser(self)  # that of a response to HEAD would wait for a body
+        self._parser = httptools.HttpResponseParser(self)  # a new one: after HEAD, the old one would wait for a body
         self._write(request)
         while not self.status:
             await self._read()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the part that was taken is known to be the last one."""
+        """Whether the part returned last is known to be the end."""
         return self._is_complete and not self._parts
 
     async def next_part(self) -> bytes:
-        """Return the next bytes of the response's body; none at its end."""
+        """Return the next bytes of the response's body; empty at its end."""
         while not (self._parts or self._is_complete):
             await self._read()
         part = b"".join(self._parts)
@@ -63,7 +66,7 @@ class PeerConnection:
         return part
 
     def send_chunk(self, data: bytes) -> None:
-        """Send a part of a chunked request body; no bytes end the body."""
+        """Send a part of a chunked request body; an empty part ends the body."""
         self._write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class PeerConnection:
     def _write(self, data: bytes) -> None:
         try:
             self._writer.write(data)
-        except RuntimeError as cause:  # uvloop's error for a transport that is closed
+        except RuntimeError as cause:  # uvloop's error for a closed transport
             raise ConnectionResetError("it closed the connection") from cause
 
     async def _read(self) -> None:
@@ -84,7 +87,7 @@ class PeerConnection:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as cause:
-            raise OSError(f"its response is no HTTP: {cause}") from cause
+            raise OSError(f"its response is not valid HTTP: {cause}") from cause
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))

@@ -1,7 +1,7 @@
-"""Which requests are fit to be looked at: by their Host, their Origin, and a head that can be read in one way only.
+"""Rejects requests by their head: an unknown Host, a foreign Origin, or a head that is ambiguous.
 
-A page in a browser can make the browser send requests to loopback, under its own name (DNS rebinding) or under the
-listener's. So an unknown Host and a foreign Origin are refused, in every mode. Source: RFC 9112 sections 3.2 and 6.3.
+A web page can make a browser send requests to loopback, under the page's own name (DNS rebinding) or the listener's.
+So an unknown Host and a foreign Origin are rejected in every mode. Source: RFC 9112 sections 3.2 and 6.3.
 """
 
 import re
@@ -27,13 +27,13 @@ _ONCE: Final = b"""
     """.split()
 _VERSIONS: Final = ("1.1", "1.0")
 _OWN_SITE: Final = (b"same-origin", b"none")
-"""`Sec-Fetch-Site` of a browser: the page is of this origin, or the user typed the address."""
+"""Values of a browser's `Sec-Fetch-Site`: the page has this origin, or the user typed the address."""
 _MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192
 
 
 class RequestChecks:
-    """The names this server is called by."""
+    """Checks heads against the names of this server."""
 
     def __init__(self, settings: HttpConfig) -> None:
         names = {"localhost", "127.0.0.1", "[::1]", settings.host, *settings.allowed_hosts}
@@ -41,13 +41,13 @@ class RequestChecks:
         self._seen: set[bytes] = set()
 
     def check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Return if a request's head is fit.
+        """Return if a request's head is acceptable.
 
         Raises:
-            AmbiguousRequest: It can be read in two ways.
+            AmbiguousRequest: It is ambiguous.
             HeadersTooLarge: It has too many headers, or is too long.
-            OriginRefused: It is for another site, or comes from one.
-            TransferCodingUnknown: Its body is coded in another way than `chunked`.
+            OriginRefused: It is for another site, or from one.
+            TransferCodingUnknown: Its transfer coding is not `chunked`.
         """
         given = len(scope["headers"])
         if given != len(headers) or given > _MAX_HEADERS:
@@ -58,55 +58,59 @@ class RequestChecks:
         if host not in self._seen:
             self._check_host(scope, host)
         if scope["http_version"] not in _VERSIONS:
-            raise AmbiguousRequest("the version of HTTP is missing or not known: say HTTP/1.1")
+            raise AmbiguousRequest("the HTTP version is missing or not supported: use HTTP/1.1")
         if b"transfer-encoding" in headers:
             self._check_coding(scope, headers[b"transfer-encoding"])
         if b"origin" in headers and headers[b"origin"].lower() != scope["scheme"].encode() + b"://" + host.lower():
-            raise OriginRefused("the Origin header names another site: a web page of another site may not call here")
+            raise OriginRefused(
+                "the Origin header names another site: web pages of other sites must not call this server"
+            )
 
     def _check_headers(self, scope: Scope) -> None:
         names = [name for name, _ in scope["headers"]]
         if len(names) > _MAX_HEADERS:
             raise HeadersTooLarge(f"more than {_MAX_HEADERS} headers: send fewer")
         if twice := next((name for name in _ONCE if names.count(name) > 1), None):
-            raise AmbiguousRequest(f"the header {twice.decode()} stands twice: send it once")
+            raise AmbiguousRequest(f"the header {twice.decode()} is repeated: send it once")
 
     def _check_coding(self, scope: Scope, coding: bytes) -> None:
         if scope["http_version"] == "1.0":
-            raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or say HTTP/1.1")
+            raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1")
         if coding.strip().lower() != b"chunked":
             shown = coding[:40].decode("latin-1")
-            raise TransferCodingUnknown(f"Transfer-Encoding is {shown!r}: send chunked alone, or Content-Length")
+            raise TransferCodingUnknown(
+                f"Transfer-Encoding {shown!r} is not supported: send chunked alone, or Content-Length"
+            )
 
     def _check_host(self, scope: Scope, host: bytes) -> None:
         if not host and scope["http_version"] != "1.0":
             raise AmbiguousRequest("the Host header is missing: send it")
         name = host.lower()
-        if not name.endswith(b"]"):  # an IPv6 address without a port
+        if not name.endswith(b"]"):  # not an IPv6 address without a port
             before, colon, port = name.rpartition(b":")
             name = before if colon and port.isdigit() else name
         if host and name not in self._names:
             shown = host[:100].decode("latin-1")
-            raise OriginRefused(f"the Host header is {shown!r}, which is no name of this server (http.allowed_hosts)")
+            raise OriginRefused(f"the Host header {shown!r} does not name this server (http.allowed_hosts)")
         if len(self._seen) < 1000:
             self._seen.add(host)
 
     def check_site(self, headers: Mapping[bytes, bytes], *, changes: bool) -> None:
-        """Return unless a request changes state and was sent by a web page of another site.
+        """Return unless a request changes state and a web page of another site sent it.
 
-        A page can send a GET without an Origin, for example by an image. So `Sec-Fetch-Site` of the browser decides.
+        A page can send a GET without an Origin, for example by an image. So the browser's `Sec-Fetch-Site` decides.
 
         Raises:
-            OriginRefused: It comes from another site.
+            OriginRefused: It is from another site.
         """
         if changes and headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
-            raise OriginRefused("Sec-Fetch-Site names another site: a web page of another site may not change anything")
+            raise OriginRefused("Sec-Fetch-Site names another site: web pages of other sites must not change anything")
 
 
 def check_key(key: bytes) -> bytes:
-    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not usable."""
+    """Return the value of a header `Idempotency-Key`; InvalidRequest if it is not valid."""
     if not _KEY.fullmatch(key):
-        raise InvalidRequest("Idempotency-Key is 1 to 255 characters of visible ASCII")
+        raise InvalidRequest("Idempotency-Key is not valid: send 1 to 255 characters of visible ASCII")
     return key
 
 

@@ -1,7 +1,7 @@
-"""The HTTP server as a service: listens, accepts connections, and closes those of clients that are too slow.
+"""The HTTP server as a service: listens, accepts connections, and closes those of slow clients.
 
 It accepts all waiting connections in each turn of the event loop. uvloop's own server accepts one per turn, as libuv
-does since 1.45 (its pull request 3696): with long turns a thousand clients would wait for seconds.
+does since 1.45 (its pull request 3696). With long turns, a thousand clients would then wait for seconds.
 """
 
 import asyncio
@@ -51,15 +51,15 @@ def allow_open_files(connections: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise EnvironmentProblem(
-            f"http.max_connections is {connections} connections, with those that read, which needs {needed} open "
-            f"files, and the limit is {hard}: "
+            f"http.max_connections allows {connections} connections, including reads; they need {needed} open files, "
+            f"and the limit is {hard}: "
             "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Streams(Protocol):
-    """Serves requests that have no end."""
+    """Serves requests without an end."""
 
     spawn: Spawn
     """Starts a task."""
@@ -88,7 +88,7 @@ class WebService(Service):
         self._settings = settings
         self._application = application
         self.before_drain: list[Callable[[], None]] = [streams.drain] if streams else []
-        """Called before requests in progress are awaited; ends those that would take long."""
+        """Called before the wait for requests in progress; ends those that would take long."""
         if streams:
             streams.spawn = self.spawn
         self._task: asyncio.Task[None] | None = None
@@ -113,19 +113,19 @@ class WebService(Service):
             self.spawn,
         )
         self.url = ""
-        """The URL once it is started, with the real port if the setting is 0."""
+        """The URL once started, with the actual port if the setting is 0."""
 
     def claim(self) -> None:
         """Bind the address before other services start. Clients that connect are served after `start`.
 
         Raises:
-            PortTaken: Another program listens there.
-            EnvironmentProblem: The address cannot be listened on, or the limit of open files is too low.
+            PortTaken: Another program uses the port.
+            EnvironmentProblem: The address is not usable, or the limit of open files is too low.
         """
         self._listener = self._bind()
 
     async def start(self) -> None:
-        """Start to serve. Raises the errors of `claim` if that was not called."""
+        """Start serving. Raises the errors of `claim` if that was not called."""
         listener = self._listener or self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
@@ -165,27 +165,27 @@ class WebService(Service):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-            for option, value in _KEEP_ALIVE:  # connections inherit them: a client may disappear without closing
+            for option, value in _KEEP_ALIVE:  # inherited by connections: a client may disappear without closing
                 listener.setsockopt(*option, value)
             return listener
         except OSError as cause:
             address = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:
                 setting = "http.port" if self.name == "http" else f"the port of {self.name}"
-                text = f"another program listens there. End it, or set {setting} to another one (0 picks a free one)"
-                raise PortTaken(f"cannot listen on {host}:{port}: {text}", **address) from cause
+                text = f"another program uses the port. Stop it, or change {setting} (0 picks a free one)"
+                raise PortTaken(f"failed to listen on {host}:{port}: {text}", **address) from cause
             text = f"{cause.strerror or cause}. Correct http.host and http.port"
-            raise EnvironmentProblem(f"cannot listen on {host}:{port}: {text}", **address) from cause
+            raise EnvironmentProblem(f"failed to listen on {host}:{port}: {text}", **address) from cause
 
 
 def check_deadlines(connections: Iterable[Any], now: float) -> None:
-    """Close the connections whose clients are too slow, and end requests that take too long."""
+    """Close the connections of slow clients, and end requests that take too long."""
     for connection in list(connections):
         connection.check_deadlines(now)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, because the supervisor stops it, and with our own acceptor."""
+    """uvicorn with another acceptor, and without signal handlers, because the supervisor stops it."""
 
     def __init__(self, config: uvicorn.Config, shared: Shared, spawn: Spawn) -> None:
         super().__init__(config)
@@ -218,7 +218,7 @@ class Acceptor:
         spawn: Spawn,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Start to accept. `make` returns the protocol of a new connection."""
+        """Start accepting. `make` returns the protocol of a new connection."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._limit = limit
@@ -234,7 +234,7 @@ class Acceptor:
         self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Return at once: the server waits for its connections itself."""
+        """Return at once, because the server itself waits for its connections."""
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
@@ -248,7 +248,7 @@ class Acceptor:
             except OSError as cause:
                 if cause.errno not in _EXHAUSTED:
                     continue  # the client has closed it already
-                log.error("no connection can be accepted for %g s: %s", _PAUSE_SECONDS, cause)
+                log.error("failed to accept a connection, will retry in %g s: %s", _PAUSE_SECONDS, cause)
                 self._pause(_PAUSE_SECONDS)
                 return
             client.setblocking(False)
@@ -282,6 +282,6 @@ class Acceptor:
                 lambda: connection, client, ssl=self._tls, ssl_handshake_timeout=limit
             )
         except OSError as cause:
-            log.debug("a connection could not be opened: %s", cause)
+            log.debug("failed to open a connection: %s", cause)
         except Exception as cause:  # noqa: BLE001 boundary: a client's connection must not end the service
-            log.warning("a connection could not be opened; others are not affected: %r", cause)
+            log.warning("failed to open a connection; others are not affected: %r", cause)

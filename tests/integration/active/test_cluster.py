@@ -298,8 +298,8 @@ def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) 
 
 def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callable[..., str], group: str) -> None:
     path = create(three.urls[0], group, topic())
-    forged = send("GET", three.urls[0] + path + "/assignments", None, {"X-Headrace-Hop": "e30=.0123456789abcdef"})
-    assert (forged.status, forged.reason) == (403, "hop_refused")
+    forged = send("GET", three.urls[0] + path + "/assignments", None, {"X-Headrace-Forwarded": "e30=.0123456789abcdef"})
+    assert (forged.status, forged.reason) == (403, "forward_refused")
 
     three.processes[1].kill()
     other = three.start(three.urls[1], SECRET="another secret that is long enough to sign with")

@@ -147,7 +147,7 @@ def test_a_port_that_is_taken_ends_with_1(site: Any, topic: Callable[..., str], 
         process = headrace(config, wait=False)
         site.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in process.output
+    assert f"failed to listen on 127.0.0.1:{port}" in process.output
     assert "http.port" in process.output
     assert "Traceback" not in process.output
     assert backend.requests == []

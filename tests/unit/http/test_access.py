@@ -45,7 +45,7 @@ async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) 
             else:
                 assert (response.status, response.json["code"]) == (403, "ERR10005"), name
                 assert set(response.json["metadata"]) == {"reason", "retriable", "scope"}
-                assert response.json["description"] == f"this needs the scope {response.json['metadata']['scope']}"
+                assert response.json["description"] == f"missing scope {response.json['metadata']['scope']}"
 
 
 async def test_credentials_and_their_codes(opened: Any) -> None:

@@ -328,7 +328,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
     resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
     try:
         asyncio.run(start(1000))
-        with pytest.raises(errors.EnvironmentProblem, match=r"http\.max_connections .* needs \d+ open files"):
+        with pytest.raises(errors.EnvironmentProblem, match=r"http\.max_connections .* need \d+ open files"):
             asyncio.run(start(hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -40,7 +40,7 @@ async def test_a_response_without_a_body_ends_with_its_head(request_bytes: bytes
     async with peer(head.encode(), b"hello" if head.startswith("200") else b"") as (host, port):
         connection = await PeerConnection.open(f"http://{host}:{port}", None)
         for each in (request_bytes, GET, request_bytes):
-            await connection.ask(each)
+            await connection.send(each)
             async with asyncio.timeout(20):
                 body = await connection.next_part()
             assert (connection.status, body) == (int(head[:3]), b"hello" if "200" in head and each is GET else b"")
@@ -56,7 +56,7 @@ async def test_a_kept_connection_that_is_closed_is_an_error_of_the_connection() 
         backend.abort()
         await asyncio.sleep(0.01)
         with pytest.raises(ConnectionError):
-            await connection.ask(GET)
+            await connection.send(GET)
         with pytest.raises(Broken) as caught:
             await backend.ask([GET], time.monotonic() + 20)
         assert caught.value.silent

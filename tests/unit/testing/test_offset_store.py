@@ -45,7 +45,7 @@ def test_a_later_assignment_ends_the_earlier_one(store: OffsetStore) -> None:
     assert store.advance(*PLACE, 1, 5)
     assert store.take(*PLACE, epoch=6) == 2
     for offset in (1, 2, 9):
-        with pytest.raises(Fenced, match="assignment 5 is over, 6 has begun"):
+        with pytest.raises(Fenced, match="assignment 5 has ended, and 6 has started"):
             store.advance(*PLACE, offset, 5)
     with pytest.raises(Fenced):
         store.take(*PLACE, epoch=5)
@@ -56,7 +56,7 @@ def test_a_later_assignment_ends_the_earlier_one(store: OffsetStore) -> None:
 def test_a_delivery_without_an_epoch_moves_no_assignment(store: OffsetStore) -> None:
     """What a replay brings once more is done already, and what is still to come is the assignment's."""
     store.take(*PLACE, epoch=5)
-    with pytest.raises(Fenced, match="the delivery is of no assignment, 5 has begun"):
+    with pytest.raises(Fenced, match="the delivery belongs to no assignment, and 5 has started"):
         store.advance(*PLACE, 1)
     assert store.advance(*PLACE, 1, 5)
     assert not store.advance(*PLACE, 1)

@@ -1,4 +1,4 @@
-"""Finds the principal of a request by its headers or the client's certificate, in the configured mode."""
+"""Finds the principal of a request by its headers or the client's certificate, depending on the mode."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SCOPE_TOKEN: Final = b"x-scope-token"
 
 
 class Authenticator:
-    """Authenticates requests, and limits those of each principal and the failures of each address."""
+    """Authenticates requests, and limits the requests of each principal and the failures of each address."""
 
     def __init__(self, settings: SecurityConfig, clock: Clock) -> None:
-        """Prepare for one of the modes but `none`.
+        """Prepare for a mode other than `none`.
 
         Raises:
             ConfigError: The token library is not installed.
@@ -36,7 +36,7 @@ class Authenticator:
         self._mode = settings.mode
         self._clock = clock
         self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
-        # By digest, so that the duration of a look-up reveals nothing about a token.
+        # By digest, so that the time of a look-up reveals nothing about a token.
         self._by_digest = {
             _digest(one.token.get_secret_value()): Principal(name, self._scopes[name])
             for name, one in settings.principals.items()
@@ -47,33 +47,33 @@ class Authenticator:
         self._failures = FailureDelay(clock)
         self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
         self.in_flight = RequestsInFlight(settings.max_in_flight)
-        """Requests of each principal that are not answered yet."""
+        """Requests of each principal."""
 
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
     ) -> Principal:
-        """Return the principal of a request; `certificate` is as `ssl.SSLSocket.getpeercert` gives it.
+        """Return the principal of a request; `certificate` is the result of `ssl.SSLSocket.getpeercert`.
 
-        Unless it may `wait`, a delay for wrong tokens refuses every token.
+        With `wait=False`, an address that is delayed for wrong tokens gets TooManyRequests at once.
 
         Raises:
             AuthTokenMissing, AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: The request is
                 not authenticated.
-            TooManyRequests: This principal sends too many requests, or this address too many wrong tokens.
+            TooManyRequests: The principal sends too many requests, or the address too many wrong tokens.
         """
         if not wait and self._failures.applies(address):
             raise errors.TooManyRequests("too many wrong tokens from this address")
         try:
             principal = await self._principal(headers, certificate)
         except TokenRefused as refused:
-            # Only failures are delayed: a valid token is accepted whatever else its address sends.
+            # Only failures are delayed; a valid token is accepted whatever else its address sends.
             await self._failed(address, wait=wait)
             raise _error_of(refused, in_scope_token=False) from None
         if scope_token := headers.get(_SCOPE_TOKEN):
             try:
                 kind, _, token = scope_token.decode("latin-1").rpartition(" ")
-                if kind.lower() not in ("bearer", ""):  # clients of the light-4j sidecar send it, others do not
-                    raise TokenRefused("no bearer token")
+                if kind.lower() not in ("bearer", ""):  # light-4j clients send the prefix, others do not
+                    raise TokenRefused("not a bearer token")
                 second = await self._by_token(token)
             except TokenRefused as refused:
                 await self._failed(address, wait=wait)
@@ -89,10 +89,10 @@ class Authenticator:
         if wait and seconds:
             await self._clock.sleep(min(seconds, FailureDelay.MOST_SECONDS))
         if seconds > FailureDelay.MOST_SECONDS:
-            raise errors.TooManyRequests("too many wrong tokens from this address: wait, and send the right one")
+            raise errors.TooManyRequests("too many wrong tokens from this address: wait, then send a valid one")
 
     def known(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """Return the principal that `identify` would return, if its token is cached; nothing is counted."""
+        """Return what `identify` would return if the token is cached; count nothing."""
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if self._mode == "mtls" or _SCOPE_TOKEN in headers or kind.lower() != "bearer":
             return None
@@ -119,7 +119,7 @@ class Authenticator:
         if not kind:
             raise errors.AuthTokenMissing()
         if kind.lower() != "bearer" or not token:
-            raise TokenRefused("no bearer token")
+            raise TokenRefused("not a bearer token")
         return await self._by_token(token)
 
     async def _by_token(self, token: str) -> Principal:
@@ -135,14 +135,14 @@ class Authenticator:
             from headrace.http.auth.keys import Keys
             from headrace.http.auth.tokens import Tokens
         except ImportError as cause:
-            text = "security.mode is jwt, and the package joserfc is not installed: pip install 'headrace[security]'"
+            text = "security.mode jwt needs the package joserfc: pip install 'headrace[security]'"
             raise errors.ConfigError(text) from cause
         keys = Keys(settings, clock)
         self.services.append(keys)
         return Tokens(settings, keys, clock)
 
     def _certified_name(self, certificate: Mapping[str, Any]) -> str:
-        """Return the first name of a certificate that is listed, else its first name."""
+        """Return the first name of a certificate that is configured, else its first name."""
         names: list[str] = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")]
         names += [name for part in certificate.get("subject", ()) for kind, name in part if kind == "commonName"]
         if not names:
@@ -160,7 +160,7 @@ def _digest(token: str) -> bytes:
 
 
 def _error_of(refused: TokenRefused, *, in_scope_token: bool) -> errors.HeadraceError:
-    log.debug("a token was refused: %s", refused)
+    log.debug("rejected a token: %s", refused)
     if isinstance(refused, TokenExpired):
         return errors.ScopeTokenExpired() if in_scope_token else errors.AuthTokenExpired()
     return errors.ScopeTokenInvalid() if in_scope_token else errors.AuthTokenInvalid()

@@ -25,7 +25,7 @@ _MIN_RSA_BITS: Final = 2048
 _AGAIN_SECONDS: Final = 30.0
 _TIMEOUT_SECONDS: Final = 5.0
 ALGORITHMS: Final = {"RS256": "RS256", "ES256": "ES256", "EdDSA": "EdDSA", "Ed25519": "EdDSA"}
-"""The algorithm names that keys and tokens may use, and the algorithm of each."""
+"""The algorithm names in keys and tokens, and the algorithm of each."""
 _CURVES: Final = {"P-256": "ES256", "Ed25519": "EdDSA"}
 
 PublicKey = RSAKey | ECKey | OKPKey
@@ -33,7 +33,7 @@ PublicKey = RSAKey | ECKey | OKPKey
 
 @dataclasses.dataclass(frozen=True)
 class UsableKey:
-    """A key and the one algorithm it may be used with."""
+    """A key and its only permitted algorithm."""
 
     kid: str | None
     algorithm: str
@@ -50,8 +50,8 @@ class Keys(Service):
         self._clock = clock
         self._keys: list[UsableKey] | None = None
         self.generation = 0
-        """Grows when the keys change: cached results of older ones are not valid."""
-        self._problem = "the keys were not read yet"
+        """Increases when the keys change; results of an older generation are no longer valid."""
+        self._problem = "the token server's keys have not been read yet"
         self._tried_at = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -59,10 +59,10 @@ class Keys(Service):
         return Readiness(self._keys is not None, "" if self._keys is not None else self._problem)
 
     async def find(self, kid: str | None, algorithm: str) -> PublicKey | None:
-        """Return the key of a token; for an unknown one the keys are read again, at most every 30 seconds.
+        """Return the key of a token. If it is unknown, read the keys again, at most every 30 seconds.
 
         Raises:
-            KeysUnavailable: No keys could be read so far.
+            KeysUnavailable: No keys have been read so far.
         """
         found = self._known(kid, algorithm)
         if found is None:
@@ -89,7 +89,7 @@ class Keys(Service):
             await self._clock.sleep(_AGAIN_SECONDS if self._problem else self._settings.refresh_seconds)
 
     async def _read(self) -> None:
-        """Replace the keys; if they cannot be read, the present ones stay in use."""
+        """Replace the keys; if reading fails, keep the present ones."""
         self._tried_at = self._clock.monotonic()
         source = self._settings.jwks_url or self._settings.jwks_file
         try:
@@ -98,8 +98,8 @@ class Keys(Service):
                 self._keys, self.generation = keys, self.generation + 1
             self._problem = ""
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError) as cause:
-            self._problem = f"the token server's keys cannot be read from {source}: {cause or type(cause).__name__}"
-            log.warning("%s. The keys read before stay in use", self._problem)
+            self._problem = f"failed to read the token server's keys from {source}: {cause or type(cause).__name__}"
+            log.warning("%s. Keeping the present keys, will retry", self._problem)
 
     async def _text(self) -> bytes:
         if self._settings.jwks_file:
@@ -119,18 +119,18 @@ class Keys(Service):
 
 
 def usable_keys(text: bytes) -> list[UsableKey]:
-    """Return the keys of a key set that fit the algorithms; the others are skipped.
+    """Return the keys of a key set that fit the algorithms; skip the others.
 
     Raises:
-        ValueError: The text is no key set, or no key in it can be used.
+        ValueError: The text is not a key set, or none of its keys is usable.
     """
     document = json.loads(text)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise ValueError("it is no JSON Web Key Set")
+        raise ValueError("it is not a JSON Web Key Set")
     found = [key for entry in entries if (key := _usable(entry))]
     if not found:
-        raise ValueError("no key in it is for RS256, ES256 or EdDSA signatures")
+        raise ValueError("it has no key for RS256, ES256 or EdDSA signatures")
     return found
 
 

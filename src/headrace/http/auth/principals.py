@@ -12,11 +12,11 @@ _PATTERNS = ("produce:", "consume:", "group:", "call:")
 
 
 class TokenRefused(Exception):
-    """The token is not valid; the log has the reason, the response does not."""
+    """The token is not valid. The reason is logged, and not in the response."""
 
 
 class TokenExpired(TokenRefused):
-    """The token was valid."""
+    """The token was valid earlier."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Principal:
     by_scope_token: bool = False
     """Whether the scopes are those of X-Scope-Token."""
     expires_at: float = float("inf")
-    """End of the token or certificate, in seconds since the epoch; longer requests are ended then."""
+    """End of the token or certificate, in seconds since the epoch; longer requests end then."""
 
     def require(self, any_of: Collection[str], action: str = "", name: str | None = None) -> None:
         """Return if this principal has the scope for an action.
 
         Args:
             any_of: Scopes of which one is sufficient, the usual one first.
-            action: `produce`, `consume`, `group` or `call` when one of these is touched by name. Then, if the
-                principal has any pattern (`produce:orders.*`), only patterns count.
+            action: `produce`, `consume`, `group` or `call`, if the request names one of these. Then only patterns
+                count if the principal has any (`produce:orders.*`).
             name: The topic, group or function; None if the body names it.
 
         Raises:
-            AuthTokenScopeMismatch, ScopeTokenScopeMismatch: It has not; the error names the missing scope.
+            AuthTokenScopeMismatch, ScopeTokenScopeMismatch: A scope is missing; the error names it.
         """
         missing = self._missing(any_of, action, name)
         if missing:
             error = ScopeTokenScopeMismatch if self.by_scope_token else AuthTokenScopeMismatch
-            raise error(f"this needs the scope {missing}", scope=missing)
+            raise error(f"missing scope {missing}", scope=missing)
 
     def may(self, any_of: Collection[str], action: str, name: str) -> bool:
         """Return whether `require` would return."""

@@ -1,4 +1,4 @@
-"""Limits how often one caller may send requests, and how many of them may be unanswered."""
+"""Limits the rate of one caller's requests, and how many of them may be in flight."""
 
 import functools
 from collections import Counter
@@ -7,26 +7,26 @@ from headrace.errors import TooManyRequests
 from headrace.runtime import Clock, TokenBucket
 
 _MAX_KEYS = 10_000
-"""The key that was used longest ago is forgotten first: its bucket is full again soonest."""
+"""The least recently used key is forgotten first, because its bucket refills first."""
 _FREE_FAILURES = 10
 _FAILURES_PER_SECOND = 10
 
 
 class RateLimit:
-    """Allows each key `per_second` on average and a second's worth, at least one, at once."""
+    """Allows each key `per_second` on average, and a burst of one second's requests, at least one."""
 
     def __init__(self, per_second: float, clock: Clock) -> None:
         burst = max(per_second, 1.0)
         self._bucket_of = functools.lru_cache(_MAX_KEYS)(lambda key: TokenBucket(clock, per_second, burst))
 
     def take(self, key: str) -> None:
-        """Count one request of a key; TooManyRequests if it has used up its limit."""
+        """Count one request of a key; raise TooManyRequests at the limit."""
         if not self._bucket_of(key).try_take():
-            raise TooManyRequests("this caller sends more requests than it may: wait, and send again")
+            raise TooManyRequests("rate limit of this caller reached: wait, then send again")
 
 
 class FailureDelay:
-    """Delays answers to a key's failures: the first ten are answered at once, then ten per second."""
+    """Delays responses to a key's failures: none for the first ten, then ten per second."""
 
     MOST_SECONDS = 2.0
 
@@ -36,7 +36,7 @@ class FailureDelay:
         )
 
     def count(self, key: str) -> float:
-        """Count a failure and return how long its response must wait; above `MOST_SECONDS` too many wait already."""
+        """Count a failure, and return the delay of its response; more than `MOST_SECONDS` if too many wait already."""
         bucket = self._bucket_of(key)
         wait = bucket.seconds_until(1)
         if wait <= self.MOST_SECONDS:
@@ -44,25 +44,27 @@ class FailureDelay:
         return wait
 
     def applies(self, key: str) -> bool:
-        """Return whether the response to the next failure of a key would wait."""
+        """Return whether the response to a key's next failure would be delayed."""
         return self._bucket_of(key).seconds_until(1) > 0
 
 
 class RequestsInFlight:
-    """Allows each key so many unanswered requests."""
+    """Limits the requests in flight of each key."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._counts: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
-        """Count one more until `leave`; at the limit TooManyRequests, and nothing is counted."""
+        """Count a request until `leave`; at the limit raise TooManyRequests and count nothing."""
         if self._counts[key] >= self._limit:
-            raise TooManyRequests(f"{self._limit} requests of this caller are not answered yet: wait for some")
+            raise TooManyRequests(
+                f"limit of {self._limit} requests in flight reached for this caller: wait for responses"
+            )
         self._counts[key] += 1
 
     def leave(self, key: str) -> None:
-        """Count one less."""
+        """Stop counting a request."""
         self._counts[key] -= 1
         if not self._counts[key]:
             del self._counts[key]

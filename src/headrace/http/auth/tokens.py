@@ -1,4 +1,4 @@
-"""Validates signed tokens (RFC 7519), with fixed algorithms and each key bound to one of them (RFC 8725)."""
+"""Validates signed tokens (RFC 7519) with fixed algorithms; each key is bound to one of them (RFC 8725)."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ class _Registry(jws.JWSRegistry):
     max_header_length = 2048
 
     def get_alg(self, name: str) -> Any:
-        # The library warns of EdDSA, because RFC 9864 names the curve; here the key decides the curve.
+        # The library warns about EdDSA, because RFC 9864 names the curve. Here the key decides the curve.
         if name not in ALGORITHMS:
             raise UnsupportedAlgorithmError(name)
         return self.algorithms[name]
@@ -55,8 +55,8 @@ class Tokens:
         """Return the principal of a token.
 
         Raises:
-            TokenRefused: It is not valid; `TokenExpired` if it was.
-            KeysUnavailable: No keys could be read so far.
+            TokenRefused: It is not valid; `TokenExpired` if it was valid earlier.
+            KeysUnavailable: No keys have been read so far.
         """
         if known := self.known(token):
             return known
@@ -77,7 +77,7 @@ class Tokens:
 
     async def _claims(self, token: str) -> dict[str, Any]:
         if len(token) > _MAX_CHARACTERS or token.count(".") != 2:
-            raise TokenRefused("no token")
+            raise TokenRefused("not a token")
         try:
             header = _object(_decoded(token.partition(".")[0]))
             algorithm, kid = header.get("alg"), header.get("kid")
@@ -94,11 +94,12 @@ class Tokens:
             raise TokenRefused("not well formed or not signed by the server") from cause
 
     def _check(self, claims: dict[str, Any]) -> float:
-        """Return the end of the token's time, leeway included."""
+        """Return when the token expires, including the leeway."""
         given = {name: claims[name] for name in _CHECKED if claims.get(name) is not None}
         try:
             self._rules.validate(given)
-            expires, issued = given["exp"], given.get("iat", self._clock.time())
+            expires = given["exp"]
+            issued = given.get("iat", self._clock.time())
             if expires > issued + self._settings.max_lifetime_seconds:
                 raise TokenRefused("valid for too long")
         except ExpiredTokenError as cause:
@@ -132,7 +133,7 @@ def _decoded(part: str) -> bytes:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object; a repeated name is an error, because readers differ in which value they take."""
+    """Return a JSON object; a repeated name is an error, because parsers differ in the value they use."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -142,5 +143,5 @@ def _object(text: bytes) -> dict[str, Any]:
 
     value = json.loads(text, object_pairs_hook=once)
     if not isinstance(value, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return value

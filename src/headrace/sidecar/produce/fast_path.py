@@ -1,8 +1,8 @@
-"""Produces below the framework: the connection itself serves the usual request, without a task.
+"""Serves the usual produce request below the application: on its connection, without a task.
 
-The usual request is `POST /producers/{topic}` with JSON or one value of known length, in formats without a schema. Its
-credentials and its topic are cached. The application serves all others, and repeats those that fail here, so this
-path has no errors of its own. Both give the same responses, byte for byte.
+The usual request is `POST /producers/{topic}` with JSON or one value of known length, in formats without a schema,
+whose credentials and topic are cached. The application serves all other requests. It also repeats those that fail
+here, so it alone makes the error responses. Responses of both paths are equal, byte for byte.
 """
 
 import asyncio
@@ -46,25 +46,23 @@ _RULE: Final = ProduceRoute.produce.rule
 
 
 class Exchange:
-    """One request and its response, with the attributes of the server's own request cycles."""
+    """One request and its response, with the attributes of uvicorn's request cycles."""
 
     __slots__ = (
         "chunks",
         "connection",
         "disconnected",
-        "identity",
         "ids",
         "keep_alive",
         "more_body",
         "principal",
         "raw",
         "response_complete",
-        "response_started",
         "scope",
         "started_at",
         "topic",
     )
-    message_event: Final = asyncio.Event()  # the server sets it to wake the task of a request; there is none
+    message_event: Final = asyncio.Event()  # uvicorn sets it to wake the task of a request; here there is none
 
     def __init__(
         self, connection: ClientConnection, topic: str, ids: RequestIds, principal: Principal | None, raw: bool = False
@@ -72,22 +70,26 @@ class Exchange:
         self.connection = connection
         self.scope: Any = connection.scope
         self.topic = topic
-        self.identity = ids.correlation_id or new_correlation_id()
-        self.ids = ids if ids.correlation_id else RequestIds(self.identity, *ids[1:])
+        self.ids = ids if ids.correlation_id else RequestIds(new_correlation_id(), *ids[1:])
         self.raw = raw
         self.principal = principal
         self.chunks: list[bytes] = []
         self.more_body = self.keep_alive = True
-        self.disconnected = self.response_started = self.response_complete = False
+        self.disconnected = self.response_complete = False
         self.started_at = time.perf_counter()
+
+    @property
+    def response_started(self) -> bool:
+        """The same as `response_complete`, because `answer` writes the whole response at once."""
+        return self.response_complete
 
     def answer(self, response: EncodedResponse) -> None:
         """Write the whole response at once."""
         connection = self.connection
-        self.response_started = self.response_complete = True
+        self.response_complete = True
         if self.disconnected or connection.transport.is_closing():
             return
-        # In the order of the application: the server's headers, those of the response, and the ids.
+        # In the same order as the application: headers of the server, headers of the response, ids.
         own = _header_lines(tuple(connection.server_state.default_headers))
         again = _header_lines(tuple(retry_after(response.retry_after_seconds)))
         trace = b"x-traceability-id: %b\r\n" % self.ids.traceability_id if self.ids.traceability_id else b""
@@ -98,7 +100,7 @@ class Exchange:
                 own,
                 len(response.body),
                 again,
-                self.identity,
+                self.ids.correlation_id,
                 trace,
                 b"" if self.keep_alive else b"connection: close\r\n",
                 response.body,
@@ -109,7 +111,7 @@ class Exchange:
         connection.on_response_complete()
 
 
-@functools.lru_cache(4)  # the server's headers change once a second, with the date
+@functools.lru_cache(4)  # the server's headers change with the date, once a second
 def _header_lines(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
@@ -126,9 +128,10 @@ class FastPath:
     _authenticator: Authenticator | None
 
     def begin(self, connection: ClientConnection) -> Exchange | None:
-        """Return the exchange of a request whose head is complete; None if it is not a usual one."""
+        """Return the exchange of a request with a complete head; None if the request is not a usual one."""
         scope: Any = connection.scope
-        found, parser = _TOPIC.fullmatch(connection.url), connection.parser
+        found = _TOPIC.fullmatch(connection.url)
+        parser = connection.parser
         if not found or parser.get_method() != b"POST" or connection.flow.write_paused:
             return None
         if parser.get_http_version() != "1.1" or not parser.should_keep_alive():
@@ -142,8 +145,10 @@ class FastPath:
             return None
         if len(headers) != len(connection.headers) or not 0 < int(length) <= self._settings.max_body_bytes:
             return None
-        scope["raw_path"], scope["query_string"] = connection.url, b""
-        topic, principal = found[1].decode(), None
+        scope["raw_path"] = connection.url
+        scope["query_string"] = b""
+        topic = found[1].decode()
+        principal = None
         try:
             self._origins.check(scope, headers)
             if self._authenticator:
@@ -157,10 +162,11 @@ class FastPath:
         return Exchange(connection, topic, request_ids(headers), principal, raw)
 
     def serve(self, exchange: Exchange) -> bool:
-        """Produce a request that is complete; False: nothing was sent, and the application must serve it."""
+        """Produce a complete request; return False if nothing was sent and the application must serve it."""
         if not self._gate.enter():
             return False
-        principal, exchange.principal = exchange.principal, None  # it is set while it counts as in flight
+        principal = exchange.principal
+        exchange.principal = None  # set only while the request counts as in flight
         try:
             prepared = self._prepare(exchange)
             if prepared is not None:
@@ -170,13 +176,13 @@ class FastPath:
                 self._service.hand_over(prepared, functools.partial(self._done, exchange, prepared))
                 return True
         except (KafkaUnavailable, ProducerQueueFull) as full:
-            # Under overload and in an outage a refusal must be cheap: the application does not do all of it again.
+            # Under overload and in an outage a rejection must be cheap, so the application does not repeat the work.
             self._set_context(exchange, principal)
             self._service.not_sent(exchange.topic, full)
             self._answer(exchange, self._error(exchange, full))
             return True
         except HeadraceError:
-            log.debug("the application answers this request with its error")
+            log.debug("the application will serve this request, and respond with its error")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
             self._answer(exchange, self._error(exchange, defect))
             return True
@@ -184,7 +190,8 @@ class FastPath:
         return False
 
     def _prepare(self, exchange: Exchange) -> Prepared | None:
-        topic, body = exchange.topic, b"".join(exchange.chunks)
+        topic = exchange.topic
+        body = b"".join(exchange.chunks)
         if not exchange.raw:
             return self._service.begin(topic, body, exchange.ids)
         record = raw_record(self._service, topic, exchange.scope["headers"], body)
@@ -199,8 +206,8 @@ class FastPath:
         self._answer(exchange, response)
 
     def _set_context(self, exchange: Exchange, principal: Principal | None) -> None:
-        """Set the ids for the audit; each callback has a context of its own."""
-        correlation_id.set(exchange.identity.decode())
+        """Set the ids for the audit; each callback has a separate context."""
+        correlation_id.set(exchange.ids.correlation_id.decode())
         caller.set(principal.name if principal else "")
 
     def _answer(self, exchange: Exchange, response: EncodedResponse) -> None:
@@ -215,6 +222,6 @@ class FastPath:
             self._authenticator.in_flight.leave(exchange.principal.name)
 
     def _error(self, exchange: Exchange, cause: Exception) -> EncodedResponse:
-        correlation_id.set(exchange.identity.decode())
+        correlation_id.set(exchange.ids.correlation_id.decode())
         error = error_of({"method": "POST", "path": f"/producers/{exchange.topic}"}, cause)
         return EncodedResponse(error.status, msgspec.json.encode(error.body()), error.retry_after_seconds)

@@ -1,9 +1,9 @@
-"""`Idempotency-Key`: a request that is sent again gets the same response, and writes nothing.
+"""`Idempotency-Key`: a repeated request gets the same response, and writes nothing.
 
 The records of a request and the entry of its key are one transaction, so after a crash both exist or neither does.
-Entries are in a compacted topic; they are read back at start, and until then requests with keys wait. A request that
-failed for certain is not remembered, so it may be sent again. One whose outcome is unknown keeps its key until the
-outcome of its transaction is known. Processes that run at the same time do not see each other's entries.
+Entries are in a compacted topic, which is read back at start; until then requests with keys wait. A request that
+certainly failed is not remembered, so it may be sent again. If its outcome is unknown, its key stays in use until the
+outcome of the transaction is known. Processes that run at the same time do not see each other's entries.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ class RememberedRequests:
     ) -> None:
         self._window_seconds = window_seconds
         self._clock = clock
-        self._max_keys, self._max_bytes = max_keys, max_bytes
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, Remembered] = OrderedDict()
         self._bytes = 0
 
@@ -69,7 +70,7 @@ class RememberedRequests:
         return self._entries.get(scope)
 
     def remember(self, scope: bytes, request: bytes, response: bytes, at: float) -> None:
-        """Keep a response that was sent at a time (seconds since the epoch)."""
+        """Keep a response that was sent `at` a time, in seconds since the epoch."""
         self._drop(scope)
         self._entries[scope] = Remembered(request, response, at + self._window_seconds)
         self._bytes += _ENTRY_BYTES + len(response)
@@ -111,7 +112,7 @@ class Idempotency(Service):
         self._running: dict[bytes, bytes] = {}
         self._requested = asyncio.Event()
         self._ready = asyncio.Event()
-        self._problem: errors.HeadraceError = errors.KafkaUnavailable("they are being read back")
+        self._problem: errors.HeadraceError = errors.KafkaUnavailable("still reading them back")
 
     async def start(self) -> None:
         self.publish("headrace_idempotency_keys", lambda: len(self.window))
@@ -125,16 +126,16 @@ class Idempotency(Service):
         Args:
             key: The header `Idempotency-Key`; keys are separate per caller and target.
             target: The topic, or the path.
-            request: The bytes that must be the same when the key is sent again.
+            request: The bytes that must be equal when the key is repeated.
             prepare: Makes the transaction; may be called twice.
 
         Returns:
-            The response, and whether it is that of an earlier request.
+            The response, and whether it belongs to an earlier request.
 
         Raises:
-            InvalidRequest: The key is not usable.
-            IdempotencyKeyReused: It was sent with another request before.
-            IdempotencyKeyBusy: The first request with it is not answered yet.
+            InvalidRequest: The key is not valid.
+            IdempotencyKeyReused: It was used for another request.
+            IdempotencyKeyBusy: The first request with it is still in flight.
             KafkaUnavailable: The keys are not read back yet.
             KafkaUnauthorized: A right to their topic is missing.
             ProducerQueueFull: Too many transactions wait.
@@ -142,7 +143,8 @@ class Idempotency(Service):
         check_key(key)
         if not self._ready.is_set():
             await self._wait_ready((await prepare()).records)
-        scope, digest = _digest(caller.get().encode(), target.encode(), key), _digest(request)
+        scope = _digest(caller.get().encode(), target.encode(), key)
+        digest = _digest(request)
         known = self.window.find(scope)
         if digest != (known.request if known else self._running.get(scope, digest)):
             raise errors.IdempotencyKeyReused()
@@ -168,7 +170,8 @@ class Idempotency(Service):
     def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
         if outcome.cancelled():
             return  # the outcome is unknown, so the key stays in use
-        digest, results = self._running.pop(scope), outcome.result()
+        digest = self._running.pop(scope)
+        results = outcome.result()
         if all(type(result) is Produced for result in results):
             self.window.remember(scope, digest, prepared.response_of(results).body, self._clock.time())
 
@@ -183,13 +186,13 @@ class Idempotency(Service):
             if isinstance(self._problem, errors.KafkaUnauthorized):
                 raise self._problem.with_traceback(None) from None
             raise errors.KafkaUnavailable(
-                f"the idempotency keys are not known yet, so nothing was sent; send it again: {self._problem}"
+                f"the idempotency keys are not available yet, and nothing was sent; send it again: {self._problem}"
             ) from None
 
     async def _read_back(self) -> None:
         while not self._ready.is_set():
             try:
-                if not await self._admin.has_topic(self._topic.name):  # no key was used so far
+                if not await self._admin.has_topic(self._topic.name):  # no key has been used so far
                     await self._requested.wait()
                     await self._topic.ensure(self._admin)
                 self._open_producers()  # aborts the open transactions of an earlier process
@@ -205,12 +208,13 @@ class Idempotency(Service):
     def _take(self, record: Record) -> None:
         value = record.value or b""
         if record.key and value[:1] == _VERSION:
-            digest, response = value[1 : 1 + _DIGEST_BYTES], value[1 + _DIGEST_BYTES :]
+            digest = value[1 : 1 + _DIGEST_BYTES]
+            response = value[1 + _DIGEST_BYTES :]
             self.window.remember(record.key, digest, response, record.timestamp_ms / 1000)
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Return a hash of byte strings, each with its length, so that different lists have different hashes."""
+    """Return a hash of byte strings and their lengths, so that different lists have different hashes."""
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         whole.update(len(part).to_bytes(8) + part)

@@ -1,6 +1,6 @@
-"""`POST /producers/{topic}` as NDJSON: a line per record in, a receipt per line out, on one connection, without an end.
+"""`POST /producers/{topic}` as NDJSON: a stream with a record per line, and a receipt per line in return.
 
-The response begins before the body has ended; so a client reads while it sends.
+The response begins before the body is complete, so a client must read while it sends.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 class StreamProduceRoute:
-    """Serves streams, and keeps the open ones."""
+    """Serves streams."""
 
     def __init__(self, service: ProduceService, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service
@@ -48,22 +48,22 @@ class StreamProduceRoute:
         """Starts a task; set by the server."""
 
     def drain(self) -> None:
-        """End every stream; its last line names the reason."""
+        """End every stream; the last line states the reason."""
         for stream in self._open:
             stream.end(Draining())
 
     async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         if encoding := headers.get(b"content-encoding"):
-            raise encoding_refused(encoding, "a stream is not decompressed")
+            raise encoding_refused(encoding, "streams must not be compressed")
         if IDEMPOTENCY_KEY in headers:
-            raise InvalidRequest("Idempotency-Key is for whole requests, and a stream has no end: send it without")
+            raise InvalidRequest("Idempotency-Key is not allowed with a stream: leave it out")
         choices = choices_of(scope["query_string"])
         stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
         await self._service.check(topic, choices)
         scope["state"][STREAMING] = True
-        loop, remaining = asyncio.get_running_loop(), expires_at(scope) - time.time()
-        expiry = loop.call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
+        remaining = expires_at(scope) - time.time()
+        expiry = asyncio.get_running_loop().call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
         reader = self.spawn(_read(stream, receive), "stream")
         self._open.add(stream)
         try:
@@ -82,7 +82,7 @@ class StreamProduceRoute:
         if last := stream.last_line():
             reader.cancel()
             await send({"type": "http.response.body", "body": last, "more_body": True})
-            # Closing on bytes that were not read resets the connection, and the client may lose its receipts.
+            # Closing with unread bytes resets the connection, and the client may lose its receipts.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
         await send({"type": "http.response.body", "body": b""})
@@ -94,7 +94,7 @@ async def _read(stream: ProduceStream, receive: Receive) -> None:
         message = await receive()
         if message["type"] == "http.request":
             more = await stream.feed(message["body"], last=not message["more_body"])
-        else:  # the client is gone; its incomplete line is dropped
+        else:  # the client is gone; drop its incomplete line
             stream.end()
             return
 
@@ -103,7 +103,7 @@ def choices_of(query: bytes) -> SchemaChoices:
     """Parse formats and schemas from a query string with the names of the JSON request.
 
     Raises:
-        InvalidRequest: A name is unknown or repeated, or a value is not usable.
+        InvalidRequest: A name is unknown or repeated, or a value is not valid.
     """
     given: dict[str, Any] = {}
     try:
@@ -117,4 +117,4 @@ def choices_of(query: bytes) -> SchemaChoices:
                 given[name] = msgspec.json.decode(value)
         return msgspec.convert(given, SchemaChoices, strict=False)
     except (ValueError, RecursionError) as cause:
-        raise InvalidRequest(f"the query string is not usable: {cause}") from cause
+        raise InvalidRequest(f"the query string is not valid: {cause}") from cause

@@ -1,6 +1,6 @@
-"""The produce use case: a request's JSON in, an outcome for each record out.
+"""The produce use case: takes a request's JSON, and returns an outcome for each record.
 
-Every record is encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
+All records are encoded before the first is sent, so a request with a bad record writes nothing to Kafka.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ _TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
 _NAMED_INDEXES: Final = 20
 LONG_BODY_BYTES: Final = 32_768
-"""Larger bodies are decoded in a turn of the event loop of their own."""
+"""Larger bodies are decoded in a separate turn of the event loop."""
 _SHORT_RECORDS: Final = 1000
-"""So many records go to the client in one turn."""
+"""Most records that are passed to the Kafka client in one turn."""
 
 H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
@@ -45,9 +45,10 @@ _PARTS: Final[tuple[Part, ...]] = ("key", "value")
 
 
 class RequestIds(NamedTuple):
-    """The headers of the HTTP request that its records get, None for absent ones."""
+    """The headers of the HTTP request that its records get."""
 
-    correlation_id: bytes | None = None
+    correlation_id: bytes = b""
+    """Empty for a new id per record."""
     traceability_id: bytes | None = None
     traceparent: bytes | None = None
     """Of W3C Trace Context; passed on unchanged."""
@@ -57,7 +58,7 @@ class RequestIds(NamedTuple):
 class ProduceService:
     """Serves `POST /producers/{topic}`.
 
-    A request is prepared, by `begin` without waiting or by `prepare`, and then written, by `hand_over` or `write`.
+    `begin` (without waiting) or `prepare` prepares a request; then `hand_over` or `write` writes it.
     """
 
     _settings: ProducerConfig
@@ -74,25 +75,23 @@ class ProduceService:
 
     @property
     def acks(self) -> Literal["all", 1, 0]:
-        """The replicas that have a record when it is acknowledged."""
+        """The replicas that must have a record before it is acknowledged."""
         return self._settings.acks
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return if the topic is not reserved for Headrace; see `InternalTopics.check_writable`."""
+        """Return unless the topic is reserved for Headrace; see `InternalTopics.check_writable`."""
         self._internal.check_writable(topic, admin=admin)
 
     def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
-        """Return the headers of a record without reserved ones, which are allowed in dead letter topics only.
+        """Return the headers of a record without reserved ones; only dead letter topics may have those.
 
         Raises:
-            InvalidRequest: A name holds NUL: Kafka's client would cut it there.
+            InvalidRequest: A name contains NUL; Kafka's client would truncate it there.
         """
         headers = list(headers)
         for name, _ in headers:
             if "\0" in name:
-                raise errors.InvalidRequest(
-                    f"a record has a header whose name holds NUL: leave NUL out of {name[:100]!r}"
-                )
+                raise errors.InvalidRequest(f"the name of a record header contains NUL: remove it from {name[:100]!r}")
         if self._internal.kind_of(topic) == "dead_letter":
             return headers
         return [header for header in headers if not is_reserved(header[0])]
@@ -101,12 +100,13 @@ class ProduceService:
         """Prepare a request without waiting.
 
         Returns:
-            None if `prepare` is needed: the topic or a schema must be looked up, or the request is long.
+            None if `prepare` is needed, because the request is long or needs a look-up of its topic or schema.
 
         Raises:
-            HeadraceError: As `prepare`, or `ProducerQueueFull`: the byte budget is used up.
+            HeadraceError: See `prepare`; also `ProducerQueueFull` if the byte budget is used up.
         """
-        settings, partitions = self._settings, self._topics.known(topic)
+        settings = self._settings
+        partitions = self._topics.known(topic)
         if partitions is None or not settings.enabled:
             return None
         if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _SHORT_RECORDS + 1:
@@ -126,7 +126,7 @@ class ProduceService:
         if keys is None or values is None:
             return None
         encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
-        # The body's size is an estimate of the size of keys, values and record headers.
+        # The body's size is an estimate for keys, values and record headers.
         size = len(body) + len(encoded) * sum([len(value) for value in ids if value])
         return Prepared(encoded, None, None, size, ignored, partitions)
 
@@ -136,8 +136,8 @@ class ProduceService:
         Raises:
             RequestError: The request cannot be served; nothing was sent.
             FormatError: A key or value does not fit, or its schema is not usable; nothing was sent.
-            RegistryUnavailable: A schema is needed that is not cached; nothing was sent.
-            KafkaUnavailable: The topic is not cached and Kafka does not answer; nothing was sent.
+            RegistryUnavailable: A schema is not cached, and the registry does not respond; nothing was sent.
+            KafkaUnavailable: The topic is not cached, and Kafka does not respond; nothing was sent.
         """
         if len(body) > LONG_BODY_BYTES:
             await next_slice()
@@ -145,7 +145,7 @@ class ProduceService:
         return (await self.prepare_request(topic, request, ids))._replace(ignored_fields=ignored)
 
     async def prepare_request(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
-        """Prepare a parsed request; raises as `prepare`."""
+        """Prepare a parsed request; see `prepare` for its errors."""
         partitions = await self._partitions_of(topic)
         keys = await self._encoder("key", request, topic, any(_is_given(record.key) for record in request.records))
         values = await self._encoder(
@@ -160,7 +160,7 @@ class ProduceService:
         return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
 
     def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
-        """Prepare a record that is encoded already; None if its topic must be looked up, by `prepare_record`.
+        """Prepare an encoded record; None if its topic must be looked up, by `prepare_record`.
 
         Raises:
             PartitionNotFound: The topic does not have its partition.
@@ -171,27 +171,29 @@ class ProduceService:
         return self._complete(record, ids, partitions)
 
     async def prepare_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared:
-        """Do the same, with a look-up of the topic; raises as `prepare`."""
+        """Do the same with a look-up of the topic; see `prepare` for its errors."""
         return self._complete(record, ids, await self._partitions_of(record.topic))
 
     async def check(self, topic: str, choices: SchemaChoices) -> None:
-        """Raise what `prepare` would raise for every record of a stream."""
+        """Raise the errors of `prepare` that would affect every record of a stream."""
         await self._partitions_of(topic)
         for part in _PARTS:
             named = choice_of(choices, part, self._settings.format_codes) != SchemaChoice()
             await self._encoder(part, choices, topic, named)
 
     def hand_over(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
-        """Give prepared records to Kafka's client; `done` gets a result per record once, on the loop; it never raises.
+        """Pass prepared records to Kafka's client. `done` is called once, on the loop, with a result per record.
+
+        `done` must not raise.
 
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.
-            KafkaUnavailable: No broker has answered for some time; nothing was sent.
+            KafkaUnavailable: No broker has responded for some time; nothing was sent.
         """
         self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
 
     async def write(self, prepared: Prepared) -> EncodedResponse:
-        """Write prepared records and return the response; raises as `hand_over`. If cancelled, they may be written."""
+        """Write prepared records and return the response; see `hand_over` for errors. If cancelled, may still write."""
         if len(prepared.records) > _SHORT_RECORDS:
             results = await self._producer.produce(prepared.records, sliced=True)
             await next_slice(started=True)
@@ -200,21 +202,21 @@ class ProduceService:
         return self.answer(prepared, results)
 
     def answer(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
-        """Return the response for the results of a request, and audit them."""
+        """Return the response for the results of a request; audit them."""
         response = response_of(prepared, results, self._settings.always_200, self._settings.acks)
         if self._audit:
             self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
         return response
 
     def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
-        """Audit the results of a stream's records, and return how many are certainly written."""
+        """Audit the results of a stream's records; return how many are certainly written."""
         written = sum(isinstance(result, Produced) for result in results)
         if self._audit and records:
             self._audit.produced(records, results)
         return written
 
     def not_sent(self, topic: str, error: errors.HeadraceError, count: int = 0) -> None:
-        """Audit the refusal of a request, or of `count` lines of a stream."""
+        """Audit the rejection of a request, or of `count` lines of a stream."""
         if self._audit:
             self._audit.not_sent(topic, error, count)
 
@@ -226,7 +228,7 @@ class ProduceService:
     async def _encoder(self, part: Part, choices: SchemaChoices, topic: str, needed: bool) -> Encoder:
         default = self._settings.key_format if part == "key" else self._settings.value_format
         choice = choice_of(choices, part, self._settings.format_codes)
-        if not needed:  # without keys or values no schema is needed
+        if not needed:  # no keys or no values, so no schema
             format_name(choice.format or default)
             return _NOTHING
         return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
@@ -294,7 +296,7 @@ def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[byte
 
 
 def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:
-    """Raise an error that names every record of a slice whose key or value does not fit."""
+    """Raise an error that names all records of a slice whose key or value does not fit."""
     misfits: dict[int, errors.EncodeError] = {}
     for index, text in enumerate(texts, first):
         try:
@@ -305,7 +307,7 @@ def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first
     indexes = [*misfits][:_NAMED_INDEXES]
     named = ", ".join(map(str, indexes)) + (", ..." if len(misfits) > _NAMED_INDEXES else "")
     raise errors.EncodeError(
-        f"{len(misfits)} of {len(texts)} records have a {part} that cannot be encoded, nothing was sent. "
+        f"failed to encode the {part} of {len(misfits)} of {len(texts)} records; nothing was sent. "
         f"Record {indexes[0]}: {misfits[indexes[0]]}. All of them: {named}",
         part=part,
         index=indexes[0],
@@ -329,7 +331,7 @@ def _record_headers(
     traceability: bytes | None,
     last: list[Header],
 ) -> list[Header]:
-    """Return the headers of a record that names ids or headers; its own ids win over those of the request."""
+    """Return the headers of a record that has ids or headers; its ids override those of the request."""
     if record.traceability_id is not None:
         traceability = record.traceability_id.encode()
     if record.correlation_id is not None:

@@ -1,4 +1,4 @@
-"""The body of a produce request: its types, its parser, and all checks that come before the encoding."""
+"""The body of a produce request: its types, its parser, and all checks before the encoding."""
 
 import re
 from array import array
@@ -44,15 +44,15 @@ _Number = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 _Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _MAX_HEADERS: Final = 256
 _RECORD_WEIGHT: Final = 4
-"""The work for a record without headers, in headers."""
+"""The work for a record without headers, in units of one header."""
 _SLICE_WEIGHT: Final = 1000 * _RECORD_WEIGHT
 SHORT_RECORDS: Final = _SLICE_WEIGHT // (_MAX_HEADERS + _RECORD_WEIGHT)
-"""So few are one slice however many headers they have."""
+"""Up to this number, records always fit into one slice."""
 _FewHeaders = msgspec.Meta(max_length=_MAX_HEADERS)
 
 
 class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
-    """One record of a request. A key that is null or absent is no key, such a value is a tombstone."""
+    """One record of a request. Null and absent are the same: no key, or a tombstone."""
 
     key: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -66,10 +66,10 @@ class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", 
 
 
 class CountedRecord(ProduceRecord, rename="camel", gc=False):
-    """A record that is counted while its body is decoded, so that decoding ends at the limit."""
+    """A record that is counted while the body is decoded, so that decoding stops at the limit."""
 
     decoded: ClassVar = 0
-    """Records of the body so far; one body is decoded at a time."""
+    """Records decoded so far; one body is decoded at a time."""
     limit: ClassVar = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class _LenientRecord(CountedRecord, forbid_unknown_fields=False, rename="camel",
 
 
 class SchemaChoices(msgspec.Struct, rename="camel", gc=False):
-    """The formats and schemas of keys and values, as a request names them."""
+    """The formats and schemas of keys and values in a request."""
 
     key_format: _Name | _Code | None = None
     value_format: _Name | _Code | None = None
@@ -125,7 +125,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_record_fields = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _REQUEST_FIELDS: Final = ProduceRequest.__struct_encode_fields__
 _RECORD_FIELDS: Final = ProduceRecord.__struct_encode_fields__
-NEITHER: Final = "has neither key nor value: name one of them; a tombstone is written as value: null"
+NEITHER: Final = "has neither key nor value: send one of them; a tombstone is value: null"
 _SHOWN_FIELDS: Final = 20
 _SHOWN_CHARACTERS: Final = 300
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.+?)`")
@@ -136,7 +136,7 @@ _choice_of: Final = {
 }
 _NO_CHOICE: Final = SchemaChoice()
 _SHALLOW_BYTES: Final = 2 * MAX_DEPTH + 1
-"""Shorter texts cannot be nested too deeply."""
+"""Shorter texts are never nested too deeply."""
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
 _NO_STEPS: Final = bytes(byte for byte in range(256) if not _STEPS[byte])
@@ -145,7 +145,7 @@ _NO_STEPS: Final = bytes(byte for byte in range(256) if not _STEPS[byte])
 def choice_of(
     request: SchemaChoices, part: Literal["key", "value"], codes: Literal["documented", "light-4j"] = "documented"
 ) -> SchemaChoice:
-    """Return the format and schema of a request's keys or values; `codes` is the meaning of numeric formats.
+    """Return the format and schema of a request's keys or values; `codes` maps numbers to formats.
 
     Raises:
         InvalidRequest: No format has this number.
@@ -157,7 +157,7 @@ def choice_of(
     if isinstance(given, int):
         names = FORMAT_CODES[codes]
         if not 0 <= given < len(names):
-            raise errors.InvalidRequest(f"format {given} is not served: as a number, 0 to {len(names) - 1} are")
+            raise errors.InvalidRequest(f"format {given} is not valid: formats as numbers are 0 to {len(names) - 1}")
         given = names[given]
     return SchemaChoice(given, *rest)
 
@@ -173,8 +173,8 @@ def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse
     """Parse the JSON text of a request.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no request, or too large; the
-            error names the record at fault.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is not a request, or too large.
+            The error names the record at fault.
     """
     few = body.count(b"{") <= max_records + 1  # the request's own brace, and at least one per record
     try:
@@ -206,7 +206,8 @@ def parse_counted(body: bytes, decode: Callable[[bytes], T], max_records: int) -
     Raises:
         TooManyRecords: There are more than the limit; the rest was not decoded.
     """
-    CountedRecord.decoded, CountedRecord.limit = 0, max_records
+    CountedRecord.decoded = 0
+    CountedRecord.limit = max_records
     return parse_json(body, decode)
 
 
@@ -214,7 +215,7 @@ def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
     """Parse a body; `decode` may raise `msgspec.ValidationError`.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is no JSON text, or nested too deeply.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest: It is not JSON text, or nested too deeply.
     """
     if not body:
         raise errors.RequestBodyMissing()
@@ -226,22 +227,22 @@ def parse_json(body: bytes, decode: Callable[[bytes], T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as cause:
         raise errors.ContentTypeMismatch(f"the body is not JSON text: {cause}") from cause
     except RecursionError as cause:
-        raise errors.InvalidRequest("the body is nested too deeply: 900 levels are the most") from cause
+        raise errors.InvalidRequest("the body is nested too deeply: the limit is 900 levels") from cause
 
 
 def _invalid(cause: msgspec.ValidationError) -> errors.InvalidRequest:
     text = str(cause)
     if found := _IN_RECORD.search(text):
         text = explained(_IN_RECORD.sub("$", text), _RECORD_FIELDS)
-        return errors.InvalidRequest(f"record {found[1]} of the request is not one: {text}", index=int(found[1]))
-    return errors.InvalidRequest(f"the body is no produce request: {explained(text, _REQUEST_FIELDS)}")
+        return errors.InvalidRequest(f"record {found[1]} of the request is not valid: {text}", index=int(found[1]))
+    return errors.InvalidRequest(f"the body is not a valid produce request: {explained(text, _REQUEST_FIELDS)}")
 
 
 def explained(text: str, known: Iterable[str]) -> str:
-    """Return a decoder's error, shortened; for an unknown field, with the most similar known name."""
+    """Return a decoder's error, shortened; suggest the most similar name for an unknown field."""
     text = text[:_SHOWN_CHARACTERS]  # it may quote the body
     unknown = _UNKNOWN_FIELD.search(text)
-    others = [name for name in known if unknown and name != unknown[1]]  # the field may be known at another level
+    others = [name for name in known if unknown and name != unknown[1]]  # it may be valid at another level
     near = nearest(unknown[1], others) if unknown else ""
     return f"{text}. Did you mean {near}?" if near else text
 
@@ -256,12 +257,12 @@ def check_present(records: Sequence[ProduceRecord]) -> None:
 def check_partitions(
     records: Sequence[ProduceRecord | OutgoingRecord], topic: str, partitions: int, first: int = 0
 ) -> None:
-    """Raise PartitionNotFound unless a topic has the partitions of records; `first` is the first record's number."""
+    """Raise PartitionNotFound unless the topic has the records' partitions; `first` is the first record's number."""
     for index, record in enumerate(records, first):
         if record.partition is not None and record.partition >= partitions:
             raise errors.PartitionNotFound(
-                f"record {index} names partition {record.partition}, and topic {topic} has {partitions}, "
-                "counted from 0: nothing was sent",
+                f"record {index} is for partition {record.partition}, but topic {topic} has {partitions} partitions, "
+                "counted from 0; nothing was sent",
                 topic=topic,
                 partition=record.partition,
                 index=index,
@@ -273,14 +274,14 @@ def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
     if sum([len(text) for text in texts if text]) < _SHALLOW_BYTES:  # a short record, and this runs for every request
         return
     given = [*filter(None, texts)]
-    # For speed, brackets in strings count in the first test. They can also hide a nesting, which does no harm: every
-    # reader of the text has a limit of its own.
+    # For speed, the first test also counts brackets in strings. They may hide a deep nesting, which is harmless: every
+    # parser of the text has a limit too.
     if len(max(given, key=len, default=b"")) < _SHALLOW_BYTES or _depth(b"".join(given)) <= MAX_DEPTH:
         return
     for index, text in enumerate(texts, first):
         if text and _depth(_STRING.sub(b"", text)) > MAX_DEPTH:
             raise errors.InvalidRequest(
-                f"record {index} is nested deeper than {MAX_DEPTH} levels: nothing was sent", index=index
+                f"record {index} is nested deeper than {MAX_DEPTH} levels; nothing was sent", index=index
             )
 
 
@@ -289,23 +290,26 @@ def _depth(text: bytes) -> int:
 
 
 class Slice(NamedTuple):
-    """Records of a request that are processed without a pause, and the number of the first."""
+    """Records of a request that are processed in one turn, and the number of the first."""
 
     first: int
     records: list[ProduceRecord]
 
 
 def slices_of(records: list[ProduceRecord]) -> list[Slice]:
-    """Cut a request into slices of a few milliseconds each, by the number of records and headers."""
+    """Split a request into slices of a few milliseconds each, by the number of records and headers."""
     if len(records) <= SHORT_RECORDS:  # the usual case, and this runs for every request
         return [Slice(0, records)]
     weights = [_RECORD_WEIGHT + len(record.headers or ()) for record in records]
     if sum(weights) <= _SLICE_WEIGHT:
         return [Slice(0, records)]
-    slices, first, held = [], 0, 0
+    slices = []
+    first = 0
+    total = 0
     for index, weight in enumerate(weights):
-        if held and held + weight > _SLICE_WEIGHT:
+        if total and total + weight > _SLICE_WEIGHT:
             slices.append(Slice(first, records[first:index]))
-            first, held = index, 0
-        held += weight
+            first = index
+            total = 0
+        total += weight
     return [*slices, Slice(first, records[first:])]

@@ -40,15 +40,15 @@ class Prepared(NamedTuple):
     """None where no schema was needed."""
     value_schema_id: int | None = None
     size_bytes: int | None = None
-    """The size that the byte budget counts; None to count the records."""
+    """The size for the byte budget; None to compute it from the records."""
     ignored_fields: Sequence[str] = ()
-    """Unknown fields of the request, where they are allowed."""
+    """Unknown fields of the request, if they are allowed."""
     partitions: int = 0
-    """Partitions of the topic; 0 if there are several topics."""
+    """Number of partitions of the topic; 0 if there are several topics."""
 
 
 class ProduceError(msgspec.Struct, rename="camel"):
-    """Why one record of a request is not, or perhaps not, in Kafka."""
+    """Why one record of a request is not, or may not be, in Kafka."""
 
     error_code: int
     error: str
@@ -66,9 +66,9 @@ class ProduceResponse(msgspec.Struct, kw_only=True, rename=_RENAMED):
     key_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     value_schema_id: int | msgspec.UnsetType = msgspec.UNSET
     request_status: _RequestStatus | msgspec.UnsetType = msgspec.UNSET
-    """Absent where the response as a whole is an error."""
+    """Absent if the whole response is an error."""
     acks: Literal[1, 0] | msgspec.UnsetType = msgspec.UNSET
-    """Present where an entry without error promises less: only the leader (1) or no broker (0) confirmed it."""
+    """Present if success promises less: only the leader (1) or no broker (0) has confirmed the record."""
     ignored_fields: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
     """Unknown fields of the request, at most 20 (`producer.unknown_fields: ignore`)."""
 
@@ -88,7 +88,7 @@ class EncodedResponse(NamedTuple):
 def response_of(
     prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
 ) -> EncodedResponse:
-    """Return the response for the results of all records, in their order."""
+    """Return the response for the results of all records, in order."""
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None
@@ -102,7 +102,7 @@ def failures_of(results: Sequence[Result]) -> list[errors.HeadraceError]:
 
 
 def with_reason(body: bytes, reason: errors.HeadraceError | None, requested: int, written: int) -> EncodedResponse:
-    """Return the response with a body; `reason` is the error that the response as a whole is, if it is one."""
+    """Return the response with a body; `reason` is its error, if the whole response is an error."""
     if reason is None:
         return EncodedResponse(200, body, None, requested, written)
     body = body[:-1] + b"," + _encode_json(reason.body())[1:]
@@ -117,7 +117,10 @@ def entries_of(
     *,
     failed: bool,
 ) -> ProduceResponse:
-    """Return the entries of a response; `failures` are the errors among the results, `failed`: it is an error."""
+    """Return the entries of a response.
+
+    `failures` are the errors among the results; `failed` is whether the whole response is an error.
+    """
     status: _RequestStatus = "OK"
     offsets: Sequence[Any] = results
     if failures:
@@ -136,7 +139,7 @@ def entries_of(
 
 
 def failure_of(error: errors.HeadraceError) -> ProduceError:
-    """Return the entry of a record that was not, or perhaps not, written."""
+    """Return the entry of a record that was not written, or may not have been."""
     return ProduceError(_code_of(error), error.description, "unknown" if isinstance(error, _UNKNOWN) else "fail")
 
 
@@ -149,16 +152,16 @@ def _code_of(error: errors.HeadraceError) -> int:
 
 
 def reason_of(failures: Sequence[errors.HeadraceError]) -> errors.HeadraceError:
-    """Return the error of a request of which no record was written.
+    """Return the error of a request if no record was written.
 
-    An unknown outcome comes first, then errors that need another request, then errors that a retry resolves.
+    Unknown outcomes come first, then errors that a retry cannot resolve, then the others.
     """
     unknown: errors.HeadraceError | None = next((error for error in failures if isinstance(error, _UNKNOWN)), None)
     if unknown and unknown.parameters.get("keyed"):
         return errors.KafkaTimeout(f"send it again with the same Idempotency-Key. {unknown.description}")
     if unknown:
         return errors.KafkaTimeout(
-            "no record of the request is known to be written, and of at least one it is not known: "
+            "the outcome of at least one record is unknown, and no other was written: "
             f"read the topic before you send it again. {unknown.description}",
             retriable=False,
         )

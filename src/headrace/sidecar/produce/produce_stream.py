@@ -1,6 +1,6 @@
-"""A stream of records: lines in, receipts out, one per line and in their order.
+"""A stream of records: takes lines, and returns a receipt for each line, in order.
 
-Lines in flight are bounded: `feed` returns when more fit, and its caller reads nothing meanwhile.
+Lines in flight are bounded: `feed` returns when it can take more, and its caller reads nothing until then.
 A bad line fails alone, because the lines after it are not known yet.
 """
 
@@ -40,7 +40,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Failure(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The receipt of a line that is not, or perhaps not, in Kafka; or the reason for the end of the stream."""
+    """The receipt of a line that is not, or may not be, in Kafka; or the reason why the stream ends."""
 
     error_code: int
     error: str
@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, rename="camel", omit_defaults=True):
     line: int
     """Number of the line, from 1."""
     end: bool = False
-    """Whether the stream ends: neither this line nor any after it was read."""
+    """Whether the stream ends: this line and all after it were not read."""
 
 
 class Receipts(NamedTuple):
@@ -61,11 +61,11 @@ class Receipts(NamedTuple):
 
 
 class _Lines:
-    """Cuts the bytes of a stream into numbered lines."""
+    """Splits the bytes of a stream into numbered lines."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
-        """The line that is not complete."""
+        """The incomplete last line."""
         self.next_number = 1
 
     def split(self, chunk: bytes) -> list[bytes]:
@@ -92,17 +92,61 @@ class _LineBatch:
 
     @property
     def refusal(self) -> errors.HeadraceError:
-        """The error of the first line that is no record."""
+        """The error of the first line that is not a record."""
         return next(entry for entry in self._entries if isinstance(entry, errors.HeadraceError))
 
     def settle(self, results: Sequence[Result]) -> None:
         """Set the results of its records."""
-        self.results, left = results, iter(results)
+        self.results = results
+        left = iter(results)
         self.outcomes = [e if isinstance(e, errors.HeadraceError) else next(left) for e in self._entries]
 
 
+class _LinesInFlight:
+    """The batches whose receipts have not been sent, in order; bounded by lines and bytes."""
+
+    def __init__(self, limits: HttpConfig) -> None:
+        self._limits = limits
+        self._waiting: deque[_LineBatch] = deque()
+        self._sending: list[_LineBatch] = []
+        """Batches that the last call of `take` returned."""
+        self._records = 0
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._records >= self._limits.max_records or self._bytes >= self._limits.max_body_bytes
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether receipts are ready for `take`."""
+        return bool(self._waiting and self._waiting[0].outcomes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all receipts have been taken."""
+        return not self._waiting
+
+    def add(self, batch: _LineBatch) -> None:
+        self._waiting.append(batch)
+        self._records += len(batch.numbers)
+        self._bytes += batch.size_bytes
+
+    def release(self) -> None:
+        """Stop counting the batches of the last `take`, because their receipts have been sent."""
+        self._records -= sum(len(batch.numbers) for batch in self._sending)
+        self._bytes -= sum(batch.size_bytes for batch in self._sending)
+        self._sending = []
+
+    def take(self) -> _LineBatch:
+        """Return the next batch with receipts."""
+        batch = self._waiting.popleft()
+        self._sending.append(batch)
+        return batch
+
+
 class ProduceStream:
-    """One client's stream into one topic; one task feeds it, another one sends the receipts."""
+    """One client's stream into one topic; one task feeds it, another sends the receipts."""
 
     def __init__(
         self,
@@ -120,17 +164,14 @@ class ProduceStream:
         self._limits = limits
         self._clock = clock
         self._lines = _Lines()
-        self._window: deque[_LineBatch] = deque()
-        self._sent: list[_LineBatch] = []
-        """Batches whose receipts the last call of `receipts` returned."""
-        self._records = self._bytes = 0
+        self._in_flight = _LinesInFlight(limits)
         self._changed = asyncio.Event()
         self._feeding = False
         self._end: errors.HeadraceError | bool = False
         """Why no more lines are read; True if the client ended the stream."""
 
     async def feed(self, chunk: bytes, last: bool = False) -> bool:
-        """Process the next bytes, wait until more fit, and return whether more are read."""
+        """Process the next bytes, wait until more fit, and return whether to read more."""
         self._feeding = True
         try:
             await self._process(self._lines.split(chunk))
@@ -152,31 +193,31 @@ class ProduceStream:
         self._changed.set()
 
     async def receipts(self) -> Receipts | None:
-        """Return the next receipts when they are ready; None when every line has its receipt and the stream ended.
+        """Return the next receipts when they are ready; None when the stream has ended and every line has a receipt.
 
-        The receipts of the previous call count as sent, so as many lines may follow.
+        The receipts of the previous call count as sent, so more lines may follow.
         """
-        self._records -= sum(len(batch.numbers) for batch in self._sent)
-        self._bytes -= sum(batch.size_bytes for batch in self._sent)
+        self._in_flight.release()
         self._changed.set()
-        while not (self._window and self._window[0].outcomes):
-            if self._end and not self._window and not self._feeding:
+        while not self._in_flight.has_ready:
+            if self._end and self._in_flight.is_empty and not self._feeding:
                 return None
             await self._wait()
-        texts: list[bytes] = []
-        self._sent, written = [], 0
-        while self._window and self._window[0].outcomes and sum(map(len, texts)) < _RECEIPTS_BYTES:
-            batch = self._window.popleft()
-            self._sent.append(batch)
+        text = bytearray()
+        requested = 0
+        written = 0
+        while self._in_flight.has_ready and len(text) < _RECEIPTS_BYTES:
+            batch = self._in_flight.take()
             outcomes = zip(batch.numbers, batch.outcomes, strict=True)
-            texts.append(_encode_lines([one if isinstance(one, Produced) else _failure(one, n) for n, one in outcomes]))
+            text += _encode_lines([one if isinstance(one, Produced) else _failure(one, n) for n, one in outcomes])
+            requested += len(batch.numbers)
             written += self._service.audit(batch.records, batch.results)
             if len(batch.records) < len(batch.outcomes):
                 self._service.not_sent(self._topic, batch.refusal, len(batch.outcomes) - len(batch.records))
-        return Receipts(b"".join(texts), sum(len(batch.numbers) for batch in self._sent), written)
+        return Receipts(bytes(text), requested, written)
 
     def last_line(self) -> bytes:
-        """Return the line that names the reason for the end; empty if the client ended the stream."""
+        """Return the line with the reason why the stream ends; empty if the client ended it."""
         if isinstance(self._end, errors.HeadraceError):
             return _encode_lines([_failure(self._end, self._lines.next_number, end=True)])
         return b""
@@ -199,7 +240,7 @@ class ProduceStream:
                 bad = next(n for n, line in enumerate(batch) if len(line) > limits.max_body_bytes)
                 await self._process(batch[:bad])
                 self._end_at_long_line()
-            while not self._end and (self._records >= limits.max_records or self._bytes >= limits.max_body_bytes):
+            while not self._end and self._in_flight.is_full:
                 await self._wait()
             if self._end:
                 return
@@ -224,7 +265,7 @@ class ProduceStream:
         except (errors.RequestError, errors.FormatError) as error:
             if len(records) == 1:  # the EncodeError of one record has a cause without record numbers
                 return [error.__cause__ if isinstance(error.__cause__, errors.EncodeError) else error]
-        except errors.HeadraceError as error:  # the registry's or Kafka's: it holds for each of them
+        except errors.HeadraceError as error:  # of the registry or Kafka: it applies to all of them
             return [error] * len(records)
         entries: list[OutgoingRecord | errors.HeadraceError] = []
         for index, record in enumerate(records):
@@ -234,7 +275,7 @@ class ProduceStream:
         return entries
 
     async def _send(self, batch: _LineBatch) -> None:
-        """Hand a batch over, waiting for the produce budget."""
+        """Hand a batch over, when the produce budget allows it."""
         deadline = Deadline(self._clock, _BUDGET_WAIT_SECONDS)
         prepared = Prepared(batch.records, size_bytes=batch.size_bytes)
         while True:
@@ -246,9 +287,7 @@ class ProduceStream:
                     self._settle(batch, [error] * len(batch.records))
                     break
             await self._clock.sleep(_PAUSE_SECONDS)
-        self._window.append(batch)
-        self._records += len(batch.numbers)
-        self._bytes += batch.size_bytes
+        self._in_flight.add(batch)
 
     def _settle(self, batch: _LineBatch, results: Sequence[Result]) -> None:
         batch.settle(results)
@@ -256,7 +295,7 @@ class ProduceStream:
 
 
 def _parse(lines: list[bytes]) -> Sequence[ProduceRecord | errors.InvalidRequest]:
-    """Return a record or an error for each line; the lines are decoded together unless one is bad."""
+    """Return a record or an error for each line; decode all lines together unless one is bad."""
     try:
         str(b"\n".join(lines), "utf-8")  # the decoder does not check raw values
         records = [_decode_record(line) for line in lines]
@@ -264,7 +303,7 @@ def _parse(lines: list[bytes]) -> Sequence[ProduceRecord | errors.InvalidRequest
         return records
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         text = explained(str(cause), ProduceRecord.__struct_encode_fields__)
-        error = errors.InvalidRequest(f"the line is no record: {text}")
+        error = errors.InvalidRequest(f"the line is not a valid record: {text}")
     except errors.InvalidRequest:
         error = errors.InvalidRequest(f"the line {NEITHER}")
     return [error] if len(lines) == 1 else [entry for line in lines for entry in _parse([line])]

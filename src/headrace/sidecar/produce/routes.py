@@ -1,7 +1,7 @@
-"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, by the Content-Type.
+"""`POST /producers/{topic}`: JSON, lines of JSON, or the value of one record, depending on the Content-Type.
 
-A value is written byte for byte, with its Content-Type as a record header. Key and record headers are the bytes of HTTP
-headers, which are not decoded. Bytes that cannot be in an HTTP header (CR, LF, NUL) need the JSON request.
+A value is written byte for byte, with its Content-Type as a record header. Key and record headers are taken from HTTP
+headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL) need the JSON request.
 """
 
 import re
@@ -25,7 +25,7 @@ from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERR
 
 PATH: Final = "/producers/{topic}"
 _LINES: Final = (
-    "A `ProduceRecord` per line, without an end. Each line is answered with a line while the request is sent. The "
+    "A `ProduceRecord` per line, any number of them. Each line gets a line in response while the request is sent. The "
     "fields of `ProduceRequest` other than `records` are query parameters."
 )
 _RAW_HEADERS: Final = {
@@ -110,18 +110,19 @@ class ProduceRoute:
 
 
 def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes) -> OutgoingRecord:
-    """Return the record of a request; `fields` are the HTTP headers in their order.
+    """Return the record of a request; `fields` are the HTTP headers in order.
 
     Raises:
-        InvalidRequest, ContentTypeMismatch: It is not usable.
+        InvalidRequest, ContentTypeMismatch: It is not valid.
     """
-    headers, own = dict(fields), service.own_headers(topic, _check(fields))
+    headers = dict(fields)
+    own = service.own_headers(topic, _check(fields))
     tombstone = headers.get(_TOMBSTONE, b"false").lower()
     if tombstone not in (b"true", b"false"):
-        raise InvalidRequest("X-Headrace-Tombstone is true or false")
+        raise InvalidRequest("X-Headrace-Tombstone is not valid: send true or false")
     _check_kind(media_type(headers), body)
     if body and tombstone == b"true":
-        raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone")
+        raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone: true")
     return OutgoingRecord(
         topic,
         headers.get(_KEY),
@@ -133,7 +134,7 @@ def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes
 
 
 def _check(headers: Headers) -> list[Header]:
-    """Return the record headers that a request names, in their order."""
+    """Return the record headers in a request, in order."""
     own = [(name, value) for name, value in headers if name.startswith(_PREFIX)]
     once = [name for name, _ in own if not name.startswith(_HEADER)]
     for name in once:
@@ -143,16 +144,16 @@ def _check(headers: Headers) -> list[Header]:
             raise InvalidRequest(f"the header {name.decode()} is repeated: send it once")
     named = [(name.removeprefix(_HEADER), value) for name, value in own if name.startswith(_HEADER)]
     if any(not name for name, _ in named):
-        raise InvalidRequest("X-Headrace-Header- is followed by the name of the record header")
+        raise InvalidRequest("X-Headrace-Header- must be followed by the name of the record header")
     return [(name.decode("latin-1"), value) for name, value in named if name not in (CORRELATION, TRACEABILITY)]
 
 
 def _check_kind(kind: bytes, body: bytes) -> None:
     """Return if the body can be a value."""
     if kind == _FORM and body.lstrip()[:1] == b"{":
-        text = "Content-Type says a form and the body looks like JSON"
+        text = "Content-Type is a form, but the body looks like JSON"
     elif kind == _TEXT and _ENVELOPE_TEXT.match(body):
-        text = "Content-Type says text and the body looks like a request with records"
+        text = "Content-Type is text, but the body looks like a request with records"
     elif kind.startswith(_ENVELOPE):
         text = "records in the envelope of another API are not accepted"
     else:
@@ -167,5 +168,5 @@ def _number(headers: dict[bytes, bytes], name: bytes, limit: int) -> int | None:
     if text is None:
         return None
     if not text.isdigit() or len(text) > 19 or int(text) >= limit:
-        raise InvalidRequest(f"{name.decode()} is a whole number from 0 to {limit - 1}")
+        raise InvalidRequest(f"{name.decode()} is not valid: send a whole number from 0 to {limit - 1}")
     return int(text)

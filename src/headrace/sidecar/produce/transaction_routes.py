@@ -35,11 +35,11 @@ from headrace.sidecar.produce.transactions import (
     parse_transaction,
 )
 
-_CORRELATION: Final = "Names the request. It is returned in the response, and written into records without one."
+_CORRELATION: Final = "Names the request. It is returned in the response, and written into records that have none."
 KEYED_HEADERS: Final = {
     "X-Correlation-Id": _CORRELATION,
     "X-Traceability-Id": _CORRELATION,
-    "traceparent": "W3C Trace Context. It is written into records without one.",
+    "traceparent": "W3C Trace Context. It is written into records that have none.",
     "Idempotency-Key": "Names the request for its caller and topic. A repeated request writes nothing and gets the "
     "same response, with `Idempotency-Replayed: true`.",
 }
@@ -63,7 +63,7 @@ _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
 class Writing:
-    """Writes transactions and sends their responses; each `Idempotency-Key` is written once."""
+    """Writes transactions and sends their responses; writes once per `Idempotency-Key`."""
 
     def __init__(self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics) -> None:
         self.transactions = transactions
@@ -78,7 +78,7 @@ class Writing:
         request: bytes,
         prepare: Callable[[], Awaitable[PreparedTransaction]],
     ) -> None:
-        """Write the transaction of `prepare` and send the response; for a repeated key, send the earlier response."""
+        """Write the transaction from `prepare` and send the response; for a repeated key, send the earlier one."""
         replayed = False
         if key is None:
             response = await self.transactions.write(await prepare())
@@ -87,7 +87,7 @@ class Writing:
         await self.send_response(send, response, [_REPLAYED] if replayed else ())
 
     async def send_response(self, send: Send, response: EncodedResponse, headers: Headers = ()) -> None:
-        """Count a response and send it."""
+        """Send a response, and count its records."""
         self._metrics.produced(response.requested_records, response.written_records)
         headers = [*retry_after(response.retry_after_seconds), *headers]
         await HttpResponse(response.body, response.status, headers=headers).send(send)
@@ -95,7 +95,7 @@ class Writing:
     async def produce_once(
         self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> None:
-        """Write a produce request as a transaction; `request` are the bytes that identify it."""
+        """Write a produce request as a transaction; `request` is compared when the key is repeated."""
 
         async def transaction() -> PreparedTransaction:
             return self.transactions.of_produce(await prepare())
@@ -103,15 +103,16 @@ class Writing:
         await self.write(send, key, topic, request, transaction)
 
 
-def request_ids(headers: dict[bytes, bytes], identity: bytes | None = None) -> RequestIds:
-    """Return the ids of a request for its records; `identity` is the id of a request that names none."""
-    correlation, trace = given_id(headers, CORRELATION) or identity, given_id(headers, TRACEABILITY)
-    return RequestIds(correlation, trace, given_id(headers, TRACE_PARENT))
+def request_ids(headers: dict[bytes, bytes], default: bytes = b"") -> RequestIds:
+    """Return the ids of a request for its records; `default` is the correlation id if the request has none."""
+    return RequestIds(
+        given_id(headers, CORRELATION) or default, given_id(headers, TRACEABILITY), given_id(headers, TRACE_PARENT)
+    )
 
 
 def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
-    """Return the same, with the correlation id of the response if the request names none."""
-    return request_ids(headers, correlation_id.get().encode() or None)
+    """Return the same; the default is the correlation id of the response."""
+    return request_ids(headers, correlation_id.get().encode())
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,7 +148,8 @@ class TransactionRoute:
             require(scope, (WRITE,), "produce", part.topic)
             self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
         ids = answered_ids(headers)
-        transactions, consumer = self._writing.transactions, request.consumer
+        transactions = self._writing.transactions
+        consumer = request.consumer
 
         async def prepare() -> PreparedTransaction:
             instance = None
@@ -161,7 +163,7 @@ class TransactionRoute:
         if consumer:
             require(scope, (WRITE,), "group", consumer.group)
             if self._instances is None:
-                raise errors.InvalidRequest("active consumers are switched off here (active_consumers.enabled)")
+                raise errors.InvalidRequest("active consumers are disabled here (active_consumers.enabled)")
             if self._forwarder:  # only the process that has the instance knows what was delivered
                 key = consumer.group, consumer.instance_id
                 await self._forwarder.serve(write_here, scope, receive, send, key, body)

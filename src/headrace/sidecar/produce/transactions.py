@@ -1,4 +1,4 @@
-"""`POST /transactions`: records of several topics, all visible at read_committed or none."""
+"""`POST /transactions`: records for several topics; consumers at read_committed see all or none."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ from headrace.sidecar.produce.produce_response import (
 )
 
 _GRACE_SECONDS: Final = 1.0
-"""Added to the limit of a request, so that a transaction that was not begun ends as such first."""
+"""Added to the limit of a request, so that a transaction that has not begun fails as such first."""
 _MAX_TOPICS: Final = 100
 
 
@@ -49,7 +49,7 @@ class TopicRequest(ProduceRequest, kw_only=True, rename="camel", gc=False):
 
 
 class ConsumerOffsets(msgspec.Struct, rename="camel", forbid_unknown_fields=True, gc=False):
-    """Offsets of the last processed records of an instance, as when it commits them."""
+    """Offsets of the last processed records of an instance, as in its commits."""
 
     group: str
     instance_id: str
@@ -61,7 +61,7 @@ class TransactionRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     topics: Annotated[list[TopicRequest], msgspec.Meta(min_length=1, max_length=_MAX_TOPICS)]
     consumer: ConsumerOffsets | None = None
-    """What was processed to make the records; it is committed with them, or not at all."""
+    """What was processed to make the records; committed together with them, or not at all."""
 
 
 class TopicResponse(ProduceResponse, kw_only=True):
@@ -81,7 +81,7 @@ class PreparedTransaction(NamedTuple):
 
     records: list[OutgoingRecord]
     response_of: Callable[[Sequence[Result]], EncodedResponse]
-    """Makes the response from one result per record. May be called on any thread, and more than once."""
+    """Makes the response from one result per record; may be called on any thread, and repeatedly."""
     group: GroupOffsets | None = None
     committed: Callable[[], None] = lambda: None
     """Called when the transaction is committed."""
@@ -97,15 +97,15 @@ _FIELDS: Final = [
 
 
 def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
-    """Parse the JSON text of a request; unknown fields are refused whatever the settings are.
+    """Parse the JSON text of a request; unknown fields are rejected whatever the settings.
 
     Raises:
-        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is no transaction, or too large.
+        RequestBodyMissing, ContentTypeMismatch, InvalidRequest, TooManyRecords: It is not a transaction, or too large.
     """
     try:
         request = parse_counted(body, _decode, max_records)
     except msgspec.ValidationError as cause:
-        raise errors.InvalidRequest(f"the body is no transaction: {explained(str(cause), _FIELDS)}") from cause
+        raise errors.InvalidRequest(f"the body is not a valid transaction: {explained(str(cause), _FIELDS)}") from cause
     for part in request.topics:
         try:
             check_present(part.records)
@@ -117,7 +117,7 @@ def parse_transaction(body: bytes, max_records: int) -> TransactionRequest:
 
 @dataclasses.dataclass(eq=False)
 class Transactions:
-    """Prepares requests and writes each as one transaction."""
+    """Prepares requests, and writes each as one transaction."""
 
     _settings: ProducerConfig
     _produce: ProduceService
@@ -129,7 +129,7 @@ class Transactions:
         self._produce.check_writable(topic, admin=admin)
 
     def of_produce(self, prepared: Prepared) -> PreparedTransaction:
-        """Return a transaction that writes the records of a produce request and has its response."""
+        """Return a transaction with the records and the response of a produce request."""
         always_200 = self._settings.always_200
         return PreparedTransaction(prepared.records, lambda results: response_of(prepared, results, always_200))
 
@@ -152,7 +152,9 @@ class Transactions:
                 raise
         records = [record for _, prepared in parts for record in prepared.records]
         if not records:
-            raise errors.InvalidRequest("the transaction has no records; offsets alone are committed by the instance")
+            raise errors.InvalidRequest(
+                "the transaction has no records; to commit only offsets, use the commit of the instance"
+            )
         prepared = PreparedTransaction(records, functools.partial(_response_of, parts))
         if request.consumer is None or instance is None:
             return prepared
@@ -181,9 +183,9 @@ class Transactions:
     async def finish(
         self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False
     ) -> EncodedResponse:
-        """Wait for the outcome until the request's deadline, and return the response; `keyed`: it has a key."""
+        """Return the response when the outcome is known or the deadline is over; `keyed` requests have a key."""
         await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
-        late = errors.KafkaTimeout("whether the transaction was committed is not known yet")
+        late = errors.KafkaTimeout("the transaction may or may not have been committed")
         results = outcome.result() if outcome.done() else [late] * len(prepared.records)
         if keyed:
             kind = errors.KafkaTimeout
@@ -195,7 +197,8 @@ class Transactions:
 
 
 def _response_of(parts: Sequence[tuple[str, Prepared]], results: Sequence[Result]) -> EncodedResponse:
-    bodies, first = [], 0
+    bodies = []
+    first = 0
     failures = failures_of(results)
     for topic, prepared in parts:
         own = results[first : first + len(prepared.records)]

@@ -29,7 +29,7 @@ def test_scopes_and_patterns(scopes: str, name: str | None, missing: str) -> Non
     with pytest.raises(AuthTokenScopeMismatch) as caught:
         principal.require(WRITE, "produce", name)
     assert caught.value.parameters == {"scope": missing}
-    assert caught.value.description == f"this needs the scope {missing}"
+    assert caught.value.description == f"missing scope {missing}"
 
 
 def test_one_scope_of_several_is_enough() -> None:

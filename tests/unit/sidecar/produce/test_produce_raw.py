@@ -84,7 +84,7 @@ TEXT = "Content-Type: text/plain"
         (post(b"x" * 2000, TEXT), 413, "ERR10068", "1000 bytes"),
         (post(b"x", TEXT, topic="missing"), 404, "ERR40006", ""),
         (post(b"x", TEXT, b"X-Headrace-Key: a\x00b"), 400, "ERR40039", ""),
-        (post(b"x", TEXT, "Content-Encoding: gzip"), 415, "ERR40040", "compressed bodies are not taken"),
+        (post(b"x", TEXT, "Content-Encoding: gzip"), 415, "ERR40040", "compressed bodies are not supported"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(opened: Any, request_bytes: bytes, status: int, code: str, says: str) -> None:

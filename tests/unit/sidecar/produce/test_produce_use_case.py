@@ -354,7 +354,7 @@ def test_numbers_mean_what_the_switch_says(codes: Literal["documented", "light-4
         request = ProduceRequest(records=[], key_format=number, value_format=name.upper())
         assert choice_of(request, "key", codes).format == name
         assert choice_of(request, "value", codes).format == name.upper()
-    with pytest.raises(errors.InvalidRequest, match="format 6 is not served: as a number, 0 to 5 are"):
+    with pytest.raises(errors.InvalidRequest, match="format 6 is not valid: formats as numbers are 0 to 5"):
         choice_of(ProduceRequest(records=[], key_format=6), "key", codes)
 
 

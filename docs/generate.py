@@ -43,7 +43,7 @@ _OPEN_FIRST = {
     "client": "",
     "config": "model load",
     "control": "",
-    "control/dead_letters": "pages ended_offsets",
+    "control/dead_letters": "pages completed_offsets",
     "control/health": "consumer_status preconditions",
     "control/runs": "window_run replay_requests redrive jobs",
     "control/table": "consumer_control registrations",

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import ended_offsets
-from headrace.control.dead_letters.ended_offsets import ENDED_TOPIC, NOTHING_ENDED, EndedOffsets
-from headrace.control.runs import redrive
+from headrace.control.dead_letters import completed_offsets
+from headrace.control.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
+from headrace.control.runs import redrive, redrive_writers
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
@@ -60,7 +60,7 @@ class FakeKafka(MemoryCluster):
         self.write(OutgoingRecord(DLQ, origin.key, origin.value, headers, partition), at_ms)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        if records == [NOTHING_ENDED]:
+        if records == [NOTHING_COMPLETED]:
             return [Produced(0, 0)]
         self.sends.append(len(records))
         return [self._write(record) for record in records]
@@ -73,7 +73,7 @@ class FakeKafka(MemoryCluster):
             return RecordRefused("no key")
         if record.value in self.too_large:
             return RecordTooLarge("too large")
-        if record.topic == ENDED_TOPIC:
+        if record.topic == COMPLETED_TOPIC:
             self.write(record)
         else:
             self.produced.append(record)
@@ -89,9 +89,9 @@ class FakeKafka(MemoryCluster):
 
     def ended(self) -> set[int]:
         """Return the offsets of partition 0 that a new process finds marked."""
-        found = EndedOffsets(self, DLQ)  # type: ignore[arg-type]
+        found = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
         asyncio.run(found.load())
-        return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_ended(0, o)}
+        return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_completed(0, o)}
 
 
 class FakeLease:
@@ -141,7 +141,7 @@ class FakeSession:
 
 
 def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ended_offsets, "read_back", fake.read_back)
+    patch.setattr(completed_offsets, "read_back", fake.read_back)
     patch.setattr(redrive, "read_window", fake.read)
-    patch.setattr(ended_offsets, "Lease", lambda *_, **__: FakeLease(fake))
-    patch.setattr(redrive, "TransactionSession", lambda *_, **__: FakeSession(fake))
+    patch.setattr(completed_offsets, "Lease", lambda *_, **__: FakeLease(fake))
+    patch.setattr(redrive_writers, "TransactionSession", lambda *_, **__: FakeSession(fake))

@@ -22,7 +22,7 @@ def consumers() -> None:
 @click.option("--group", help="Only instances of this group.")
 @api_options
 def list_(group: str | None, api: Api, output: str) -> None:
-    """List instances with what they read, their lag, and how long their clients have been silent.
+    """List instances with their topics, their lag, and how long their clients have been idle.
 
     Example: headrace consumers list --group billing
     """

@@ -1,6 +1,7 @@
-"""The client of the HTTP API of a running Headrace that commands use.
+"""The client that commands use for the HTTP API of a running Headrace.
 
-The URL comes from an option, the file, the environment (`HEADRACE_URL`) or is the default port of this machine.
+The URL is taken from an option, the environment (`HEADRACE_URL`) or the file; by default it is the default port of this
+machine.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Api:
     """The HTTP API of one Headrace process."""
 
     def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
-        """Prepare; nothing is contacted.
+        """Prepare without connecting.
 
         Raises:
-            click.UsageError: The URL is not one of a server.
+            click.UsageError: The URL is not valid.
         """
         try:
             named = urlsplit(url)
@@ -43,7 +44,7 @@ class Api:
         except ValueError:
             known = False
         if not known:
-            raise click.UsageError(f"{url!r} is no URL of a Headrace: write it as http://127.0.0.1:8082")
+            raise click.UsageError(f"{url!r} is not a valid URL: write it as http://127.0.0.1:8082")
         self.url = url.rstrip("/")
         self.limit_seconds = limit_seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -65,17 +66,17 @@ class Api:
         return self.request(endpoint.method, endpoint.url(query or {}, **parameters), body, tuple(endpoint.responses))
 
     def request(self, method: str, path: str, body: Any = None, expected: Collection[int] = ()) -> dict[str, Any]:
-        """Send a request and return the JSON of the response; errors with an expected status are answers too.
+        """Send a request and return the JSON of the response, also of an error with an expected status.
 
         Raises:
-            EnvironmentProblem: No server answers.
+            EnvironmentProblem: The server is unreachable.
             HeadraceError: The error of the server; code and status are in its parameters.
         """
         if body is None and method not in ("GET", "DELETE"):
             body = {}
-        return self.answer(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
+        return self._response(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
 
-    def answer(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
+    def _response(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
         """Return the JSON of a response.
 
         Raises:
@@ -88,8 +89,8 @@ class Api:
             description, code = str(found["description"]), str(found["code"])
         except (ValueError, LookupError, TypeError):
             raise HeadraceError(
-                f"{self.url} answers {status} without an error of Headrace: it is no Headrace, or another server "
-                "stands before it",
+                f"{self.url} answers {status} without an error of Headrace: it is another server, or a proxy in front "
+                "of Headrace",
                 status=status,
                 code="",
             ) from None
@@ -107,8 +108,8 @@ class Api:
         except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(
-                f"no Headrace answers at {self.url} ({why}): start it (headrace run -c headrace.yaml), or say where it "
-                "is with --url or HEADRACE_URL"
+                f"Headrace is unreachable at {self.url} ({why}): start it (headrace run -c headrace.yaml), or pass its "
+                "address with --url or HEADRACE_URL"
             ) from cause
 
 

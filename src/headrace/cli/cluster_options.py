@@ -1,8 +1,8 @@
 """Configuration of commands that use Kafka: their options, the addresses of Kafka and the registry, and a producer.
 
-The file is `./headrace.yaml` by default. Addresses come from an option, the file, the environment (`KAFKA`,
-`SCHEMA_REGISTRY_URL`), the running dev cluster of this folder, or are on localhost, in this order. References of the
-file to these variables find the dev cluster too.
+The file is `./headrace.yaml` by default. Addresses are taken from an option, the file, the environment (`KAFKA`,
+`SCHEMA_REGISTRY_URL`) or the running dev cluster of this folder, in this order. The default is localhost. References
+of the file to these variables also find the dev cluster.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ config_option = click.option(
     "--config",
     "config",
     type=click.Path(path_type=Path),
-    help="The configuration file; ./headrace.yaml if it is there.",
+    help="The configuration file; ./headrace.yaml if it exists.",
 )
 registry_option = click.option(
     "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."
@@ -42,7 +42,7 @@ registry_option = click.option(
 
 
 class ClusterSettings(NamedTuple):
-    """How to reach the cluster, and the whole file if the command reads one."""
+    """How to connect to the cluster, and the whole file if the command reads one."""
 
     kafka: KafkaConfig
     registry: SchemaRegistryConfig
@@ -65,20 +65,20 @@ def kafka_options(command: Callable[..., Any], only: Collection[str] = ()) -> Ca
 
 
 connection_options = functools.partial(kafka_options, only=("kafka", "schema_registry"))
-"""The same for a command that needs nothing else of the file: problems elsewhere in it do not stop the command."""
+"""The same for a command that needs nothing else of the file: problems in other sections do not stop it."""
 
 
 def find_cluster(
     bootstrap_servers: str | None, config: Path | None, registry_url: str | None = None, only: Collection[str] = ()
 ) -> ClusterSettings:
-    """Return how to reach Kafka and the registry.
+    """Return how to connect to Kafka and the registry.
 
     Raises:
-        ConfigError: The file is not usable.
+        ConfigError: The file is not valid.
     """
     quiet_client()
     Admin.on_wait = functools.partial(click.echo, err=True)
-    # With -b alone the file of the folder may be about another cluster.
+    # With -b alone, the file of the folder may describe another cluster.
     file = find_settings(config, only) if config or not bootstrap_servers else None
     settings = file or with_environment(HeadraceConfig())
     kafka, registry = settings.kafka, settings.schema_registry
@@ -93,7 +93,7 @@ def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
     """Return the settings of a file, by default of `./headrace.yaml`; None if that does not exist.
 
     Raises:
-        ConfigError: The file is not usable.
+        ConfigError: The file is not valid.
     """
     if file is None and not DEFAULT_FILE.exists():
         return None
@@ -101,7 +101,7 @@ def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
 
 
 def with_environment(settings: HeadraceConfig) -> HeadraceConfig:
-    """Return settings with the addresses of the environment, if the file does not set them."""
+    """Return settings with the addresses of the environment unless the file sets them."""
     kafka, registry, known = settings.kafka, settings.schema_registry, variables()
     if "bootstrap_servers" not in kafka.model_fields_set and known.get("KAFKA"):
         kafka = kafka.model_copy(update={"bootstrap_servers": known["KAFKA"]})
@@ -111,12 +111,12 @@ def with_environment(settings: HeadraceConfig) -> HeadraceConfig:
         registry = registry.model_copy(update={"url": urls["SCHEMA_REGISTRY_URL"]})
     found = settings.model_copy(update={"kafka": kafka, "schema_registry": registry})
     if "schema_registry" not in settings.model_fields_set:
-        found.model_fields_set.discard("schema_registry")  # a registry in the file is one that must answer
+        found.model_fields_set.discard("schema_registry")  # only a registry in the file must be reachable
     return found
 
 
 def variables() -> dict[str, str]:
-    """Return the environment, and the variables of a running dev cluster that are not set in it."""
+    """Return the environment, with the variables of a running dev cluster that it does not set."""
     try:
         found = json.loads(ENDPOINTS.read_text())
         os.kill(found["kafka"]["brokers"][0]["pid"], 0)
@@ -127,7 +127,7 @@ def variables() -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
-    """Give a producer for the length of a command; on leaving it waits for what is in flight, at most 5 s."""
+    """Provide a producer for a command; on exit, wait up to 5 s for what is in flight."""
     producer = Producer(kafka, ProducerConfig(), "cli")
     await producer.start()
     try:
@@ -138,6 +138,6 @@ async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
 
 
 def quiet_client() -> None:
-    """Keep the Kafka client's own log off the terminal: problems are printed as one error."""
+    """Keep the Kafka client's log off the terminal, because problems are printed as one error."""
     if not click.get_current_context().find_root().params.get("debug"):
         logging.getLogger("headrace.kafka.librdkafka").setLevel(logging.CRITICAL)

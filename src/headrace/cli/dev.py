@@ -15,25 +15,25 @@ _port = click.IntRange(1, 65_000)
 
 @click.group()
 def dev() -> None:
-    """Run a real Kafka and schema registry on this machine, without containers; data and logs are in .headrace/dev.
+    """Run a real Kafka and schema registry on this machine, without containers. Data and logs are in .headrace/dev.
 
     Example: eval "$(headrace dev up)"
     """
 
 
 @dev.command()
-@click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; as at the last start, else 1.")
+@click.option("--brokers", type=click.Choice([1, 3]), help="Number of brokers; by default as at the last start, or 1.")
 @click.option(
     "--registry/--no-registry",
     default=None,
-    help="Whether to start the schema registry; if the folder has one or is new.",
+    help="Whether to start the schema registry; by default if the folder has one or is new.",
 )
-@click.option("--port", type=_port, help="Port of broker 1, the others take the next ones; by default free ones.")
+@click.option("--port", type=_port, help="Port of broker 1, the others use the next ones; by default free ones.")
 @click.option("--registry-port", type=_port, help="Port of the schema registry; by default a free one.")
 @click.option("--secured/--no-secured", default=None, help="Whether to add listeners with TLS, logins, ACLs.")
 @output_option
 def up(output: str, **options: Any) -> None:
-    """Start the servers that do not run, and print their addresses as lines for `eval`.
+    """Start the servers that are not running, and print their addresses as lines for `eval`.
 
     Example: eval "$(headrace dev up --brokers 3)"
     """
@@ -58,7 +58,7 @@ def down() -> None:
 @dev.command()
 @output_option
 def status(output: str) -> int:
-    """Show each server; the exit code is 0 if all of them run, else 1.
+    """Show each server; the exit code is 0 if all of them run, otherwise 1.
 
     Example: headrace dev status
     """
@@ -71,7 +71,7 @@ def status(output: str) -> int:
 @dev.command()
 @click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True, help="Lines per server.")
 def logs(lines: int) -> None:
-    """Show the last lines of each server's log, under the file's name.
+    """Show the last lines of each server's log after its file name.
 
     Example: headrace dev logs -n 100
     """
@@ -81,9 +81,9 @@ def logs(lines: int) -> None:
 
 
 @dev.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(yes: bool) -> None:
-    """Stop the cluster and delete every topic, schema and log of it.
+    """Stop the cluster and delete all its topics, schemas and logs.
 
     Example: headrace dev reset --yes
     """

@@ -1,4 +1,4 @@
-"""`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them, here or at a running Headrace."""
+"""`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them, here or in a running Headrace."""
 
 import contextlib
 import functools
@@ -42,14 +42,14 @@ from headrace.runtime import LoopThread, SystemClock
 T = TypeVar("T")
 
 _COLLECT_AFTER = 200_000, 50, 100
-"""Dead letters are many small objects that live shortly. Collecting after every 700 took half of the time."""
+"""Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
 _BUSY = (LeaseTaken.code, JobConflict.code)
 _OPTIONS = (
-    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Those that are left, or ended."),
-    click.option("--text", default="", help="What error class, reason or excerpt contain, in any case."),
+    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left, or ended: completed."),
+    click.option("--text", default="", help="Text in error class, reason or excerpt, in upper or lower case."),
 )
 _PAGED = (
-    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Dead letters at most."),
+    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Maximum dead letters."),
     click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
     click.option("--cursor", default="", help="Start after the page that printed it."),
 )
@@ -57,7 +57,7 @@ _PAGED = (
 
 @click.group()
 def dlq() -> None:
-    """Dead letters: how many are left and why, one by one, and redrive, quarantine and drop.
+    """Count, show, redrive, quarantine and drop dead letters.
 
     Example: headrace dlq redrive orders.dlq --dry-run
     """
@@ -67,15 +67,16 @@ def dlq() -> None:
 @click.argument("topic", required=False)
 @kafka_options
 async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
-    """List dead letter topics: how many dead letters each has at most, how many are left, and their times.
+    """List dead letter topics with the number of dead letters, how many are left, and their times.
 
-    Looks at topics named *.dlq and *.quarantine, and with -c at those the file names. Reads no record: transactions,
-    compaction and foreign records make the numbers larger than what there is; stats counts dead letters.
+    Lists topics named *.dlq and *.quarantine, and with -c those that the file names. The numbers are upper bounds,
+    because transactions, compaction and other records take offsets; stats counts dead letters.
 
     Example: headrace dlq list
     """
     async with _pages(cluster) as pages:
-        rows = [msgspec.to_builtins(row) for row in await pages.topics.counts(topic)]
+        found = await pages.topics.counts(topic)
+    rows = [msgspec.to_builtins(row) if output == "json" else msgspec.structs.asdict(row) for row in found]
     print_rows(rows, output, "no dead letter topics")
 
 
@@ -86,10 +87,9 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @kafka_options
 @registry_option
 async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **options: Any) -> None:
-    """Show dead letters: the origin of each, what went wrong, its key and value.
+    """Show dead letters with their origin, failure, key and value.
 
-    The options select them. A search ends at its limits, and prints how to continue. `show` and `search` are one
-    command.
+    The options select them. At its limits, a search prints how to continue. `show` and `search` are the same command.
 
     Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
     """
@@ -116,7 +116,7 @@ dlq.add_command(show, "search")
 async def stats(
     topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **options: Any
 ) -> None:
-    """Count dead letters by error class, origin, status and time; by default those of the day before the newest.
+    """Count dead letters by error class, origin, status and time; by default of the day before the newest.
 
     Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
     """
@@ -131,7 +131,7 @@ async def stats(
             click.echo(f"{title:10}{count:>8}  {name}")
     if found.partial:
         summary = f"scanned {found.scanned} of up to {found.scanned + found.remaining}"
-        click.echo(f"partial, the newest dead letters only: {summary}; take a smaller window")
+        click.echo(f"partial, the newest dead letters only: {summary}; use a smaller window")
     return None
 
 
@@ -170,7 +170,7 @@ def _block(topic: str, found: DeadLetterRecord) -> str:
 
 def _summary(page: DeadLetterPage) -> str:
     summary = f"scanned {page.scanned} of up to {page.scanned + page.remaining}, found {len(page.dead_letters)}"
-    foreign = f"; {counted(page.foreign, 'record')} passed over: no dead letter" if page.foreign else ""
+    foreign = f"; skipped {counted(page.foreign, 'record')} that are not dead letters" if page.foreign else ""
     if not page.scanned and not page.remaining:
         return f"no dead letters in {page.topic}"
     return summary + foreign + (f"; continue with --cursor {page.cursor}" if page.cursor else "")
@@ -178,17 +178,17 @@ def _summary(page: DeadLetterPage) -> str:
 
 _RUN = (
     selection_options,
-    click.option("--dry-run", is_flag=True, help="Say what would go where, and of which errors and hours."),
-    click.option("--rate", type=RATE, help="Dead letters per second at most."),
+    click.option("--dry-run", is_flag=True, help="Only print what would be done, by error and hour."),
+    click.option("--rate", type=RATE, help="Maximum dead letters per second."),
     click.option("--exactly-once", is_flag=True, help="Write in transactions: a kill repeats nothing."),
     click.option(
         "--wait",
         "wait_seconds",
         type=click.FloatRange(0),
         default=0.0,
-        help="Seconds to wait for another run on the topic; one that was killed is counted out after 10.",
+        help="Seconds to wait for another run on the topic; a killed run releases it after 10.",
     ),
-    click.option("--url", help="Have the Headrace with this base URL do it, as a job."),
+    click.option("--url", help="Run it as a job of the Headrace with this base URL."),
     click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN."),
     kafka_options,
 )
@@ -202,7 +202,7 @@ _VERBS = {
 
 
 class _RunOptions(NamedTuple):
-    """Options of every run on dead letters."""
+    """Options of every run over dead letters."""
 
     cluster: ClusterSettings
     selection: Selection
@@ -217,7 +217,7 @@ class _RunOptions(NamedTuple):
 
 @dlq.command()
 @click.argument("topic")
-@click.option("--to-backend", metavar="CONSUMER", help="Have a running Headrace deliver them to its backend (--url).")
+@click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option(
     "--to-retry-topic", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer."
 )
@@ -234,29 +234,29 @@ def redrive(
 ) -> int:
     """Send dead letters back to their original partitions, with the key, value and headers they had.
 
-    Each dead letter is saved as ended when it is acknowledged, so a redrive may be repeated for what is left: with
-    other conditions, or after an interruption. One that is killed sends at most 2,000 dead letters again (with --rate,
-    one second of it), with --exactly-once none. Dead letters that arrive meanwhile wait for the next redrive. Every
-    group that reads the topic gets the records again; no group's offsets change.
+    A dead letter is saved as completed when its record is acknowledged, so a redrive may be repeated for what is left:
+    with other conditions, or after an interruption. If it is killed, the next one sends at most 2,000 dead letters
+    again (with --rate, those of one second), with --exactly-once none. Dead letters that arrive meanwhile wait for the
+    next redrive. Every group that reads the topic gets the records again; no group's offsets change.
 
-    A dead letter goes back only to a topic that its consumer reads, as the configuration says (-c). Without one it goes
-    back only to the topic that its dead letter topic is named after. A record that was redriven --max-redrives times
-    already is kept back.
+    A dead letter goes back only to a topic that its consumer reads according to the configuration (-c). Without a
+    configuration it goes back only to the topic that its dead letter topic is named after. A record that was already
+    redriven --max-redrives times is kept back.
 
-    The command does it with your rights in Kafka, or with --url a running Headrace with its own.
+    The command uses your rights in Kafka; with --url, a running Headrace uses its own.
 
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
     options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives}
     if to_backend:
         if to_retry_topic or options.exactly_once:
-            raise click.UsageError("--to-backend takes conditions, --rate and --dry-run, and no other option")
+            raise click.UsageError("--to-backend allows only conditions, --rate and --dry-run")
         url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file)
         return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
     if not to_retry_topic and not consumer:
         return _run("redrive", topic, request, options)
     if options.url is not None:
-        raise click.UsageError("--to-retry-topic is done by the command itself: leave out --url")
+        raise click.UsageError("--to-retry-topic does not work with --url: remove it")
     target, group = _retry_topic(options.cluster, consumer, to_retry_topic)
     selection = msgspec.structs.replace(options.selection, groups=[group])
     return _run("redrive", topic, request, options._replace(selection=selection), target)
@@ -264,12 +264,13 @@ def redrive(
 
 @dlq.command()
 @click.argument("topic")
-@click.option("--reason", default="", help="Why; is kept in each dead letter.")
+@click.option("--reason", default="", help="Stored in each dead letter.")
 @with_options(*_RUN)
 def quarantine(topic: str, reason: str, **chosen: Any) -> int:
-    """Move dead letters to the topic TOPIC.quarantine, as they are, where no redrive of TOPIC finds them.
+    """Move dead letters unchanged to the topic TOPIC.quarantine, where no redrive of TOPIC finds them.
 
-    It is created like TOPIC if it is missing, and is a dead letter topic itself: list, show and redrive it by its name.
+    The topic is created like TOPIC if it is missing. It is a dead letter topic itself: list, show and redrive it by its
+    name.
 
     Example: headrace dlq quarantine orders.dlq --header tenant=acme --reason "see issue 17"
     """
@@ -278,16 +279,16 @@ def quarantine(topic: str, reason: str, **chosen: Any) -> int:
 
 @dlq.command()
 @click.argument("topic")
-@click.option("--reason", required=True, help="Why; is kept with what has ended.")
-@click.option("--yes", is_flag=True, help="Do not ask, on a terminal.")
+@click.option("--reason", required=True, help="Stored with the completed offsets.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 @with_options(*_RUN)
 def drop(topic: str, reason: str, yes: bool, **chosen: Any) -> int:
-    """Drop dead letters: they are saved as ended and go nowhere. They stay readable until the topic's retention ends.
+    """Drop dead letters: save them as completed without sending them. They stay readable during the topic's retention.
 
     Example: headrace dlq drop orders.dlq --error DecodeError --until 2026-01-31 --reason "test data" --dry-run
     """
     if sys.stdout.isatty() and not yes and not chosen["dry_run"]:
-        click.confirm(f"Drop the selected dead letters of {topic}? --dry-run says which", abort=True, err=True)
+        click.confirm(f"Drop the selected dead letters of {topic}? --dry-run counts them", abort=True, err=True)
     return _run("drop", topic, {"reason": reason}, _RunOptions(**chosen))
 
 
@@ -295,12 +296,12 @@ def _retry_topic(cluster: ClusterSettings, name: str | None, delay_seconds: int 
     """Return a consumer's retry topic, and its group."""
     if not cluster.file or not name or not delay_seconds:
         raise click.UsageError(
-            "a retry topic is named by --to-retry-topic DELAY, --consumer NAME, and -c with its file"
+            "a retry topic needs --to-retry-topic DELAY, --consumer NAME, and -c with the consumer's file"
         )
     consumer = cluster.file.reactive_consumers.get(name)
     if consumer is None:
         known = ", ".join(cluster.file.reactive_consumers) or "none"
-        raise ConfigError(f"the file has no reactive consumer {name}; it has: {known}")
+        raise ConfigError(f"the file does not have a reactive consumer {name}; it has: {known}")
     if delay_seconds not in consumer.retry.topics:
         known = ", ".join(map(str, consumer.retry.topics)) or "none"
         raise ConfigError(f"consumer {name} has no retry topic of {delay_seconds} s; its retry.topics: {known}")
@@ -311,11 +312,11 @@ def _retry_topic(cluster: ClusterSettings, name: str | None, delay_seconds: int 
 def _run(
     kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOptions, redrive_to: Target = TO_ORIGIN
 ) -> int:
-    """Do it here, or have the Headrace at the URL do it; wait for its end and print it."""
+    """Run it here, or as a job of the Headrace at the URL; wait until it is finished and print the result."""
     selection, dry_run = options.selection, options.dry_run
     texts = [*selection.keys, *selection.headers.values()]
     if any("\udc80" <= character <= "\udcff" for text in texts for character in text):
-        raise click.UsageError("--key and --header take UTF-8 text here")
+        raise click.UsageError("--key and --header must be UTF-8 text")
     body = {**msgspec.to_builtins(selection), **request}
     body |= {"dryRun": dry_run, "rate": options.rate, "exactlyOnce": options.exactly_once}
     if options.url is None:
@@ -333,8 +334,8 @@ def _run(
             if not dry_run:
                 return print_job(found, options.output)
         if not dry_run and found["state"] != "done":
-            ended = f"job {found['id']} is {found['state']}: headrace jobs show {found['id']}"
-            raise HeadraceError(found["message"] or ended)
+            state = f"job {found['id']} is {found['state']}: headrace jobs show {found['id']}"
+            raise HeadraceError(found["message"] or state)
         done = msgspec.convert(found if dry_run else found["progress"], Redriven)
     if options.output == "json":
         print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
@@ -344,8 +345,8 @@ def _run(
 
 
 def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions, redrive_to: Target) -> Redriven:
-    """Do it inside the command; an interrupt ends it early, with what has ended saved."""
-    from headrace.app.command import CommandRuns  # with all that a process needs, which other commands do not
+    """Run it inside the command; an interrupt ends it early, with the completed offsets saved."""
+    from headrace.app.command import CommandRuns  # imports all that a process needs, unlike other commands
 
     logging.getLogger("headrace.runtime.supervisor").setLevel(logging.CRITICAL)
     gc.freeze()
@@ -368,7 +369,7 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
 
             return _when_free(lambda: thread.call(runs.run(kind, topic, body, on_progress)), options.wait_seconds)
     except KeyboardInterrupt:
-        click.echo("ending: records in flight end first; Ctrl-C again does not wait for them", err=True)
+        click.echo("stopping after the records in flight; press Ctrl-C again to stop at once", err=True)
         raise
     finally:
         thread.call(runs.stop())
@@ -376,7 +377,7 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
 
 
 def _when_free(begin: Callable[[], T], wait_seconds: float) -> T:
-    """Begin a run once no other works on the topic, at most for a time."""
+    """Start a run; while another run is working on the topic, retry for the given time."""
     end = time.monotonic() + wait_seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`headrace doctor`: whether the cluster and this machine have what durability needs."""
+"""`headrace doctor`: whether cluster and machine meet the preconditions of durability."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,10 @@ _JAVA = 17
 @click.argument("topics", nargs=-1)
 @kafka_options
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
-    """Check what durability needs, and say what to do about what is missing.
+    """Check the preconditions of durability, and print what to do.
 
-    With a headrace.yaml: every topic it reads and writes, the schema registry and Java if it needs them. Without: the
-    cluster, and TOPICS. Exit code 1 if a check fails; warnings do not count.
+    With a headrace.yaml it checks every topic that is read or written, and the schema registry and Java if needed.
+    Without one it checks the cluster and TOPICS. Exit code 1 if a check fails; warnings do not count.
 
     Example: headrace doctor -c headrace.yaml
     """
@@ -57,7 +57,7 @@ async def _machine(config: HeadraceConfig) -> list[Finding]:
             java = find_java(_JAVA, for_spark=True)
             found.append(Finding("machine", "Java", "ok", str(java.home)))
         except HeadraceError as error:
-            found.append(Finding("machine", "Java", "failing", "none that fits", error.description))
+            found.append(Finding("machine", "Java", "failing", "no suitable version", error.description))
     if "schema_registry" in config.model_fields_set:
         registry = SchemaRegistry(config.schema_registry, SystemClock())
         try:

@@ -24,7 +24,7 @@ from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import SystemClock
 
-_ASK_SECONDS = 3.0
+_TIMEOUT_SECONDS = 3.0
 
 
 @click.group()
@@ -41,10 +41,10 @@ def function() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of health and metrics; by default that of the file.")
 @kafka_options
 def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, output: str) -> int:
-    """Run one function in the foreground, as `headrace run` does, and nothing else that headrace.yaml names.
+    """Run one function in the foreground as `headrace run` does, without anything else that headrace.yaml names.
 
-    A handler that cannot be called ends it with code 78. A change that does not load keeps the old workers, and the
-    log has the reason.
+    If the handler cannot be called, the exit code is 78. If a changed file fails to load, the old workers continue, and
+    the log has the reason.
 
     Example: headrace function run orders/function.yaml --reload
     """
@@ -62,17 +62,18 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
 
 @function.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
-@click.option("--strict", is_flag=True, help="A warning is a problem too.")
+@click.option("--strict", is_flag=True, help="Treat warnings as problems.")
 @click.option(
     "--partitions",
     type=click.IntRange(1),
-    help="Partitions of all topics of a trigger; by default those that Kafka has.",
+    help="Number of partitions of all topics of a trigger; by default as in Kafka.",
 )
 @kafka_options
 async def validate(file: Path, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str) -> None:
-    """Check a function file and its handler, without running it; exit code 78 if there is a problem.
+    """Check a function file and its handler without running it; exit code 78 if there is a problem.
 
-    Every problem has its line. Warnings name what has no effect. Advice is on the numbers of workers and replicas.
+    Every problem is printed with its line. Warnings name keys without effect. Advice is about the number of workers and
+    replicas.
 
     Example: headrace function validate orders/function.yaml --strict
     """
@@ -97,8 +98,8 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
 def install(file: Path, cluster: ClusterSettings, output: str) -> None:
     """Install the libraries that a function names, over the network; code 78 if that fails.
 
-    They are named by requirements.txt in its folder and by `pip install` in spec.build.commands. Headrace finds them
-    below its state folder, so pass the -c that the other commands have.
+    They are listed in requirements.txt in its folder and in `pip install` of spec.build.commands. Headrace keeps them
+    in its state folder, so pass the same -c as to the other commands.
 
     Example: headrace function install orders/function.yaml
     """
@@ -118,18 +119,18 @@ def install(file: Path, cluster: ClusterSettings, output: str) -> None:
 
 @function.command("test")
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
-@click.option("--record", metavar="TOPIC:PARTITION:OFFSET", help="Take this record of Kafka.")
-@click.option("--value", help="Take a record with this text.")
+@click.option("--record", metavar="TOPIC:PARTITION:OFFSET", help="Use this record of Kafka.")
+@click.option("--value", help="Use a record with this text.")
 @click.option("--key", help="Key of a record that is not in Kafka.")
 @kafka_options
 @registry_option
 async def call_handler(
     file: Path, record: str | None, value: str | None, key: str | None, cluster: ClusterSettings, output: str
 ) -> int:
-    """Call a handler in this process on one record, and print its end and outputs; the exit code of a failure is 1.
+    """Call a handler in this process with one record, and print result and outputs; the exit code of a failure is 1.
 
-    Nothing is written and no offset is committed. A breakpoint() of the handler opens the debugger. The settings are
-    those of the trigger that reads the record's topic, else of the first one.
+    Nothing is written and no offset is committed. A breakpoint() in the handler opens the debugger. The settings are
+    those of the trigger that reads the record's topic, otherwise of the first trigger.
 
     Example: headrace function test orders/function.yaml --record orders:0:17
     """
@@ -138,7 +139,7 @@ async def call_handler(
     spec, clock = load_function(file, _settings(cluster), check_handler=True), SystemClock()
     topic, number, offset = (record or "").rsplit(":", 2) if record and record.count(":") > 1 else ("", "0", "0")
     if record and not (topic and number.isdecimal() and offset.isdecimal()):
-        raise InvalidRequest(f"--record is {record}: write TOPIC:PARTITION:OFFSET, such as orders:0:17")
+        raise InvalidRequest(f"--record {record} is not valid: write TOPIC:PARTITION:OFFSET, such as orders:0:17")
     trigger = next((trigger for trigger in spec.kafka_triggers if topic in trigger.topics), spec.kafka_triggers[0])
     kafka, service = trigger.kafka.cluster(cluster.kafka), ForegroundFunction(spec, [trigger], clock)
     if record:
@@ -175,7 +176,7 @@ async def call_handler(
 
 
 def _settings(cluster: ClusterSettings) -> HeadraceConfig:
-    """Return the settings with which `run` starts a function, so that each command refuses the same."""
+    """Return the settings with which `run` starts a function, so that all commands report the same errors."""
     return (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
 
 
@@ -185,7 +186,7 @@ async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> R
         first = next(iter(await anext(batches, ())), None)
     if first and first.offset == offset:
         return first
-    following = f"the next one has {first.offset}" if first else "nor any offset behind it"
+    following = f"the next record has offset {first.offset}" if first else "there are no later records"
     raise InvalidRequest(f"no record has offset {offset} in {partition}: {following}")
 
 
@@ -201,10 +202,10 @@ def _shown(record: OutgoingRecord) -> dict[str, Any]:
 async def _advice(spec: FunctionSpec, trigger: KafkaTrigger, kafka: KafkaConfig, partitions: int | None) -> list[str]:
     if partitions:
         return advice(spec, trigger, partitions)
-    at = trigger.kafka.cluster(kafka).model_copy(update={"request_timeout_seconds": _ASK_SECONDS})
+    at = trigger.kafka.cluster(kafka).model_copy(update={"request_timeout_seconds": _TIMEOUT_SECONDS})
     try:
         topics = [await Admin(at).describe_topic(topic) for topic in trigger.topics]
     except HeadraceError as cause:
-        unknown = f"workers and replicas are not compared with partitions ({cause.description}): give --partitions"
+        unknown = f"workers and replicas were not compared with partitions ({cause.description}): pass --partitions"
         return [*advice(spec, trigger, 0), unknown]
     return advice(spec, trigger, sum(len(topic.partitions) for topic in topics))

@@ -19,26 +19,26 @@ _COMMANDS = {
     "run": "Run everything a headrace.yaml names.",
     "ready": "Wait until a running Headrace is ready.",
     "function": "Functions: run, check, install, test and serve a function.yaml.",
-    "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause, state of those that run.",
+    "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause and state of running ones.",
     "config": "Check and show the configuration; print the schema of the file.",
     "topics": "List, describe and create topics.",
-    "groups": "List consumer groups; see their lag.",
+    "groups": "List consumer groups; show their lag.",
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
     "dlq": "Dead letters: list, show, search, stats, redrive, quarantine, drop.",
-    "replay": "Deliver a window of a topic once more: to a backend, a function or a topic.",
-    "jobs": "Replays and other jobs: see, pause, resume, stop.",
-    "reactive": "Reactive consumers: see why each moves or not, pause, seek, skip.",
+    "replay": "Deliver a window of a topic again: to a backend, a function or a topic.",
+    "jobs": "Replays and other jobs: show, pause, resume, stop.",
+    "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
     "consumers": "Active consumers: the instances that clients created over HTTP.",
-    "doctor": "Check what durability needs, and say what to do.",
+    "doctor": "Check the preconditions of durability, and print what to do.",
 }
-"""Command to its line in the help. Each is the object of the same name in its module."""
+"""Command to its line in the help. Each is the object of this name in its module."""
 _MODULES = {"ready": "run", "config": "run", "groups": "topics", "consumers": "active_consumers"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
 
 _WELCOME = """\
-Headrace carries Kafka to people's code. Three commands to begin with:
+Headrace carries Kafka to people's code. Three commands to start with:
 
   headrace demo                    the whole story on this machine, on real flight data
   headrace dev up                  a real Kafka and schema registry on this machine
@@ -48,7 +48,7 @@ All commands: headrace --help"""
 
 
 class _Lazy(click.Group):
-    """Imports a command's module when the command is used, so that help and completion are quick."""
+    """Imports a command's module only when the command is used, so that help and completion are fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -92,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words  # anywhere: people add it to the command that just failed
     words = [word for word in words if word != "--debug"]
-    if words[:1] == ["run"]:  # until something is started, SIGTERM ends the process at once with exit code 0
+    if words[:1] == ["run"]:  # during the start, SIGTERM ends the process at once with exit code 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if words[:1] == ["pipeline"]:  # its temporary files hold secrets, and are removed as after Ctrl-C
+    if words[:1] == ["pipeline"]:  # its temporary files hold secrets, so they are removed as after Ctrl-C
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
                 signal.signal(number, signal.default_int_handler)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = root.main(words, "headrace", standalone_mode=False) or 0
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
-        # Clean-up has run, but a thread may still wait for Kafka or the terminal, and a normal exit would join it.
+        # Clean-up is done. A normal exit would join threads, which may still wait for Kafka or the terminal.
         click.echo("interrupted", err=True)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader of the output has closed it (`headrace consume t | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except Exception as cause:  # noqa: BLE001 boundary: what the user sees is one paragraph
+    except Exception as cause:  # noqa: BLE001 boundary: the user sees one paragraph
         code = _explain(cause, debug)
     sys.exit(code)
 
@@ -128,7 +128,7 @@ def _explain(cause: Exception, debug: bool) -> int:
         return 78 if isinstance(cause, ConfigError | FunctionInvalid | PipelineInvalid) else 1
     click.echo(
         f"A defect of Headrace: {type(cause).__name__}: {cause}. Please report it with the output of the same command "
-        "and --debug",
+        "with --debug",
         err=True,
     )
     return 1

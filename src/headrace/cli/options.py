@@ -1,4 +1,4 @@
-"""Options that several commands have, and the types of their values."""
+"""Options that several commands share, and the types of their values."""
 
 import copy
 import functools
@@ -14,7 +14,7 @@ from headrace.kafka.timestamps import parse_time
 
 
 class AliasedOption(click.Option):
-    """An option of which the help shows the first spelling; the others are accepted too."""
+    """An option whose help shows only the first spelling; the others are accepted, too."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         shown = copy.copy(self)
@@ -23,11 +23,11 @@ class AliasedOption(click.Option):
 
 
 class ParsedType(click.ParamType[Any]):
-    """Takes a text that a function parses."""
+    """A text that a function parses."""
 
-    def __init__(self, name: str, parse: Callable[[str], Any], takes: str) -> None:
-        """Prepare; `parse` raises ValueError or OverflowError for what is not a value, `takes` says what is one."""
-        self.name, self._parse, self._takes = name, parse, takes
+    def __init__(self, name: str, parse: Callable[[str], Any], problem: str) -> None:
+        """Prepare; `parse` raises ValueError or OverflowError for an invalid text, which `problem` then explains."""
+        self.name, self._parse, self._problem = name, parse, problem
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -35,7 +35,7 @@ class ParsedType(click.ParamType[Any]):
         try:
             return self._parse(value)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is {self._takes}", param, ctx)
+            self.fail(f"{value!r} is {self._problem}", param, ctx)
 
 
 def _rate(text: str) -> float:
@@ -64,10 +64,10 @@ MOMENT = ParsedType(
     "time", lambda text: parse_time(text, time.time()), "neither a time such as 2026-01-31T08:00 nor an age such as 2h"
 )
 """A point in time: ISO 8601, by default UTC, or an age (`90s`, `15m`, `2h`, `1d`)."""
-RATE = ParsedType("rate", _rate, "no rate: take a number above 0")
+RATE = ParsedType("rate", _rate, "not a valid rate: use a number above 0")
 """Records per second: more than 0, and neither `nan` nor `inf`."""
 PAIR = ParsedType("name=value", _pair, "not NAME=VALUE")
-_OFFSETS = ParsedType("first-last", _offsets, "no offset (17), and no first and last one (17-40, 17-)")
+_OFFSETS = ParsedType("first-last", _offsets, "neither an offset (17) nor a range (17-40, 17-)")
 
 _SPAN = (
     click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
@@ -87,7 +87,11 @@ _CONDITIONS = (
     click.option("--error", "errors", multiple=True, metavar="CLASS", help="Dead letters of this error class."),
     click.option("--key", "keys", multiple=True, help="Dead letters whose key is this text."),
     click.option(
-        "--header", "headers", multiple=True, type=PAIR, help="Dead letters that have this header; all, if several."
+        "--header",
+        "headers",
+        multiple=True,
+        type=PAIR,
+        help="Dead letters with this header; with several, all of them.",
     ),
 )
 
@@ -114,7 +118,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(headers: Sequence[tuple[str, str]], **given: Any) -> Any:
         if len(dict(headers)) < len(headers):
-            raise click.UsageError("--header takes one value of a name")
+            raise click.UsageError("--header takes one value per name")
         selection = Selection(**_fields_of(Selection, given), headers=dict(headers))
         return command(selection=selection, **given)
 
@@ -122,7 +126,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fields_of(kind: type[Span], given: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields of a span out of the values of options."""
+    """Remove the fields of a span from the values of options, and return them."""
     first, last = given.pop("offsets") or (None, None)
     if first is not None and given["partition"] is None:
         raise click.UsageError("--offsets needs --partition: offsets count within a partition")

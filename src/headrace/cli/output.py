@@ -28,7 +28,10 @@ def print_json(value: Any) -> None:
 
 def print_result(value: Any, text: str, output: str) -> None:
     """Print a result: as JSON, or the text for people."""
-    print_json(value) if output == "json" else click.echo(text)
+    if output == "json":
+        print_json(value)
+    else:
+        click.echo(text)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> None:
@@ -54,10 +57,10 @@ def counted(number: int, noun: str) -> str:
 
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar on a terminal, nothing in a file or pipe.
+    """Show a progress bar on a terminal, nothing in a file or pipe.
 
     Yields:
-        A function that takes how much is done and how much there is (None: unknown).
+        A function that takes the number done and the total (None: unknown).
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -70,7 +73,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def install_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the downloads of a first start: a bar on a terminal, a line per step in a file or pipe.
+    """Show the downloads of a first start: a progress bar on a terminal, a line per step in a file or pipe.
 
     Yields:
         A `headrace.runtime.jvm.Progress`.
@@ -102,7 +105,7 @@ def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
 
 
 def _printable(text: str) -> str:
-    """Return a text without what moves the cursor or ends the line: it may come from a record of anyone."""
+    """Escape control characters: the text may be from an untrusted record."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -119,7 +122,7 @@ def _cell(value: Any) -> str:
 def print_check(
     error: type[HeadraceError], problems: list[str], warnings: list[str], fine: str, output: str, **further: list[str]
 ) -> None:
-    """Print what a check has found; raise the problems as an error of the given class, print `fine` without any."""
+    """Print the result of a check; raise the problems as an error of the given class, or print `fine`."""
     if output == "json":
         print_json({"ok": not problems, "problems": problems, "warnings": warnings, **further})
     else:
@@ -134,7 +137,7 @@ def print_check(
 
 @contextlib.contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Collect the logged warnings, each text once."""
+    """Collect the texts of logged warnings without duplicates."""
     found: list[str] = []
 
     def collect(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""`headrace produce` and `headrace consume`: lines of text become records, and records lines of text."""
+"""`headrace produce` and `headrace consume`: write lines of text as records, and print records as lines."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ _format_options = with_options(
 )
 
 Encode = Callable[[bytes], bytes]
-"""Makes the bytes of a key or value of its text. Raises HeadraceError if the text does not fit the format."""
+"""Encodes the text of a key or value. Raises HeadraceError if the text does not fit the format."""
 
 
 @click.command()
@@ -53,10 +53,10 @@ Encode = Callable[[bytes], bytes]
 async def produce(
     topic: str, file: IO[bytes], keys: bool, value_format: str, key_format: str, cluster: ClusterSettings, output: str
 ) -> None:
-    """Write each line as a record, and print how many are acknowledged by all in-sync replicas.
+    """Write each line as a record, and print how many all in-sync replicas have acknowledged.
 
-    Empty lines are passed over. Lines are string text, JSON, base64 (binary), or JSON for the newest schema of the
-    subject TOPIC-value.
+    Empty lines are skipped. Lines are string text, JSON, base64 (binary), or JSON for the newest schema of the subject
+    TOPIC-value.
 
     Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
     """
@@ -78,14 +78,14 @@ async def produce(
                     if stop := failed[0] if failed else problem:
                         raise stop
     except BaseException:
-        click.echo(f"{counted(acknowledged, 'record')} acknowledged in {topic}, then it stopped:", err=True)
+        click.echo(f"stopped after {counted(acknowledged, 'record')} acknowledged in {topic}:", err=True)
         raise
     text = f"{counted(acknowledged, 'record')} acknowledged in {topic}"
     print_result({"topic": topic, "acknowledged": acknowledged}, text, output)
 
 
 async def encoder(codecs: Codecs, name: str, subject: str) -> Encode:
-    """Return what encodes texts in a format, with the newest schema of the subject if the format needs one."""
+    """Return the function that encodes texts in a format, with the newest schema of the subject if it needs one."""
     codec = (await codecs.for_writing(SchemaChoice(name), name, subject)).codec
     is_text = name in STRINGS
 
@@ -102,7 +102,7 @@ async def encoder(codecs: Codecs, name: str, subject: str) -> Encode:
 def encode_lines(
     topic: str, lines: Sequence[bytes], lines_before: int, encode_key: Encode | None, encode_value: Encode
 ) -> tuple[list[OutgoingRecord], HeadraceError | None]:
-    """Return the records up to the first line that cannot be one, and the problem of that line."""
+    """Return the records up to the first invalid line, and the error of that line."""
     records: list[OutgoingRecord] = []
     for number, line in enumerate(lines, lines_before + 1):
         if not line:
@@ -110,21 +110,21 @@ def encode_lines(
         key, tab, value = line.partition(b"\t") if encode_key else (b"", b"\t", line)
         try:
             if not tab:
-                raise InvalidRequest("has no tab between key and value, as --keys demands")
+                raise InvalidRequest("--keys requires a tab between key and value")
             records.append(OutgoingRecord(topic, encode_key(key) if encode_key else None, encode_value(value)))
         except HeadraceError as cause:
-            text = f"line {number}: {cause}. Nothing of this line and after it was sent"
+            text = f"line {number}: {cause}. This line and later ones were not sent"
             return records, InvalidRequest(text, line=number)
     return records, None
 
 
 async def read_lines(file: IO[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the available lines without waiting for more, so that a slow pipe is produced as it arrives."""
+    """Yield the available lines without waiting for more, so that lines of a slow pipe are sent at once."""
     rest = b""
     while data := await run_blocking(file.read1, _CHUNK_BYTES):  # type: ignore[attr-defined]
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
-            raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: this is no file of lines")
+            raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: the input must be lines of text")
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ class _StartChoice(click.Choice[str]):
     default="beginning",
     show_default=True,
 )
-@click.option("--max", "limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--max", "limit", type=click.IntRange(1), help="Stop after this number of records.")
 @click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
 @_format_options
@@ -168,11 +168,12 @@ async def consume(
 ) -> None:
     """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
 
-    Order holds within a partition. Binary values are printed as base64, those with a schema as JSON.
+    The order is that of each partition. Binary values are printed as base64, values with a schema as JSON.
 
     Example: headrace consume orders --value-format json --max 10
     """
-    seen, as_json = 0, shown["output"] == "json"
+    seen = 0
+    as_json = shown["output"] == "json"
     starts, ends = await window(Admin(cluster.kafka), topic, partition)
     if start == "end":
         reading = read_records(cluster.kafka, ends)
@@ -201,7 +202,7 @@ async def consume(
 
 @contextlib.asynccontextmanager
 async def _reporting_outages(cluster: ClusterSettings) -> AsyncGenerator[None, None]:
-    """Report on standard error when Kafka stops to answer, and when it answers again."""
+    """Report on standard error when Kafka becomes unreachable, and when it responds again."""
     reachability = Reachability(cluster.kafka, SystemClock(), report=functools.partial(click.echo, err=True))
     await reachability.start()
     try:
@@ -235,7 +236,7 @@ def _line(record: Record, keys: Reader | None, values: Reader, as_json: bool) ->
 
 @contextlib.asynccontextmanager
 async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
-    """Give the codecs for the length of a command; only formats with a schema use the registry."""
+    """Provide the codecs for a command; only formats with a schema use the registry."""
     client = SchemaRegistry(registry, SystemClock())
     try:
         yield Codecs(client, plain_unions=registry.avro_unions == "plain")
@@ -244,9 +245,9 @@ async def open_codecs(registry: SchemaRegistryConfig) -> AsyncIterator[Codecs]:
 
 
 def json_to_line(text: bytes | None) -> str:
-    """Return the text of a JSON string without its quotes, any other JSON value as it is, `null` for no value.
+    """Return the text of a JSON string without its quotes, any other JSON value unchanged, `null` for no value.
 
-    A string that would read as `null` keeps its quotes, to differ from no value.
+    A string that would look like `null` keeps its quotes.
     """
     if text is None:
         return "null"

@@ -1,4 +1,4 @@
-"""`headrace reactive`: see, watch, control and register reactive consumers and functions, over the HTTP API."""
+"""`headrace reactive`: show, watch, control and register reactive consumers and functions, over the HTTP API."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:  # loaded only to draw
 _COLUMNS = 100
 _MAX_NAMED = 5
 _TOP_LIMIT_SECONDS = 5.0
-_ENDED = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
+_COMPLETED = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
 @click.group()
 def reactive() -> None:
-    """See and control reactive consumers and functions while they run.
+    """Show and control reactive consumers and functions while they run.
 
     A pause, seek or setting applies to every process of the deployment, over rebalances and restarts.
 
@@ -55,7 +55,7 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(partitions={name: value for name, value in body.items() if value}, **others)
 
     number = click.option("--partition", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated.")
-    why = click.option("--reason", default="", help="Why; shown in the status and in the audit.")
+    why = click.option("--reason", default="", help="Shown in the status and in the audit.")
     return click.option("--topic", help="Only this topic.")(number(why(run)))
 
 
@@ -67,7 +67,7 @@ _wait = click.option(
 @reactive.command("list")
 @api_options
 def list_(api: Api, output: str) -> None:
-    """List consumers with their lag, and why each does not move.
+    """List consumers with their lag, and why one stalls.
 
     Example: headrace reactive list
     """
@@ -75,9 +75,17 @@ def list_(api: Api, output: str) -> None:
     if output == "json":
         print_json(found)
         return
-    names = {"consumer": "name", "group": "group", "partitions": "partitionsAssigned", "lag": "lag"}
-    names |= {"in_flight": "inFlight"}
-    rows = [{**{title: one[name] for title, name in names.items()}, "state": _state(one)} for one in found]
+    rows = [
+        {
+            "consumer": one["name"],
+            "group": one["group"],
+            "partitions": one["partitionsAssigned"],
+            "lag": one["lag"],
+            "in_flight": one["inFlight"],
+            "state": _state(one),
+        }
+        for one in found
+    ]
     print_rows(rows, output, "no reactive consumers and no functions here")
     for one in found:
         if one["why"]:
@@ -96,16 +104,16 @@ def _consumer_command(endpoint: Endpoint, name: str, text: str, *options: Callab
 
 
 _consumer_command(
-    ControlEndpoints.show, "status", "Show the position of each partition of a consumer, and why it does not move."
+    ControlEndpoints.show, "status", "Show the position of each partition of a consumer, and why one stalls."
 )
 _consumer_command(
     ControlEndpoints.pause,
     "pause",
-    "Pause a consumer, or partitions of it. Deliveries in flight end first.",
+    "Pause a consumer, or some of its partitions. Deliveries in flight finish first.",
     _partition_options,
 )
 _consumer_command(
-    ControlEndpoints.resume, "resume", "Resume a consumer; without partitions, all of them.", _partition_options
+    ControlEndpoints.resume, "resume", "Resume a consumer, or some of its partitions.", _partition_options
 )
 
 
@@ -116,7 +124,7 @@ _consumer_command(
 @_wait
 @api_options
 def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api: Api, output: str) -> int:
-    """Move a consumer to another position. Deliveries in flight end first.
+    """Move a consumer to another position. Deliveries in flight finish first.
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
@@ -134,13 +142,13 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")
 @click.option("--topic", help="Its topic, if the consumer reads several.")
-@click.option("--reason", required=True, help="Why it is skipped; shown in the audit.")
+@click.option("--reason", required=True, help="Shown in the audit.")
 @_wait
 @api_options
 def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> int:
-    """Skip one record for good, without a dead letter.
+    """Skip one record permanently, without a dead letter.
 
-    Example: headrace reactive skip orders 4711 --partition 3 --reason "no order, see issue 7"
+    Example: headrace reactive skip orders 4711 --partition 3 --reason "not an order, see issue 7"
     """
     given = {name: value for name, value in record.items() if value is not None}
     return _print_results(api.call(ControlEndpoints.skip, given, {"waitSeconds": wait}, name=consumer), output)
@@ -148,11 +156,11 @@ def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> in
 
 @reactive.command("set")
 @click.argument("consumer")
-@click.option("--rate", "rateRecords", type=float, help="Records per second at most, in each process; 0 for no limit.")
-@click.option("--max-records", "maxRecords", type=int, help="Records per delivery at most.")
-@click.option("--max-bytes", "maxBytes", type=int, help="Bytes per delivery at most.")
-@click.option("--linger", "lingerSeconds", type=float, help="Seconds a delivery waits to fill up.")
-@click.option("--max-in-flight", "maxInFlight", type=int, help="Deliveries in flight at most.")
+@click.option("--rate", "rateRecords", type=float, help="Maximum records per second in each process; 0 for no limit.")
+@click.option("--max-records", "maxRecords", type=int, help="Maximum records per delivery.")
+@click.option("--max-bytes", "maxBytes", type=int, help="Maximum bytes per delivery.")
+@click.option("--linger", "lingerSeconds", type=float, help="Seconds that a delivery waits for more records.")
+@click.option("--max-in-flight", "maxInFlight", type=int, help="Maximum deliveries in flight.")
 @click.option("--reset", is_flag=True, help="Use the settings of the file again.")
 @api_options
 def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> None:
@@ -162,7 +170,7 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
     """
     given = {name: value for name, value in settings.items() if reset or value is not None}
     if not given:
-        raise click.UsageError("nothing is to be changed: name a setting, or --reset")
+        raise click.UsageError("nothing to change: pass a setting or --reset")
     if given.get("rateRecords") == 0:
         given["rateRecords"] = None
     if reset:
@@ -189,8 +197,8 @@ def cancel(consumer: str, command: str, api: Api, output: str) -> None:
 def register(file: Path, api: Api, output: str) -> None:
     """Register or change the consumers of a file: its reactive_consumers, as in headrace.yaml.
 
-    ${env:NAME} and ${file:/path} are replaced on this machine; the values go to Headrace and are stored in a Kafka
-    topic.
+    ${env:NAME} and ${file:/path} are replaced on this machine. The values are sent to Headrace, which stores them in a
+    Kafka topic.
 
     Example: headrace reactive register team.yaml
     """
@@ -198,7 +206,7 @@ def register(file: Path, api: Api, output: str) -> None:
     tree = read_tree(read_text(file, ConfigError, "Name another file"), str(file), problems)
     found = tree.get("reactive_consumers") if isinstance(tree, dict) else None
     if not isinstance(found, dict) or not found:
-        problems.add(str(file), (), "names no reactive_consumers: write them as in headrace.yaml")
+        problems.add(str(file), (), "has no reactive_consumers: write them as in headrace.yaml")
     if problems.found:
         raise ConfigError("\n".join(problems.found))
     try:
@@ -210,7 +218,7 @@ def register(file: Path, api: Api, output: str) -> None:
         try:
             done.append(api.call(RegistrationEndpoints.put, settings, name=name))
         except HeadraceError as error:
-            before = f"; registered are {', '.join(one['name'] for one in done)}" if done else ""
+            before = f"; already registered: {', '.join(one['name'] for one in done)}" if done else ""
             raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
     _print_registrations(done, output)
 
@@ -218,7 +226,7 @@ def register(file: Path, api: Api, output: str) -> None:
 @reactive.command()
 @api_options
 def registrations(api: Api, output: str) -> None:
-    """List the consumers you have registered, and why one does not run.
+    """List the consumers that you have registered, and why one does not run.
 
     Example: headrace reactive registrations
     """
@@ -248,7 +256,7 @@ def _with_values(value: Any, folder: Path) -> Any:
 def _print_registrations(found: list[dict[str, Any]], output: str) -> None:
     names = ("name", "owner", "version", "state", "why")
     shown = [{name: one.get(name, "") for name in names} for one in found]
-    print_rows(found if output == "json" else shown, output, "nothing is registered")
+    print_rows(found if output == "json" else shown, output, "no registered consumers")
 
 
 def _print_consumer(one: Mapping[str, Any], output: str) -> None:
@@ -273,7 +281,7 @@ def _print_consumer(one: Mapping[str, Any], output: str) -> None:
         }
         for row in one["partitions"]
     ]
-    print_rows(rows, output, "no partitions are known yet")
+    print_rows(rows, output, "no known partitions yet")
     reasons: dict[str, list[str]] = {}
     for row in one["partitions"]:
         if row["why"] and row["why"] != of_all:
@@ -298,12 +306,22 @@ def _print_results(response: Mapping[str, Any], output: str) -> int:
     if output == "json":
         print_json(response)
     else:
-        names = {"topic": "topic", "partition": "partition", "came_from": "cameFrom"}
-        names |= {"offset": "offset", "outcome": "outcome", "by": "by"}
-        rows = [{title: one[name] for title, name in names.items()} for one in response["results"]]
+        results = response["results"]
+        rows = [
+            {
+                "topic": one["topic"],
+                "partition": one["partition"],
+                "from": one["cameFrom"],
+                "offset": one["offset"],
+                "outcome": one["outcome"],
+                "by": one["by"],
+            }
+            for one in results
+        ]
         print_rows(rows, output, "nothing to do")
-        for why in filter(None, dict.fromkeys([*(one["why"] for one in response["results"]), response["why"]])):
-            click.echo(_wrapped(why))
+        for why in dict.fromkeys([*(one["why"] for one in results), response["why"]]):
+            if why:
+                click.echo(_wrapped(why))
         if response["pending"]:
             click.echo(f"cancel it with: headrace reactive cancel <consumer> {response['id']}")
     return 0 if all(one["outcome"] in _SUCCEEDED for one in response["results"]) else 1
@@ -320,7 +338,7 @@ class Poll(NamedTuple):
     """Of the monotonic clock."""
     consumers: Sequence[Mapping[str, Any]]
     problem: str = ""
-    """Why the process does not answer."""
+    """Why the process does not respond."""
 
 
 class TopRow(NamedTuple):
@@ -328,7 +346,7 @@ class TopRow(NamedTuple):
 
     consumer: str
     records_per_second: float | None
-    """Records that ended since the poll before; None if there was none."""
+    """Records that were completed since the previous poll; None without one."""
     lag: int | None
     in_flight: int
     attempts: int
@@ -340,14 +358,15 @@ class TopRow(NamedTuple):
 
 @reactive.command()
 @click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between tables.")
-@click.option("--once", is_flag=True, help="Print one table after one interval; exit code 1 if no process answers.")
+@click.option(
+    "--once", is_flag=True, help="Print one table after one interval; exit code 1 if Headrace is unreachable."
+)
 @api_options
 def top(api: Api, interval: float, once: bool, output: str) -> int:
     """Watch the reactive consumers: records per second, lag, in flight, attempts, breaker, oldest record, and why a
-    consumer stalls. Consumers in trouble come first.
+    consumer stalls. Consumers in trouble are listed first.
 
-    Without a terminal each table is printed as plain text below the one before, with --output json as a line of JSON.
-    Ctrl-C ends it.
+    Without a terminal each table is printed as plain text, with --output json as a line of JSON. Stop it with Ctrl-C.
 
     Example: headrace reactive top --url http://localhost:8082
     """
@@ -367,18 +386,27 @@ def top(api: Api, interval: float, once: bool, output: str) -> int:
 
 def rows(before: Poll | None, now: Poll) -> list[TopRow]:
     """Return a row per consumer, those in trouble first."""
-    earlier = {summary["name"]: _ended(summary) for summary in before.consumers} if before else {}
+    earlier = {summary["name"]: _completed(summary) for summary in before.consumers} if before else {}
     found = []
     for one in now.consumers:
-        name, ended = one["name"], _ended(one) - earlier.get(one["name"], sys.maxsize)
-        rate = ended / (now.seconds - before.seconds) if before and ended >= 0 else None
-        numbers, breaker = (one["lag"], one["inFlight"], one["attempts"]), one["breaker"]["state"]
-        found.append(TopRow(name, rate, *numbers, breaker, one["oldestSeconds"], bool(one["paused"]), one["why"]))
+        completed = _completed(one) - earlier.get(one["name"], sys.maxsize)
+        row = TopRow(
+            consumer=one["name"],
+            records_per_second=completed / (now.seconds - before.seconds) if before and completed >= 0 else None,
+            lag=one["lag"],
+            in_flight=one["inFlight"],
+            attempts=one["attempts"],
+            breaker=one["breaker"]["state"],
+            oldest_seconds=one["oldestSeconds"],
+            paused=bool(one["paused"]),
+            why=one["why"],
+        )
+        found.append(row)
     return sorted(found, key=lambda row: (-_trouble(row), row.consumer))
 
 
 def drawn(url: str, now: Poll, table: Sequence[TopRow]) -> Group:
-    """Return what is printed: a line with the time, the table, and below it the reasons in full."""
+    """Return the output: a line with the time, the table, and the reasons in full."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -407,7 +435,7 @@ def _poll(api: Api) -> Poll:
     except HeadraceError as problem:
         return Poll(time.monotonic(), (), problem.description)
     except (ValueError, LookupError, TypeError):
-        return Poll(time.monotonic(), (), "it answers, and is no Headrace with reactive consumers")
+        return Poll(time.monotonic(), (), "it responds, but is not a Headrace with reactive consumers")
 
 
 @contextlib.contextmanager
@@ -432,8 +460,8 @@ def _screen(output: str, url: str) -> Iterator[Callable[[Poll, list[TopRow]], No
             yield lambda now, table: live.update(drawn(url, now, table), refresh=True)
 
 
-def _ended(summary: Mapping[str, Any]) -> int:
-    return sum(summary["counts"].get(name, 0) for name in _ENDED)
+def _completed(summary: Mapping[str, Any]) -> int:
+    return sum(summary["counts"].get(name, 0) for name in _COMPLETED)
 
 
 def _trouble(row: TopRow) -> int:
@@ -451,7 +479,7 @@ _AGES = ((1, "s"), (60, "m"), (3600, "h"), (86_400, "d"))
 
 
 def _short(value: float | None, units: Sequence[tuple[float, str]], most: int) -> str:
-    """Return a value in the first unit in which it is below `most`, else in the last one."""
+    """Return a value in the first unit in which it is below `most`, otherwise in the last unit."""
     if value is None:
         return "-"
     size, unit = next((each for each in units if value < most * each[0]), units[-1])

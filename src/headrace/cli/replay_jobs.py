@@ -1,4 +1,4 @@
-"""`headrace jobs` and `headrace replay`, over the HTTP API; and following a job until it has ended."""
+"""`headrace jobs` and `headrace replay`, over the HTTP API; and following a job until it is finished."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from headrace.control.runs.routes import JobEndpoints
 from headrace.control.runs.selection import Span
 from headrace.http.endpoint import Endpoint
 
-_ENDED = ("done", "failed", "stopped")
+_FINISHED = ("done", "failed", "stopped")
 POLL_SECONDS = 0.5
-"""Between two looks at a job."""
+"""Interval between two requests for the state of a job."""
 
 
 @click.group()
@@ -41,7 +41,7 @@ def list_(api: Api, output: str) -> None:
 
 @jobs.command()
 @click.argument("job")
-@click.option("--follow", "following", is_flag=True, help="Watch it until it has ended.")
+@click.option("--follow", "following", is_flag=True, help="Watch it until it is finished.")
 @api_options
 def show(job: str, following: bool, api: Api, output: str) -> int:
     """Show the progress of a job.
@@ -62,9 +62,9 @@ def _step(endpoint: Endpoint, name: str, text: str) -> Callable[..., Any]:
     return jobs.command(name)(step)
 
 
-_step(JobEndpoints.pause, "pause", "Pause a job; deliveries in flight end first.")
+_step(JobEndpoints.pause, "pause", "Pause a job; deliveries in flight finish first.")
 _step(JobEndpoints.resume, "resume", "Resume a paused job.")
-_step(JobEndpoints.stop, "stop", "Stop a job for good; finished records stay finished.")
+_step(JobEndpoints.stop, "stop", "Stop a job permanently; completed records stay completed.")
 
 
 @click.command()
@@ -72,20 +72,20 @@ _step(JobEndpoints.stop, "stop", "Stop a job for good; finished records stay fin
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")
 @click.option("--to-topic", metavar="NAME", help="To this topic, unchanged.")
-@click.option("--dead-letters", is_flag=True, help="The dead letters of TOPIC, as the records they were.")
+@click.option("--dead-letters", is_flag=True, help="The original records of the dead letters of TOPIC.")
 @span_options
-@click.option("--rate", type=RATE, help="Records per second at most.")
-@click.option("--last-retry", is_flag=True, help="Records that fail are counted and become no dead letters.")
+@click.option("--rate", type=RATE, help="Maximum records per second.")
+@click.option("--last-retry", is_flag=True, help="Count records that fail, and write no dead letters for them.")
 @click.option("--dry-run", is_flag=True, help="Print what would be replayed.")
-@click.option("--detach", is_flag=True, help="Do not wait for the end.")
+@click.option("--detach", is_flag=True, help="Do not wait until the job is finished.")
 @api_options
 def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **chosen: Any) -> int:
     """Deliver a range of a topic again; no group's offsets change.
 
-    Deliveries have the header X-Headrace-Replay, records in a topic headrace.replay; ids of deliveries are those of
-    the first time. Records that fail are retried as the consumer is set up, and then go to its dead letter topic.
+    Deliveries have the header X-Headrace-Replay, records in a topic the header headrace.replay. Delivery ids are the
+    same as the first time. The consumer's settings for retries and dead letters apply.
 
-    Ctrl-C ends only the watching: the replay continues (headrace jobs).
+    After Ctrl-C the replay continues as a job (headrace jobs).
 
     Example: headrace replay orders --to-consumer billing --since 2h --rate 500
     """
@@ -101,12 +101,18 @@ def replay(topic: str, api: Api, output: str, dry_run: bool, detach: bool, **cho
 def _request(topic: str, span: Span, rate: float | None, **chosen: Any) -> dict[str, Any]:
     to = {kind: name for kind in ("consumer", "function", "topic") if (name := chosen[f"to_{kind}"])}
     if len(to) != 1:
-        raise click.UsageError("say where to: --to-consumer, --to-function or --to-topic, one of them")
-    request: dict[str, Any] = {"topic": topic, "to": to, "rate": rate, "partition": span.partition}
-    request |= {"deadLetter": chosen["dead_letters"], "lastRetry": chosen["last_retry"]}
+        raise click.UsageError("pass exactly one of --to-consumer, --to-function and --to-topic")
+    request: dict[str, Any] = {
+        "topic": topic,
+        "to": to,
+        "rate": rate,
+        "partition": span.partition,
+        "deadLetter": chosen["dead_letters"],
+        "lastRetry": chosen["last_retry"],
+    }
     if span.first is not None:
         if span.last is None:
-            raise click.UsageError("--offsets takes the first and the last one, such as 17-40, and --partition")
+            raise click.UsageError("--offsets takes the first and last offset, such as 17-40, and needs --partition")
         request["offsets"] = {"start": span.first, "end": span.last + 1}
     bounds = (("since", span.since), ("until", span.until))
     times = {name: moment.isoformat() for name, moment in bounds if moment is not None}
@@ -114,19 +120,19 @@ def _request(topic: str, span: Span, rate: float | None, **chosen: Any) -> dict[
 
 
 def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
-    """Show a bar until a job has ended or is paused, and return it.
+    """Show a progress bar until a job is finished or paused, and return it.
 
-    An interrupt ends only the watching, and prints how to end the job.
+    An interrupt does not stop the job; it prints how to do that.
     """
     name = job["id"]
     try:
         with progress(f"{job['kind']} {_topic(job)}") as show_progress:
-            while job["state"] not in (*_ENDED, "paused"):
+            while job["state"] not in (*_FINISHED, "paused"):
                 time.sleep(POLL_SECONDS)
                 job = api.call(JobEndpoints.show, job=name)
                 show_progress(job["progress"].get("done", 0), job["progress"].get("total"))
     except KeyboardInterrupt:
-        click.echo(f"{name} still runs: headrace jobs pause {name}, or stop, to end it", err=True)
+        click.echo(f"{name} is still running: to end it, headrace jobs pause {name}, or stop", err=True)
         raise
     return job
 

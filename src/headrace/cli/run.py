@@ -1,4 +1,4 @@
-"""`headrace run`, `headrace ready`, which waits for it, and `headrace config`."""
+"""`headrace run`, `headrace ready`, which waits until it is ready, and `headrace config`."""
 
 import asyncio
 import functools
@@ -32,10 +32,10 @@ file_option = click.option(
 @click.command()
 @file_option
 def run(file: Path) -> int:
-    """Run everything the file names, in the foreground.
+    """Run everything that the file names, in the foreground.
 
-    Prints one line `ready http=...` on standard output when everything answers; logs go to standard error. SIGTERM or
-    Ctrl-C finishes what is in flight, a second one stops at once.
+    Prints one line `ready http=...` on standard output when everything is ready; logs go to standard error. After
+    SIGTERM or Ctrl-C it finishes what is in flight; a second one stops it at once.
 
     Example: headrace run -c headrace.yaml
     """
@@ -49,7 +49,7 @@ def run(file: Path) -> int:
 @click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait.")
 @api_options
 def ready(timeout: float, api: Api, output: str) -> int:
-    """Wait until a Headrace is ready. Standard error names what it waits for.
+    """Wait until a Headrace is ready. Standard error shows why it is not.
 
     The exit code is 1 if it is not ready in time.
 
@@ -60,8 +60,9 @@ def ready(timeout: float, api: Api, output: str) -> int:
         is_ready, why = _state(api)
         if is_ready or time.monotonic() >= end:
             break
-        if why.split(" for ")[0] != reported:  # an outage is reported once, though its length grows
-            reported = why.split(" for ")[0]
+        cause = why.split(" for ")[0]  # without the length of an outage, which grows: report it once
+        if cause != reported:
+            reported = cause
             click.echo(f"waiting: {why}", err=True)
         time.sleep(_POLL_SECONDS)
     if output == "json":
@@ -72,15 +73,15 @@ def ready(timeout: float, api: Api, output: str) -> int:
 
 
 def _state(api: Api) -> tuple[bool, str]:
-    """Return whether it is ready, and if not, the first service that is not and why."""
+    """Return whether it is ready; if not, also the first service that is not ready, and why."""
     try:
         response = api.call(HealthEndpoints.readiness)
     except EnvironmentProblem:
-        return False, f"no Headrace answers at {api.url} yet"
+        return False, f"Headrace is not reachable at {api.url} yet"
     if response.get("ready"):
         return True, ""
     if "services" not in response:
-        return False, "it tells only known callers why: set HEADRACE_TOKEN to a valid token"
+        return False, "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
     waiting = [f"{name}: {one['reason']}" for name, one in response["services"].items() if not one["ready"]]
     return False, waiting[0] if waiting else "it is not ready"
 
@@ -97,15 +98,15 @@ def config() -> None:
 @file_option
 @output_option
 def check(file: Path, output: str) -> None:
-    """Report every problem of the file and of those it names, with line numbers; exit code 78 if there is one.
+    """Report every problem of the file and of the files it names, with line numbers; exit code 78 if there is one.
 
     Example: headrace config check -c headrace.yaml
     """
     with collected_warnings() as warnings:
         try:
             settings, problems, files = read_config(file, variables())
-        except ConfigError as unreadable:
-            settings, problems, files = None, [unreadable.description], {}
+        except ConfigError as error:
+            settings, problems, files = None, [error.description], {}
         problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
@@ -127,7 +128,7 @@ def schema() -> None:
 @file_option
 @output_option
 def show(file: Path, output: str) -> None:
-    """Print the effective configuration, secrets masked. Without a file: defaults and environment.
+    """Print the effective configuration with secrets masked. Without a file: defaults and environment.
 
     Example: headrace config show -c headrace.yaml
     """
@@ -158,7 +159,7 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
 
 
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
-    """Make the services of `headrace run` and start none: report what it would refuse, and log its warnings."""
+    """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
     from headrace.app.process_services import App
     from headrace.runtime import SystemClock
 

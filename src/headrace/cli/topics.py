@@ -26,7 +26,7 @@ def topics() -> None:
 @topics.command("list")
 @connection_options
 async def list_topics(cluster: ClusterSettings, output: str) -> None:
-    """List topics with partitions, replication factor and partitions that are not healthy.
+    """List topics with partitions, replication factor and unhealthy partitions.
 
     Example: headrace topics list
     """
@@ -78,7 +78,7 @@ async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
 @click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="Number of partitions.")
 @click.option("--replication-factor", type=click.IntRange(1), help="Replicas; the brokers' default if not given.")
 @click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
-@click.option("--if-not-exists", is_flag=True, help="Succeed if the topic exists already.")
+@click.option("--if-not-exists", is_flag=True, help="Succeed if the topic already exists.")
 @connection_options
 async def create(
     topic: str,
@@ -99,13 +99,13 @@ async def create(
     elif created:
         click.echo(f"created topic {topic} with {counted(partitions, 'partition')}")
     else:
-        click.echo(f"topic {topic} exists already and was not changed: see headrace topics describe {topic}", err=True)
+        click.echo(f"topic {topic} already exists and was not changed: see headrace topics describe {topic}", err=True)
     return 0 if created or if_not_exists else 1
 
 
 @click.group()
 def groups() -> None:
-    """List consumer groups; see their lag.
+    """List consumer groups; show their lag.
 
     Example: headrace groups lag billing
     """
@@ -127,7 +127,7 @@ async def list_groups(cluster: ClusterSettings, output: str) -> None:
 @click.argument("group", nargs=-1)
 @connection_options
 async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
-    """Show the lag of groups on each partition; of all groups if none is named.
+    """Show the lag of groups per partition; by default of all groups.
 
     Example: headrace groups lag billing
     """

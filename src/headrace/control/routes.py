@@ -1,4 +1,4 @@
-"""`/adm/reactive-consumers`: status and control of what pushes."""
+"""`/adm/reactive-consumers`: status and control of reactive consumers and functions."""
 
 import functools
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ class ControlEndpoints:
         "skipRecord",
         "Skip one record for good",
         responses=_COMMAND,
-        example={"partition": 0, "offset": 0, "reason": "no order, see ticket 7"},
+        example={"partition": 0, "offset": 0, "reason": "not an order, see ticket 7"},
         audited="skip",
     )
     async def skip(self, call: Call[SkipRequest, WaitQuery]) -> HttpResponse:
@@ -131,20 +131,20 @@ class ControlEndpoints:
         consumer, identity = self._consumer_of(call, call.parameters["id"]), call.parameters["id"]
         partitions = await self._control.cancel(consumer, identity)
         if not partitions:
-            raise NotFound(f"no command {identity[:60]} of {consumer.name} is pending: it is done, or there was none")
+            raise NotFound(f"command {identity[:60]} of {consumer.name} is not pending: it is done or does not exist")
         return CancelledCommand(identity, [str(partition) for partition in partitions])
 
     def _consumer(self, call: Call[Any, Any]) -> RunningConsumer:
         name, visible = call.parameters["name"], {one.name: one for one in self._visible(call)}
         if consumer := visible.get(name):
             return consumer
-        raise NotFound(f"no consumer here is called {name[:60]!r}: {hint(name, sorted(visible))}")
+        raise NotFound(f"consumer {name[:60]!r} does not run here: {hint(name, sorted(visible))}")
 
     def _visible(self, call: Call[Any, Any]) -> Sequence[RunningConsumer]:
         return [one for one in self._control.consumers.values() if may_control(call.scope, one.owner)]
 
     def _consumer_of(self, call: Call[Any, Any], detail: str = "") -> RunningConsumer:
-        """Return the consumer, and have the request audited with its values."""
+        """Return the consumer, and add the values of the request to its audit event."""
         consumer = self._consumer(call)
         fields = {} if call.body is None else msgspec.structs.asdict(call.body)
         reason = fields.pop("reason", "")

@@ -1,4 +1,4 @@
-"""A consumer that runs in this process, as live control, replays, redrives, redelivery and the doctor need it."""
+"""A consumer that runs in this process: what control, replays, redrives and redelivery use of it."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,24 +14,24 @@ from headrace.kafka import Admin
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunningConsumer:
-    """A reactive consumer, or a trigger of a function, that runs in this process. Made once."""
+    """A reactive consumer, or a trigger of a function, that runs in this process."""
 
     name: str
-    """Name in the file; a function's trigger is `<function>.<trigger>`."""
+    """Name in the file; of a function's trigger, `<function>.<trigger>`."""
     kind: Literal["reactive", "function"]
     function: str = ""
     """The function whose trigger it is."""
     delivery: DeliveryConfig
     """Its settings in the file."""
     topics: Sequence[str]
-    """Topics it names."""
+    """The topics that its settings name."""
     matches: Callable[[str], bool] | None = None
     """Whether its patterns match a topic; None without patterns."""
     destination: Destination
     destination_name: str = ""
-    """URL or handler, for people."""
+    """Display name: URL or handler."""
     dead_letter: DeadLetterConfig = dataclasses.field(default_factory=DeadLetterConfig)
-    """Its settings for dead letters."""
+    """Its dead letter settings."""
     dead_letters: DeadLetterTopic | None = None
     """Writes its dead letters; None if they are off."""
     pump: Pump
@@ -39,13 +39,13 @@ class RunningConsumer:
     retry_pump: Pump | None = None
     """Delivers the records of its retry topics, if it has any."""
     flow: FlowControl = dataclasses.field(default_factory=FlowControl)
-    """Limits of what it holds in memory."""
+    """Limits of its memory."""
     admin: Admin
     """Administration of the cluster it reads."""
     no_replay: str = ""
-    """Why nothing may be replayed to it; empty if that is allowed."""
+    """Why replays to it are refused; empty if they are allowed."""
     owner: str = ""
-    """Who registered it; empty if it is in the file."""
+    """The caller that registered it; empty if it is in the file."""
 
     @property
     def group(self) -> str:
@@ -67,7 +67,7 @@ class RunningConsumer:
         return topic in self.topics or bool(self.matches and self.matches(topic))
 
     def is_origin(self, topic: str) -> bool:
-        """Return whether its dead letters can come from a topic: one it reads, or one of its retry topics."""
+        """Return whether its dead letters can be from a topic: one it reads, or one of its retry topics."""
         return self.reads(topic) or topic in self.retry_topics
 
     def writes_dead_letters_to(self, topic: str) -> bool:
@@ -87,7 +87,7 @@ RunningConsumers = Mapping[str, RunningConsumer]
 
 
 def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) -> RunningConsumer | None:
-    """Return the `consumer` or `function` of a name; a function's name alone means its first trigger."""
+    """Return the `consumer` or `function` of a name; the name of a function alone selects its first trigger."""
     if kind == "consumer":
         return next((each for each in consumers if each.kind == "reactive" and each.name == name), None)
     functions = [each for each in consumers if kind == "function" and each.kind == "function"]
@@ -96,7 +96,7 @@ def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) ->
 
 
 def groups_of(consumers: Iterable[RunningConsumer], others: Mapping[str, GroupTopics]) -> dict[str, GroupTopics]:
-    """Return the groups of consumers with their topics, and other groups."""
+    """Return other groups and those of consumers, each with its topics."""
     found = {group: GroupTopics(admin, [*topics]) for group, (admin, topics) in others.items()}
     for consumer in consumers:
         found.setdefault(consumer.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.topics)

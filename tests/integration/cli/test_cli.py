@@ -95,7 +95,7 @@ def test_a_bad_line_stops_with_its_number_and_the_count_before_it(headrace: Any,
     """Lines before the bad one are acknowledged and there; nothing behind it is."""
     name = topic()
     failed = headrace("produce", name, "--value-format", "json", given="1\n2\n{\n4\n", code=1)
-    assert failed.stderr.startswith(f"2 records acknowledged in {name}, then it stopped:\nline 3: ")
+    assert failed.stderr.startswith(f"stopped after 2 records acknowledged in {name}:\nline 3: ")
     assert headrace("consume", name).stdout == "1\n2\n"
 
 
@@ -184,5 +184,5 @@ def test_interrupted_produce_says_what_is_acknowledged(env: Any, headrace: Any, 
         said = producing.communicate(timeout=240)[1]
         seeing.kill()
     assert producing.returncode == 130
-    assert re.match(f"(1 record|2 records) acknowledged in {name}, then it stopped:\n", said)
+    assert re.match(f"stopped after (1 record|2 records) acknowledged in {name}:\n", said)
     assert "Traceback" not in said

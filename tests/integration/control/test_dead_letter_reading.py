@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import confluent_kafka
 import pytest
 
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets
 from headrace.control.dead_letters.counts import DeadLetterTopics
-from headrace.control.dead_letters.ended_offsets import EndedOffsets
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
@@ -49,7 +49,7 @@ def test_a_list_is_made_of_offsets_and_reads_no_letter(
     """Numbers and times of many topics, with more than a few offsets; who read a letter for them would fail here."""
     monkeypatch.setattr("headrace.control.dead_letters.counts._FEW_OFFSETS", 0)
     dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
-    monkeypatch.setattr("headrace.control.dead_letters.ended_offsets.read_back", None)
+    monkeypatch.setattr("headrace.control.dead_letters.completed_offsets.read_back", None)
     monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
 
     async def main() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
 
     async def main() -> list[Any]:
         admin = Admin(site.kafka)
-        ended = EndedOffsets(admin, one)
+        ended = CompletedOffsets(admin, one)
         await ended.prepare(None)
         await ended.load()
         return ended.records_for({0: [0, 2], 1: [1]})

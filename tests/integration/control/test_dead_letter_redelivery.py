@@ -97,12 +97,12 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
     call = again()
     last = call({"group": letters.group, "topic": letters.name, "lastretry": True, "unknown": 1}).body
     assert (last["records"], last["status"]) == (3, "processed")
-    assert "1 of them failed for the last time" in last["description"]
+    assert "1 of them dropped at their last retry" in last["description"]
     assert call().body["status"] == "empty"
     letters.bury()
     first = call().body
     assert (first["records"], first["status"]) == (3, "processed")
-    assert "1 of them as dead letters once more" in first["description"]
+    assert "1 of them as dead letters again" in first["description"]
     records = letters.site.records(letters.dlq)
     assert len(records) == 7
     (repeated,) = [origin for r in records if (origin := origin_of(r.headers)) and origin.attempts == 4]
@@ -147,7 +147,7 @@ def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend
     go.set()
     first.join(120)
     assert (second.status, second.body["code"]) == (409, "ERR40048")
-    assert "another call delivers dead letters" in second.body["description"]
+    assert "another call is delivering dead letters" in second.body["description"]
     assert (found[0].body["records"], found[0].body["status"]) == (2, "processed")
     assert len(backend.accepted) == 2
 

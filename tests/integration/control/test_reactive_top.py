@@ -62,7 +62,7 @@ def test_without_an_response_the_exit_code_is_1(site: Any) -> None:
     """A script that asks once sees that the work failed, and the output says why."""
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     words = ["reactive", "top", "--url", url, "--interval", "0.2", "--once"]
-    assert f"{url}: no Headrace answers" in site.cli(*words, code=1).stdout
+    assert f"{url}: Headrace is unreachable" in site.cli(*words, code=1).stdout
     assert list(json.loads(site.cli(*words, "--output", "json", code=1).stdout)["silent"]) == [url]
 
 

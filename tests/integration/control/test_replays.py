@@ -317,7 +317,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
     usual = {"topicName": name, "partition": 0, "startOffset": 0, "endOffset": 5, "consumerGroup": f"{name}-push"}
     for wrong, said in (
         ({"topicName": ""}, "topicName is missing"),
-        ({"topicName": other}, "is read by no consumer here"),
+        ({"topicName": other}, "no consumer here reads topicName"),
         ({"partition": -1}, "partition must be"),
         ({"partition": 9}, "no partition 9"),
         ({"startOffset": 5}, "startOffset must be less"),
@@ -422,7 +422,7 @@ def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, ba
     assert "4 delivered" in said
     begun = json.loads(site.cli("replay", name, *to, "--rate", "1", "--detach", "--output", "json").stdout)["id"]
     refused = site.cli("replay", name, *to, code=1).stderr
-    assert f"job {begun} does that already" in refused
+    assert f"job {begun} already does that" in refused
     for step, state in (("pause", "paused"), ("resume", "waiting|running"), ("stop", "stopped")):
         assert re.search(f"state +({state})", site.cli("jobs", step, begun, "--url", process.url).stdout)
     listed = site.cli("jobs", "list", "--url", process.url).stdout.splitlines()

@@ -77,18 +77,18 @@ def test_each_method_sends_json_and_the_token(
 
 
 def test_what_the_server_refuses_is_said_in_its_words(server: tuple[str, list[Any]]) -> None:
-    """The description is the paragraph; something that is no Headrace is named as such."""
+    """The description is the paragraph; another server is named as such."""
     with pytest.raises(HeadraceError, match="needs the scope admin") as refused:
         Api(server[0]).request("GET", "/no")
     assert refused.value.parameters == {"status": 403, "code": "ERR10005"}
     for path in ("/proxy", "/page"):  # an error, or a page with status 200
-        with pytest.raises(HeadraceError, match="is no Headrace"):
+        with pytest.raises(HeadraceError, match="it is another server"):
             Api(server[0]).request("GET", path)
 
 
 def test_nobody_there_says_how_to_start_one() -> None:
     """The paragraph names the address, the command and the option."""
-    with pytest.raises(EnvironmentProblem, match=r"no Headrace answers at http://127.0.0.1:9 .*--url"):
+    with pytest.raises(EnvironmentProblem, match=r"Headrace is unreachable at http://127.0.0.1:9 .*--url"):
         Api("http://127.0.0.1:9").request("GET", "/")
 
 
@@ -112,7 +112,7 @@ def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_defaul
 @pytest.mark.parametrize("url", ["notaurl", "127.0.0.1:8082", "file:///etc/passwd", "http://", "http://h:port", ""])
 def test_what_is_no_url_of_a_server_is_wrong_usage(url: str) -> None:
     """Nothing is opened, a file least of all."""
-    with pytest.raises(click.UsageError, match="no URL of a Headrace"):
+    with pytest.raises(click.UsageError, match="is not a valid URL"):
         Api(url)
 
 
@@ -138,7 +138,7 @@ def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monke
         main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0"])
     assert (ended.value.code, capsys.readouterr().err) == (
         1,
-        "not ready within 0 s: no Headrace answers at http://127.0.0.1:1 yet\n",
+        "not ready within 0 s: Headrace is not reachable at http://127.0.0.1:1 yet\n",
     )
 
 
@@ -149,5 +149,5 @@ def test_ready_names_the_token_where_the_reason_is_for_known_callers(
     monkeypatch.setattr(Api, "call", lambda *_: {"ready": False})
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0.1"])
-    why = "it tells only known callers why: set HEADRACE_TOKEN to a valid token"
+    why = "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
     assert (ended.value.code, capsys.readouterr().err) == (1, f"waiting: {why}\nnot ready within 0.1 s: {why}\n")

@@ -52,7 +52,7 @@ def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pyt
     assert headrace("function", "validate", "-b", "127.0.0.1:1") == 0
     err = capsys.readouterr().err
     assert "advice: orders: heartbeatInterval is 5s: write 3.33s or less" in err
-    assert "workers and replicas are not compared with partitions" in err
+    assert "workers and replicas were not compared with partitions" in err
 
 
 @pytest.mark.parametrize(

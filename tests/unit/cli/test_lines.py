@@ -69,7 +69,7 @@ def test_lines_become_records() -> None:
         (b"{", "json", False, "not JSON text"),
         (b"\xff", "string", False, "not UTF-8 text"),
         (b"?", "binary", False, "BINARY takes"),
-        (b"no tab", "string", True, "has no tab between key and value"),
+        (b"no tab", "string", True, "requires a tab between key and value"),
     ],
 )
 def test_a_bad_line_is_named_and_those_before_it_count(
@@ -81,7 +81,7 @@ def test_a_bad_line_is_named_and_those_before_it_count(
     assert len(records) == 1
     assert problem.parameters["line"] == 2
     assert sentence in problem.description
-    assert "Nothing of this line and after it was sent" in problem.description
+    assert "This line and later ones were not sent" in problem.description
 
 
 def test_lines_come_out_whole_however_the_bytes_arrive() -> None:

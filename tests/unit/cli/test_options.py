@@ -52,7 +52,7 @@ def test_keys_and_headers_are_bytes() -> None:
 def test_a_condition_that_cannot_be_sent_is_not_dropped(condition: tuple[str, str], where: tuple[str, ...]) -> None:
     """Or dead letters would go that were not selected."""
     done = CliRunner().invoke(dlq, ["redrive", "t.dlq", *condition, *where])
-    assert (done.exit_code, "take UTF-8 text" in done.output) == (2, True)
+    assert (done.exit_code, "must be UTF-8 text" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "0", "-1", "many"])

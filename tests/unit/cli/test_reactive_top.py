@@ -83,7 +83,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     """Long names are cut; reasons are wrapped and never cut, also with control characters and wide letters."""
     why = "waiting for the backend: HTTP 500\r\n\x1b[31m" + "很慢 " * 60 + "so look at its log"
     long = summary("invoices-of-every-country-" * 5, lag=10**12, inFlight=10**6, why=why, oldestSeconds=1e9)
-    lines = text(Poll(0.0, [long], "no Headrace answers there " * 9), width)
+    lines = text(Poll(0.0, [long], "Headrace is unreachable there " * 9), width)
     assert max(map(cell_len, lines)) <= width
     assert all(line.isprintable() for line in lines)
     assert "".join(lines).count("很慢") == 60
@@ -94,7 +94,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
 def test_without_consumers_and_without_an_response() -> None:
     """The first line counts none, and a process that does not answer has a line with the reason."""
     assert text(Poll(0.0, [])) == []
-    assert text(Poll(0.0, (), "no Headrace answers")) == [f"{URL}: no Headrace answers"]
+    assert text(Poll(0.0, (), "Headrace is unreachable")) == [f"{URL}: Headrace is unreachable"]
 
 
 @pytest.mark.parametrize(

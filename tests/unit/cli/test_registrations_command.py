@@ -44,9 +44,9 @@ def test_references_are_replaced_on_the_teams_machine(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "names no reactive_consumers"),
-        ("- 1", "names no reactive_consumers"),
-        ("reactive_consumers: []", "names no reactive_consumers"),
+        ("", "has no reactive_consumers"),
+        ("- 1", "has no reactive_consumers"),
+        ("reactive_consumers: []", "has no reactive_consumers"),
         ("reactive_consumers: {x: {topics: [a], topics: [b]}}", "written twice"),
         (TEAM, "SHOP_KEY, which is not set"),
     ],
@@ -69,10 +69,10 @@ def test_a_refusal_says_of_which_consumer_and_what_is_done(
 
     def call(api: Api, endpoint: Endpoint, body: Any, *, name: str) -> dict[str, Any]:
         if name == "b":
-            raise HeadraceError("the name b belongs to another registration")
+            raise HeadraceError("the name b is taken")
         return {"name": name, "owner": "shop", "version": 7, "state": "running"}
 
     monkeypatch.setattr(Api, "call", call)
     (tmp_path / "team.yaml").write_text("reactive_consumers: {a: {x: 1}, b: {x: 1}, c: {x: 1}}")
     assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 1
-    assert "b: the name b belongs to another registration; registered are a" in capsys.readouterr().err
+    assert "b: the name b is taken; already registered: a" in capsys.readouterr().err

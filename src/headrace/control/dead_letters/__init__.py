@@ -1,1 +1,1 @@
-"""Dead letters: read in pages, counted, their origin proved, and which of them have ended."""
+"""Dead letters: read in pages, counted, their origin proved, and which of them are completed."""

@@ -1,4 +1,4 @@
-"""Dead letter topics: which there are, and how many dead letters each holds, by offsets alone."""
+"""Dead letter topics: their names, and how many dead letters each holds, by offsets alone."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.section import fits_any
-from headrace.control.dead_letters.ended_offsets import EndedOffsets, load_ended
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets, load_completed
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.kafka import Admin, read_window
 from headrace.kafka.timestamps import iso_ms
@@ -24,11 +24,11 @@ class DeadLetterCount(msgspec.Struct, frozen=True, rename="camel"):
     topic: str
     partitions: int
     dead_letters: int
-    """Dead letters at most: offsets, of which transactions, compaction and foreign records take some."""
+    """Upper bound, by offsets: transactions, compaction and other records take some of them."""
     left: int
-    """Those of them that have not ended: counted where at most a thousand offsets are, else their number at most."""
+    """Those that are not completed: counted if they span at most a thousand offsets, else an upper bound."""
     oldest: str | None
-    """Time of the first dead letter; None without any. ISO 8601, UTC."""
+    """Time of the first dead letter, ISO 8601, UTC; None if there is none."""
     newest: str | None
     """Time of the newest dead letter."""
 
@@ -43,7 +43,7 @@ class DeadLetterTopics:
     """The dead letter topics of a cluster: those of the configuration, and those named `*.dlq` or `*.quarantine`."""
 
     def __init__(self, admin: Admin, consumers: Iterable[ReactiveConsumerConfig] = ()) -> None:
-        """Prepare; `consumers` are those whose dead letter topics are known by their settings."""
+        """Prepare; the settings of `consumers` name further dead letter topics."""
         self._admin = admin
         self._consumers = list(consumers)
 
@@ -68,7 +68,7 @@ class DeadLetterTopics:
         if only is None:
             origins = [(one.dead_letter, topic) for one in self._consumers for topic in one.topics]
             expected = {settings.topic_for(topic) for settings, topic in origins if settings.enabled}
-            await self._admin.topic_ids(expected - names.keys(), "Read")  # Kafka lists no topic that it refuses
+            await self._admin.topic_ids(expected - names.keys(), "Read")  # Kafka omits topics the caller may not see
         else:
             if only not in names:
                 await self._admin.describe_topic(only, "Read")
@@ -79,18 +79,19 @@ class DeadLetterTopics:
         partitions = [TopicPartition(name, number) for name, (size, _) in names.items() for number in range(size)]
         starts, ends = await self._admin.start_offsets(partitions), await self._admin.end_offsets(partitions)
         times = await self._admin.time_bounds(partitions)
-        ended = await load_ended(self._admin, names)
-        first = {p: ended[p.topic].first_left(p.partition, starts[p], ends[p]) for p in partitions}
-        read = await self._read_left(names, first, ends, ended)
+        completed = await load_completed(self._admin, names)
+        first = {p: completed[p.topic].first_left(p.partition, starts[p], ends[p]) for p in partitions}
+        read = await self._read_left(names, first, ends, completed)
         counts = [
-            _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, ended) for topic in names
+            _count(topic, [p for p in partitions if p.topic == topic], starts, ends, times, completed)
+            for topic in names
         ]
         return [msgspec.structs.replace(each, left=read.get(each.topic, each.left)) for each in counts]
 
     async def _read_left(
-        self, names: Iterable[str], first: Offsets, ends: Offsets, ended: Mapping[str, EndedOffsets]
+        self, names: Iterable[str], first: Offsets, ends: Offsets, completed: Mapping[str, CompletedOffsets]
     ) -> dict[str, int]:
-        """Count what is left in topics with few offsets by reading: among these are markers of transactions."""
+        """Count what is left in topics with few offsets by reading, because markers of transactions take offsets."""
         spans = {name: sum(ends[p] - at for p, at in first.items() if p.topic == name) for name in names}
         starts = {p: at for p, at in first.items() if at < ends[p] and spans[p.topic] <= _FEW_OFFSETS}
         left = dict.fromkeys([p.topic for p in starts], 0)
@@ -102,15 +103,17 @@ class DeadLetterTopics:
                 async with contextlib.aclosing(window) as batches:
                     async for batch in batches:
                         for record in batch:
-                            left[record.topic] += not ended[record.topic].is_ended(record.partition, record.offset)
+                            left[record.topic] += not completed[record.topic].is_completed(
+                                record.partition, record.offset
+                            )
         except (HeadraceError, TimeoutError):
-            return {}  # the number of offsets is a bound
+            return {}  # the caller then reports the number of offsets, which is an upper bound
         return left
 
 
 def not_one(topic: str, why: str) -> InvalidRequest:
     """Return the error for a topic that is not a dead letter topic."""
-    return InvalidRequest(f"{topic} is no dead letter topic: {why}. See headrace dlq list", topic=topic)
+    return InvalidRequest(f"{topic} is not a dead letter topic: {why}. See headrace dlq list", topic=topic)
 
 
 def _count(
@@ -119,10 +122,10 @@ def _count(
     starts: Offsets,
     ends: Offsets,
     times: Mapping[TopicPartition, tuple[int, int]],
-    ended: Mapping[str, EndedOffsets],
+    completed: Mapping[str, CompletedOffsets],
 ) -> DeadLetterCount:
     dead_letters = sum(ends[p] - starts[p] for p in partitions)
-    gone = sum(ended[topic].ended_count(p.partition, starts[p], ends[p]) for p in partitions)
+    gone = sum(completed[topic].completed_count(p.partition, starts[p], ends[p]) for p in partitions)
     known = [times[p] for p in partitions if p in times]
     return DeadLetterCount(
         topic,

@@ -1,7 +1,7 @@
-"""Proof of a dead letter's origin: without it, a writer of a dead letter could have any topic written.
+"""Proof of a dead letter's origin: without it, the writer of a dead letter could direct a redrive to any topic.
 
 A redrive writes with the rights of its caller, and the dead letter names the topic. So that topic must be one that its
-consumer reads, or a retry topic of that consumer. And the consumer must write its dead letters to the topic read here.
+consumer reads, or a retry topic of that consumer. The consumer must also write its dead letters to the topic read here.
 """
 
 from headrace.config.section import fits_any
@@ -10,7 +10,7 @@ from headrace.delivery.dead_letter import Origin
 from headrace.kafka.internal_topics import InternalTopics, Owner
 
 QUARANTINE = ".quarantine"
-"""Ending of the name of the topic that holds dead letters apart, so that no redrive finds them by mistake."""
+"""Ending of the name of a quarantine topic, where no redrive of the dead letter topic finds its dead letters."""
 _ENDING = ".dlq"
 _MOST_KNOWN = 10_000
 _MOST_CHARACTERS = 255
@@ -33,7 +33,7 @@ class Origins:
         why = self._known.get(key)
         if why is None:
             if not origin.partition.topic or max(map(len, key)) > _MOST_CHARACTERS:
-                return "they name an origin or a group that cannot be one"
+                return "they name an origin or a group that is not valid"
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             why = self._known[key] = self._refusal(*key)
@@ -46,14 +46,14 @@ class Origins:
         owners = [one for one in self._internal.owners if group in (one.group, f"{one.group}.retry")]
         kind = self._internal.kind_of(topic)
         if topic == source or kind == "state":
-            return f"they name {topic} as their origin, which takes no records back"
+            return f"they name {topic} as their origin, and no record may go back there"
         if not owners:
-            why = "which is not known here: name its configuration (-c), or ask the Headrace that runs it"
-            return (
-                ""
-                if usual and kind != "dead_letter"
-                else f"they name {topic} as their origin and the group {group}, {why}"
+            if usual and kind != "dead_letter":
+                return ""
+            why = (
+                "which is not known here: name its configuration (-c), or send the request to the Headrace that runs it"
             )
+            return f"they name {topic} as their origin and the group {group}, {why}"
         readers = [one for one in owners if reads(one, topic, kind)]
         if not readers:
             return f"they name {topic} as their origin, which their group {group} does not read"

@@ -1,7 +1,7 @@
-"""Dead letters in pages and in numbers: read newest or oldest first, within limits that no client can lift.
+"""Dead letters in pages and in numbers: read newest or oldest first, within limits that no client can raise.
 
-No group is joined and nothing is committed. Where a page ends is a cursor, which its client sends with the next
-request, so no process remembers a client.
+No group is joined and nothing is committed. A page has a cursor, which the client sends for the next page, so no
+process keeps state for a client.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import SCHEMA_TYPES
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets
 from headrace.control.dead_letters.counts import DeadLetterTopics, not_one
-from headrace.control.dead_letters.ended_offsets import EndedOffsets
 from headrace.control.runs.selection import Matcher, Selection, Window
 from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
 from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
@@ -48,68 +48,73 @@ class FoundDeadLetter(NamedTuple):
 
     record: Record
     origin: Origin
-    ended: bool
+    completed: bool
 
 
 class ScanOptions(NamedTuple):
     """Where a scan starts and how far it goes."""
 
     order: Order = "newest"
-    """Of each partition; partitions are merged by the time of their dead letters."""
+    """Within each partition; partitions are merged by the time of their dead letters."""
     cursor: str = ""
-    """Where the page before ended; empty starts at the first."""
+    """End of the previous page; empty starts at the first dead letter."""
     state: State = "all"
-    """`left` passes over dead letters that have ended, `ended` over those that have not."""
+    """`left` selects dead letters that are not completed, `ended` those that are."""
     text: str = ""
-    """What reason, excerpt or error class contain, in any case."""
+    """Reason, excerpt or error class must contain this, in upper or lower case."""
     limit_records: int = 10_000
-    """Records that are read at most."""
+    """Maximum number of records to read."""
     limit_seconds: float = 5.0
-    """How long rounds of reading begin; a round that has begun is still looked at."""
+    """No round of reading starts after this; a round that has started is completed."""
 
 
 class Scan:
     """Reads a dead letter topic in one order, until a limit."""
 
-    def __init__(self, admin: Admin, topic: str, ended: EndedOffsets, clock: Clock, options: ScanOptions) -> None:
-        self._admin, self._topic, self._ended, self._clock = admin, topic, ended, clock
+    def __init__(
+        self, admin: Admin, topic: str, completed: CompletedOffsets, clock: Clock, options: ScanOptions
+    ) -> None:
+        self._admin, self._topic, self._completed, self._clock = admin, topic, completed, clock
         self._options = options
         self._newest = options.order == "newest"
-        self._open: dict[TopicPartition, list[int]] = {}
-        """What is ahead: partition to its first offset and the one behind its last."""
+        self._ahead: dict[TopicPartition, list[int]] = {}
+        """What is still to be read: partition to its first offset and the one after its last."""
         self._step = _FIRST_ROUND
-        self._met = False  # dead letters that have ended, and are not read
+        self._skipped_completed = False
+        """Whether completed dead letters were skipped without reading them."""
         self.scanned = 0
-        """Records read and looked at."""
+        """Records read and examined."""
         self.foreign = 0
-        """Those of them that are no dead letters."""
+        """Those of them that are not dead letters."""
 
     @property
     def remaining(self) -> int:
-        """Offsets that are still ahead."""
-        return sum(max(0, end - first) for first, end in self._open.values())
+        """Offsets that are still to be read."""
+        return sum(max(0, end - first) for first, end in self._ahead.values())
 
     @property
     def cursor(self) -> str:
-        """Where the next scan starts; empty when nothing is ahead."""
+        """Where the next scan starts; empty at the end."""
         if not self.remaining:
             return ""
         edge = 1 if self._newest else 0
-        return self._options.order + "".join(f".{p.partition}-{at[edge]}" for p, at in sorted(self._open.items()))
+        return self._options.order + "".join(f".{p.partition}-{at[edge]}" for p, at in sorted(self._ahead.items()))
 
     async def dead_letters(self, selection: Selection) -> AsyncGenerator[FoundDeadLetter, None]:
-        """Yield the selected dead letters until a limit or the end; leave it at any time and take the cursor.
+        """Yield the selected dead letters until a limit or the end; the caller may stop at any time and use the cursor.
 
         Raises:
             TopicNotFound, PartitionNotFound: The cluster does not have it.
-            InvalidRequest: The window or the cursor is not usable, or records are there and none is a dead letter.
+            InvalidRequest: The window or the cursor is not valid, or none of the records is a dead letter.
         """
         await self._begin(selection)
-        text, began, matcher = self._options.text.casefold(), self._clock.monotonic(), Matcher(selection)
-        while windows := self._next_windows(self._clock.monotonic() - began):
+        text = self._options.text.casefold()
+        matcher = Matcher(selection)
+        started_at = self._clock.monotonic()
+        while windows := self._next_windows(self._clock.monotonic() - started_at):
             for record in self._merged(await self._read(windows)):
                 if self.scanned % _TURN == _TURN - 1:
-                    await asyncio.sleep(0)  # deliveries have their turn
+                    await asyncio.sleep(0)  # let deliveries run
                 self.scanned += 1
                 self._pass(record.topic_partition, record.offset + (not self._newest))
                 headers = record.headers
@@ -117,31 +122,33 @@ class Scan:
                 if origin is None:
                     self.foreign += 1
                     continue
-                ended = self._ended.is_ended(record.partition, record.offset)
-                if self._selects(ended, origin, text) and matcher.matches(record, origin, headers):
-                    yield FoundDeadLetter(record, origin, ended)
-            for partition, (first, end) in windows.items():  # offsets without records are passed too
+                completed = self._completed.is_completed(record.partition, record.offset)
+                if self._selects(completed, origin, text) and matcher.matches(record, origin, headers):
+                    yield FoundDeadLetter(record, origin, completed)
+            for partition, (first, end) in windows.items():  # also past offsets without records
                 self._pass(partition, first if self._newest else end)
-        if self.scanned and self.scanned == self.foreign and not self._met:
-            raise not_one(self._topic, f"{self.foreign} of its records are read, and none has headrace.dlq headers")
+        if self.scanned and self.scanned == self.foreign and not self._skipped_completed:
+            raise not_one(self._topic, f"none of the {self.foreign} records that were read has headrace.dlq headers")
 
     async def _begin(self, selection: Selection) -> None:
-        options = self._options
         window = await Window.resolve(self._admin, self._topic, selection, self._clock.time())
-        cursor, ends = parsed(options.cursor, options.order), window.ends
-        for p, first in window.starts.items():
-            at = cursor.get(p.partition)
-            self._open[p] = [first, ends[p]]
-            if at is not None:
-                self._open[p] = [first, min(at, ends[p])] if self._newest else [max(at, first), ends[p]]
+        cursor = parsed(self._options.cursor, self._options.order)
+        for number, (first, end) in window.ranges.items():
+            at = cursor.get(number)
+            if at is not None and self._newest:
+                end = min(at, end)
+            elif at is not None:
+                first = max(at, first)
+            self._ahead[TopicPartition(self._topic, number)] = [first, end]
 
     def _next_windows(self, passed_seconds: float) -> dict[TopicPartition, tuple[int, int]]:
         allowed = self._options.limit_records - self.scanned
         if not self._newest and self._options.state == "left":
-            for p, at in self._open.items():  # where many have ended, they are not read
-                first, at[0] = at[0], self._ended.first_left(p.partition, at[0], at[1])
-                self._met = self._met or at[0] > first
-        ahead = {p: at for p, at in self._open.items() if at[0] < at[1]}
+            for p, at in self._ahead.items():
+                first_left = self._completed.first_left(p.partition, *at)
+                self._skipped_completed = self._skipped_completed or first_left > at[0]
+                at[0] = first_left
+        ahead = {p: at for p, at in self._ahead.items() if at[0] < at[1]}
         if not ahead or allowed <= 0 or passed_seconds >= self._options.limit_seconds:
             return {}
         step = max(1, min(self._step, allowed // len(ahead)))
@@ -150,7 +157,7 @@ class Scan:
         return {p: (first, min(end, first + step)) for p, (first, end) in ahead.items()}
 
     async def _read(self, windows: dict[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, list[Record]]:
-        """Read a round; one that is too large for memory is made smaller, and `windows` and the next ones with it."""
+        """Read a round; if it is too large for memory, make it, `windows` and the next rounds smaller."""
         while True:
             found, size = await self._read_round(windows)
             if size <= _ROUND_BYTES or self._step == 1:
@@ -163,7 +170,8 @@ class Scan:
     async def _read_round(
         self, windows: Mapping[TopicPartition, tuple[int, int]]
     ) -> tuple[Mapping[TopicPartition, list[Record]], int]:
-        starts, ends = {p: first for p, (first, _) in windows.items()}, {p: end for p, (_, end) in windows.items()}
+        starts = {p: first for p, (first, _) in windows.items()}
+        ends = {p: end for p, (_, end) in windows.items()}
         found: dict[TopicPartition, list[Record]] = {partition: [] for partition in windows}
         size = 0
         async with contextlib.aclosing(read_window(self._admin.config, starts, ends)) as batches:
@@ -180,10 +188,10 @@ class Scan:
         return heapq.merge(*streams, key=lambda record: record.timestamp_ms, reverse=self._newest)
 
     def _pass(self, partition: TopicPartition, offset: int) -> None:
-        self._open[partition][1 if self._newest else 0] = offset
+        self._ahead[partition][1 if self._newest else 0] = offset
 
-    def _selects(self, ended: bool, origin: Origin, text: str) -> bool:
-        if self._options.state != "all" and ended != (self._options.state == "ended"):
+    def _selects(self, completed: bool, origin: Origin, text: str) -> bool:
+        if self._options.state != "all" and completed != (self._options.state == "ended"):
             return False
         parts = origin.error, origin.text("reason"), origin.text("excerpt")
         return not text or any(text in part.casefold() for part in parts)
@@ -193,14 +201,15 @@ def parsed(cursor: str, order: str) -> dict[int, int]:
     """Return a cursor's offset by partition; none for an empty cursor.
 
     Raises:
-        InvalidRequest: It is no cursor, or one of the other order.
+        InvalidRequest: It is not a cursor, or it belongs to the other order.
     """
     if not cursor:
         return {}
     found = _CURSOR.fullmatch(cursor)
-    if not found or found[1] != order:
-        why = f"is one of the order {found[1]}, and {order} is requested" if found else "is not one of Headrace"
-        raise InvalidRequest(f"the cursor {why}: send the one of the page before, with its order")
+    if not found:
+        raise InvalidRequest("invalid cursor: send the cursor of the previous page")
+    if found[1] != order:
+        raise InvalidRequest(f"the cursor belongs to order {found[1]}, not {order}: send it with its order")
     pairs = (pair.split("-") for pair in found[2].split(".")[1:])
     return {int(partition): int(offset) for partition, offset in pairs}
 
@@ -224,13 +233,13 @@ class ResultDetails(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A dead letter and why it is one."""
+    """A dead letter, its origin and the failure."""
 
     partition: int
     offset: int
     timestamp: str
     ended: bool
-    """Whether it was redriven, dropped, put into quarantine or delivered again."""
+    """Whether it is completed: redriven, dropped, moved to quarantine or delivered again."""
     origin: DeadLetterOrigin
     group: str
     attempts: int
@@ -244,9 +253,9 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     stack_trace: str
     result: ResultDetails
     redrives: int
-    """How often it went back before it failed again."""
+    """How often its record was redriven before this failure."""
     headers: list[tuple[str, str | None]]
-    """The record's own; bytes that are no text are written as `\\\\xff`."""
+    """The record's own headers; bytes that are not UTF-8 are written as `\\\\xff`."""
     key_format: str
     """How the key was read: a format, `schema` for any that the registry has, `binary` for base64, `null`."""
     key: msgspec.Raw
@@ -265,7 +274,7 @@ class DeadLetterReader:
 
     async def read(self, found: FoundDeadLetter) -> DeadLetterRecord:
         """Return a dead letter with its key and value in JSON."""
-        record, origin, ended = found
+        record, origin, completed = found
         headers = record.headers
         own = [(name, _text(data)) for name, data in own_headers(headers)]
         trace = dict(headers).get(STACK_TRACE) or b""
@@ -275,7 +284,7 @@ class DeadLetterReader:
             partition=record.partition,
             offset=record.offset,
             timestamp=iso_ms(record.timestamp_ms),
-            ended=ended,
+            ended=completed,
             origin=DeadLetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
             group=origin.group,
             attempts=origin.attempts,
@@ -315,22 +324,22 @@ class DeadLetterReader:
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, rename="camel"):
-    """Some dead letters, and how far the search for them went."""
+    """A page of dead letters, and how far the search went."""
 
     topic: str
     dead_letters: list[DeadLetterRecord]
     scanned: int
     """Records read for this page."""
     remaining: int
-    """Offsets of the window that are still ahead, which is at most how many records are."""
+    """Offsets of the window that were not read: an upper bound for its remaining records."""
     foreign: int
-    """Records read that are no dead letters."""
+    """Records read that are not dead letters."""
     cursor: str
-    """For the next page, with the same order; empty at the end of the window."""
+    """Send it with the same order to get the next page; empty at the end of the window."""
 
 
 class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
-    """Dead letters of a window, counted. The most frequent names come first; beyond 100, the rest is `other`."""
+    """Dead letters of a window, counted. The most frequent names are first; beyond 100, the rest is `other`."""
 
     topic: str
     since: str | None
@@ -339,7 +348,7 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
     """Its end; None for now."""
     dead_letters: int
     left: int
-    """Those of them that have not ended."""
+    """Those of them that are not completed."""
     errors: dict[str, int]
     """Error class to dead letters."""
     topics: dict[str, int]
@@ -347,12 +356,12 @@ class DeadLetterStatistics(msgspec.Struct, frozen=True, rename="camel"):
     statuses: dict[str, int]
     """HTTP status to dead letters, of those that have one."""
     times: dict[str, int]
-    """Start of each span of time with dead letters to how many there are, in the order of time."""
+    """Start of each time bucket with dead letters, and how many there are, in the order of time."""
     scanned: int
     remaining: int
     """Offsets of the window that were not read."""
     partial: bool
-    """Whether a limit ended the count: it is of the newest dead letters of the window."""
+    """Whether a limit was reached: only the newest dead letters of the window are counted."""
 
 
 class DeadLetterPages:
@@ -367,16 +376,18 @@ class DeadLetterPages:
         self._scans = 0
 
     async def page(self, topic: str, selection: Selection, options: ScanOptions, most: int) -> DeadLetterPage:
-        """Return up to `most` dead letters; fewer when a limit, or 8 MiB of keys and values, end the page before.
+        """Return up to `most` dead letters; fewer when a limit, or 8 MiB of keys and values, is reached.
 
         Raises:
             TopicNotFound, PartitionNotFound: The cluster does not have it.
             InvalidRequest: See `Scan.dead_letters`.
-            TooManyRequests: Others are reading dead letters.
+            TooManyRequests: Other requests are reading dead letters.
         """
         _, consumer = (await self.topics.names()).get(topic, (0, None))
         formats = (consumer.key_format, consumer.value_format) if consumer else (None, None)
-        reader, found, size = DeadLetterReader(self._codecs, *formats), list[DeadLetterRecord](), 0
+        reader = DeadLetterReader(self._codecs, *formats)
+        found: list[DeadLetterRecord] = []
+        size = 0
         async with self._scanning(topic, selection, options) as (scan, dead_letters):
             async for one in dead_letters:
                 found.append(await reader.read(one))
@@ -388,9 +399,9 @@ class DeadLetterPages:
     async def statistics(
         self, topic: str, selection: Selection, options: ScanOptions, bucket_seconds: int = 3600
     ) -> DeadLetterStatistics:
-        """Return how many dead letters there are by error class, origin, status and time.
+        """Return the number of dead letters by error class, origin, status and time.
 
-        Without a start it is the day that ends with the newest dead letter, or with the requested end.
+        Without a start, the window is the day before the newest dead letter, or before the requested end.
 
         Raises:
             As `page`.
@@ -403,8 +414,8 @@ class DeadLetterPages:
         errors, topics, statuses, times = Counter[str](), Counter[str](), Counter[str](), Counter[int]()
         left = 0
         async with self._scanning(topic, selection, options) as (scan, dead_letters):
-            async for record, origin, ended in dead_letters:
-                left += not ended
+            async for record, origin, completed in dead_letters:
+                left += not completed
                 errors[origin.error] += 1
                 topics[origin.partition.topic] += 1
                 if status := origin.text("status"):
@@ -435,12 +446,12 @@ class DeadLetterPages:
         self, topic: str, selection: Selection, options: ScanOptions
     ) -> AsyncGenerator[tuple[Scan, AsyncGenerator[FoundDeadLetter, None]], None]:
         if self._scans >= _SCANS:
-            raise TooManyRequests(f"{_SCANS} others are reading dead letters here: wait until they are done")
+            raise TooManyRequests(f"limit reached: {_SCANS} requests are reading dead letters here; try again later")
         self._scans += 1
         try:
-            ended = EndedOffsets(self._admin, topic)
-            await ended.load()
-            scan = Scan(self._admin, topic, ended, self._clock, options)
+            completed = CompletedOffsets(self._admin, topic)
+            await completed.load()
+            scan = Scan(self._admin, topic, completed, self._clock, options)
             async with contextlib.aclosing(scan.dead_letters(selection)) as dead_letters:
                 yield scan, dead_letters
         finally:

@@ -47,14 +47,14 @@ class _Window(Span, frozen=True, kw_only=True):
     state: State = "all"
 
     def options(self, order: Order = "newest", cursor: str = "") -> ScanOptions:
-        """Return how far the search goes."""
+        """Return order, start and conditions of the search."""
         return ScanOptions(order, cursor, self.state, self.text)
 
     def selection(self) -> Selection:
         """Return the dead letters that the query selects."""
         name, equals, value = (self.header or "").partition("=")
         if self.header is not None and not equals:
-            raise InvalidRequest("header takes name=value")
+            raise InvalidRequest("header must be name=value")
         one = {"topics": self.topic, "groups": self.group, "errors": self.error, "keys": self.key}
         given: dict[str, Any] = {field: (text,) for field, text in one.items() if text is not None}
         return Selection(
@@ -79,7 +79,7 @@ class StatisticsQuery(_Window, frozen=True, kw_only=True):
 
 
 class DeadLetterEndpoints:
-    """Shows dead letters, and delivers them again as the light-4j sidecar does."""
+    """Shows dead letters, and delivers them again as light-4j kafka-sidecar does."""
 
     def __init__(self, dead_letters: DeadLetterPages, redelivery: Redelivery) -> None:
         self._dead_letters = dead_letters
@@ -130,7 +130,9 @@ class DeadLetterEndpoints:
             require(call.scope, (WRITE,), "consume", topic)
             require(call.scope, (WRITE,), "group", consumer.group)
             if consumer.owner and not may_control(call.scope, consumer.owner):
-                raise AuthTokenScopeMismatch(f"another owner's consumer reads {topic} too: name a group of your own")
+                raise AuthTokenScopeMismatch(
+                    f"another owner's consumer also reads {topic}: set group to your own group"
+                )
         call.event = CallEvent(request.topic or "")
         done = await self._redelivery.run(request)
         outcome = "SUCCESS" if done.status == "processed" else "FAILURE"
@@ -149,13 +151,13 @@ class DeadLetterEndpoints:
 
 
 def _merged(body: bytes, query: Mapping[str, str]) -> RedeliveryRequest:
-    """Return the request of query and body together."""
+    """Merge query and body into one request."""
     try:
         by_query = msgspec.convert(query, RedeliveryRequest, strict=False)
         request = msgspec.json.decode(body, type=RedeliveryRequest)
         names = query.keys() & msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
         if twice := sorted(names.intersection(RedeliveryRequest.__struct_fields__)):
-            raise InvalidRequest(f"{', '.join(twice)} is in the query and in the body: send it once")
+            raise InvalidRequest(f"{', '.join(twice)} is in both query and body: send it once")
         given = {name: value for name, value in msgspec.structs.asdict(by_query).items() if name in query}
         return msgspec.structs.replace(request, **given)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:

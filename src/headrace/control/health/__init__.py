@@ -1,1 +1,1 @@
-"""How consumers and clusters are: status, lag, and the preconditions of the guarantees."""
+"""The health of consumers and clusters: status, lag, and the preconditions of the guarantees."""

@@ -1,4 +1,4 @@
-"""The status of a consumer for people: how far it is, and why it does not move."""
+"""The status of a consumer for people: its progress, and why it stalls."""
 
 import contextlib
 from collections import Counter
@@ -19,7 +19,7 @@ from headrace.runtime import Clock
 
 _MEMBERS_SECONDS = 5.0
 Members = Mapping[TopicPartition, str]
-"""Who has a partition, for people."""
+"""Partition to the display name of the member that has it."""
 
 
 class Pause(msgspec.Struct, rename="camel"):
@@ -39,32 +39,32 @@ class BreakerDetails(msgspec.Struct, rename="camel"):
 
 
 class KafkaOutage(msgspec.Struct, rename="camel"):
-    """Since when no broker of a consumer's cluster answers, and why."""
+    """Since when no broker of a consumer's cluster responds, and why."""
 
     since: str
     why: str
 
 
 class Head(msgspec.Struct, rename="camel"):
-    """The first record that has not ended."""
+    """The first record that is not completed."""
 
     offset: int
     timestamp: int
-    """Milliseconds since the epoch, as Kafka has it."""
+    """Timestamp of the record in Kafka, in milliseconds since the epoch."""
     age_seconds: float
-    """Since it is the first."""
+    """How long it has been the first."""
     attempts: int
 
 
 class PartitionDetails(msgspec.Struct, rename="camel"):
-    """The progress of a partition, and in one sentence why it does not move."""
+    """The progress of a partition, and one sentence that says why it stalls."""
 
     topic: str
     partition: int
     assigned: bool
     """Whether this process has it."""
     member: str
-    """The process that has it; empty if none has it, or it is not known."""
+    """The process that has it; empty if none has it or the process is not known."""
     position: int | None
     committed: int | None
     end: int | None
@@ -74,7 +74,7 @@ class PartitionDetails(msgspec.Struct, rename="camel"):
     head: Head | None
     paused: Pause | None
     why: str
-    """Empty while it moves."""
+    """Empty while it makes progress."""
 
 
 class PendingCommand(msgspec.Struct, rename="camel"):
@@ -107,14 +107,14 @@ class Summary(msgspec.Struct, rename="camel"):
     partitions_assigned: int
     """To this process."""
     lag: int | None
-    """Of the whole group; null while it is not known."""
+    """Of the whole group; null while unknown."""
     in_flight: int
     open: int
     oldest_seconds: float | None
     attempts: int
     why: str
     kafka: KafkaOutage | None
-    """Null while a broker answers."""
+    """Null while a broker responds."""
 
 
 class Details(Summary):
@@ -125,12 +125,12 @@ class Details(Summary):
 
 
 class ConsumerStatuses:
-    """The status of consumers, from what this process knows; only members of groups are read from Kafka."""
+    """The status of consumers as this process knows them; it reads only the members of groups from Kafka."""
 
     def __init__(
         self, control: ConsumerControl, lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]], clock: Clock
     ) -> None:
-        """Prepare; `lag_of` returns where a group was a moment ago."""
+        """Prepare; `lag_of` returns the recent lag of a group."""
         self._control = control
         self._lag_of = lag_of
         self._clock = clock
@@ -141,7 +141,7 @@ class ConsumerStatuses:
         return self._summary(consumer, self._partitions(consumer, None))
 
     async def details(self, consumer: RunningConsumer) -> Details:
-        """Return the status of a consumer and its partitions, with the members that have the others."""
+        """Return the status of a consumer and its partitions, with the members that have partitions elsewhere."""
         partitions = self._partitions(consumer, None)
         if not all(each.assigned for each in partitions):
             partitions = self._partitions(consumer, await self._members_of(consumer))
@@ -165,7 +165,8 @@ class ConsumerStatuses:
         heads = [each.head for each in own if each.head]
         lags = [each.lag for each in partitions if each.lag is not None]
         breaker = consumer.pump.status().breaker
-        hold, outage = self._control.hold_of(consumer), consumer.admin.reachability.outage
+        hold = self._control.hold_of(consumer)
+        outage = consumer.admin.reachability.outage
         why = outage.why if outage else next((each.why for each in own if each.why), "")
         counts: Counter[str] = Counter()
         for pump in consumer.pumps:
@@ -192,10 +193,12 @@ class ConsumerStatuses:
         )
 
     def _partitions(self, consumer: RunningConsumer, members: Members | None) -> list[PartitionDetails]:
-        holds, outage = self._control.holds_of(consumer), consumer.admin.reachability.outage
+        holds = self._control.holds_of(consumer)
+        outage = consumer.admin.reachability.outage
         found = []
         for pump in consumer.pumps:
-            own, lags = pump.status().partitions, self._lag_of(pump.group)
+            own = pump.status().partitions
+            lags = self._lag_of(pump.group)
             known = {one for one in lags if pump.group != consumer.group or consumer.reads(one.topic)}
             for partition in sorted(known.union(own)):
                 lag, hold, here = lags.get(partition), holds.get(partition), own.get(partition)
@@ -208,11 +211,12 @@ class ConsumerStatuses:
     def _here(
         self, partition: TopicPartition, here: PartitionStatus, lag: PartitionLag | None, hold: Pause | None, why: str
     ) -> PartitionDetails:
-        end, head = lag.end if lag else None, here.head
+        end = lag.end if lag else None
+        head = here.head
         if not why and lag and lag.written > lag.end == here.position and not here.open_records:
-            why = f"a transaction is open at offset {end}; later records cannot be read until it ends"
+            why = f"a transaction is open at offset {end}; later records cannot be read until it is finished"
         if end is not None and here.position is not None:
-            end = max(end, here.position)  # the lag is some seconds old
+            end = max(end, here.position)  # the lag is a few seconds old
         behind = None if end is None or here.committed is None else max(0, end - here.committed)
         return PartitionDetails(
             *partition,
@@ -235,8 +239,10 @@ def _away(
     partition: TopicPartition, lag: PartitionLag | None, hold: Mapping[str, Any] | None, members: Members | None
 ) -> PartitionDetails:
     member = members.get(partition, "") if members else ""
-    why = f"another process has it, which knows more: {member}" if member else ""
-    if not member and members is not None:
+    why = ""
+    if member:
+        why = f"another process has it, see the status there: {member}"
+    elif members is not None:
         why = "no process of this group has it now"
     return PartitionDetails(
         *partition,
@@ -261,6 +267,6 @@ def _pending(command: Command) -> PendingCommand:
 
 
 def _pause(entry: Mapping[str, Any] | None) -> Pause | None:
-    return (
-        Pause(str(entry.get("by", "")), iso_time(entry.get("since")), str(entry.get("reason", ""))) if entry else None
-    )
+    if not entry:
+        return None
+    return Pause(str(entry.get("by", "")), iso_time(entry.get("since")), str(entry.get("reason", "")))

@@ -30,10 +30,12 @@ Examine = Callable[[], Awaitable[Sequence[Finding]]]
 async def examine(
     admin: Admin, required: Iterable[TopicRequirement], *, creates_topics: bool, dead_letters: Admin | None = None
 ) -> list[Finding]:
-    """Return every precondition of these requirements, each once; `dead_letters` is None for the same cluster.
+    """Return every precondition of these requirements once; `dead_letters` is the cluster of the dead letter topics.
+
+    Without `dead_letters` they are on the same cluster.
 
     Raises:
-        KafkaUnavailable: No broker answers.
+        KafkaUnavailable: No broker responds.
     """
     examination = _Examination(admin, dead_letters or admin, creates_topics)
     return list(dict.fromkeys([judge_servers(admin.servers), *await examination.of(required)]))
@@ -52,7 +54,7 @@ class _Examination:
         kept_ms: int | None = 60_000 * int(cluster.configs.get("offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES))
         if cluster.refused:
             kept_ms = None
-            found.append(Finding("cluster", "configuration", "warning", "not known", cluster.refused))
+            found.append(Finding("cluster", "configuration", "warning", "unknown", cluster.refused))
         known = [topic.name for topic in await self._admin.list_topics()]
         for each in required:
             for name in dict.fromkeys([*each.topics, *filter(each.matches or (lambda _: False), known)]):
@@ -66,7 +68,7 @@ class _Examination:
     ) -> list[Finding]:
         source = await self._topic(self._admin, name)
         if source is None:
-            advice = f"headrace topics create {name}, with the partitions and replicas it needs"
+            advice = f"headrace topics create {name}, with the required partitions and replicas"
             return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
         found = [*judge_topic(source), *judge_source(source, kept_ms, group)]
         if dead_letter_topic:
@@ -95,17 +97,17 @@ async def require(examine_all: Examine) -> None:
     """Raise unless every precondition holds, as `durability: strict` requires.
 
     Raises:
-        EnvironmentProblem: One fails; all that fail are named, with advice.
-        KafkaUnavailable: No broker answers.
+        EnvironmentProblem: A precondition fails; the text names each of them, with advice.
+        KafkaUnavailable: No broker responds.
     """
     failing = [one for one in await examine_all() if one.state == "failing"]
     if failing:
         text = "; ".join(f"{one.about}: {one.check} is {one.found}: {one.advice}" for one in failing)
-        raise EnvironmentProblem(f"durability is strict, and {len(failing)} preconditions do not hold: {text}")
+        raise EnvironmentProblem(f"durability is strict, and {len(failing)} preconditions fail: {text}")
 
 
 class Durability(Service):
-    """Reports in the log and in the details of readiness which preconditions do not hold; nothing stops."""
+    """Reports failing preconditions in the log and in the details of readiness; nothing stops."""
 
     def __init__(self, examine_all: Examine, clock: Clock) -> None:
         super().__init__("durability")
@@ -125,7 +127,7 @@ class Durability(Service):
             except KafkaUnavailable:
                 pause = _SOON_SECONDS  # other services report it
             except HeadraceError as error:
-                log.warning("durability cannot be judged: %s", error.description)
+                log.warning("failed to check durability, will retry: %s", error.description)
             else:
                 for one in found:
                     if one not in self._found:

@@ -1,4 +1,4 @@
-"""The lag of consumer groups: read once, or often enough for a dashboard."""
+"""The lag of consumer groups: read once, or repeatedly for metrics."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 5.0
 _STALE_SECONDS = 30.0
-"""An older response does not describe the present; a round over many groups may take long."""
+"""After this time a lag counts as unknown; a round over many groups may take long."""
 
 
 class PartitionLag(NamedTuple):
@@ -25,7 +25,7 @@ class PartitionLag(NamedTuple):
     end: int
     lag: int
     written: int
-    """The end including open transactions; records after their start cannot be read until they end."""
+    """The end including open transactions; records after their start cannot be read until they are finished."""
 
 
 async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[PartitionLag]:
@@ -35,12 +35,12 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 
     Raises:
         NotFound: The cluster does not know the group, and no topics are named.
-        KafkaUnauthorized: The group may not be seen.
-        KafkaUnavailable: No broker answers.
+        KafkaUnauthorized: Reading the group is not permitted.
+        KafkaUnavailable: No broker responds.
     """
     committed = await admin.committed(group)
     if not (committed or topics) and group not in {known.name for known in await admin.list_groups()}:
-        await admin.group_members(group)  # Kafka lists no group that it refuses
+        await admin.group_members(group)  # Kafka omits groups the caller may not see; this raises then
         raise NotFound(f"group {group} does not exist: see headrace groups list", group=group)
     found = []
     for topic in {partition.topic for partition in committed}.union(topics):
@@ -55,16 +55,16 @@ async def lag_of(admin: Admin, group: str, topics: Sequence[str] = ()) -> list[P
 
 
 class GroupTopics(NamedTuple):
-    """A group on its cluster."""
+    """A group, its cluster and its topics."""
 
     admin: Admin
     """Administration of the cluster."""
     topics: list[str]
-    """Topics that it reads in any case."""
+    """Topics that it reads; further ones are found by its commits."""
 
 
 class LagMonitor(Service):
-    """Keeps the lag of groups per partition. A failed request is repeated; in an outage the lag is unknown."""
+    """Keeps the lag of groups per partition. Failed requests are retried; in an outage the lag is unknown."""
 
     def __init__(self, groups: Callable[[], Mapping[str, GroupTopics]], clock: Clock) -> None:
         """Prepare; `groups` returns the present groups by name."""
@@ -81,7 +81,7 @@ class LagMonitor(Service):
         return {} if admin.reachability.outage or self._clock.monotonic() - at > _STALE_SECONDS else found
 
     def all(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """Yield group, partition and lag in records, as far as they are known."""
+        """Yield group, partition and lag in records, if known."""
         for group in self._groups():
             for partition, entry in self.of(group).items():
                 yield group, partition, entry.lag
@@ -93,9 +93,9 @@ class LagMonitor(Service):
                 try:
                     found = await lag_of(admin, group, topics)
                 except HeadraceError as error:
-                    log.debug("lag of %s is not known: %s", group, error.description)
+                    log.debug("failed to read the lag of %s: %s", group, error.description)
                 else:
-                    if group not in self._groups():  # removed while Kafka answered
+                    if group not in self._groups():  # removed during the request
                         continue
                     self._found[group] = at, admin, {entry.partition: entry for entry in found}
             present = self._groups()

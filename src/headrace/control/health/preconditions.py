@@ -1,4 +1,4 @@
-"""The preconditions of the guarantees: judges what Kafka reports of brokers, topics and groups. Asks nothing itself."""
+"""The preconditions of the guarantees: judges what Kafka reports about brokers, topics and groups, without I/O."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -28,11 +28,11 @@ class TopicRequirement(NamedTuple):
     dead_letter_topic: Callable[[str], str] | None = None
     """Returns the dead letter topic of a topic; None if dead letters are off."""
     retry_topics: Collection[str] = ()
-    """Its group for retries reads them; a missing one is created, or writing to it reports that."""
+    """Its retry group reads them; a missing one is created, or writing to it fails with that error."""
 
 
 class Finding(NamedTuple):
-    """One precondition: whether it holds, and what to do if not."""
+    """The state of one precondition, and what to do if it fails."""
 
     about: str
     check: str
@@ -49,7 +49,7 @@ class Topic(NamedTuple):
 
     @property
     def retention_ms(self) -> int:
-        """How long a record is kept; -1 for ever."""
+        """How long a record is kept; -1 for no limit."""
         deletes = "delete" in self.configs.get("cleanup.policy", "delete")
         return int(self.configs.get("retention.ms", -1)) if deletes else -1
 
@@ -60,11 +60,11 @@ _REPLICATION = ("bootstrap servers", "replication factor", "min.insync.replicas"
 
 
 def summarize(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings; on a cluster of one broker, which cannot replicate, with one about replication."""
+    """Return the findings; on a cluster of one broker, replace those about replication by one."""
     if ONE_BROKER not in findings:
         return list(findings)
     others = [one for one in findings if one.check not in _REPLICATION]
-    advice = "each record has one copy, which is lost with this broker, so use it for development only"
+    advice = "each record has one copy, which is lost with this broker: use it for development only"
     return [Finding("cluster", "number of brokers", "failing", "1", advice), *others]
 
 
@@ -74,15 +74,15 @@ def judge_brokers(count: int, missing: Sequence[int]) -> Finding:
         return ONE_BROKER if count == 1 else ONE_BROKER._replace(found=f"{count} brokers")
     named = "broker {} is" if len(missing) == 1 else "brokers {} are"
     found = f"{count} of {count + len(missing)}: {named.format(', '.join(map(str, missing)))} missing"
-    advice = "start it again, or move its replicas to others (kafka-reassign-partitions): records have fewer copies"
+    advice = "records have fewer copies: start it again, or move its replicas to others (kafka-reassign-partitions)"
     return Finding("cluster", "number of brokers", "warning", found, advice)
 
 
 def judge_servers(servers: str) -> Finding:
-    """Judge the list of brokers to ask first."""
+    """Judge the list of bootstrap servers."""
     count = len(servers.split(","))
     state: State = "ok" if count >= _SERVERS else "warning"
-    advice = "name at least two in kafka.bootstrap_servers: with one, nothing starts while that one is down"
+    advice = "list at least two in kafka.bootstrap_servers: with one, nothing starts while that broker is down"
     return _judged("cluster", "bootstrap servers", state, str(count), advice)
 
 
@@ -98,24 +98,22 @@ def judge_topic(topic: Topic) -> Iterator[Finding]:
         str(replicas),
         f"give it {_REPLICAS} replicas (kafka-reassign-partitions): with {replicas} a record may be on one broker only",
     )
-    enough = min_isr >= _MIN_IN_SYNC
-    yield _judged(
-        about,
-        "min.insync.replicas",
-        "failing" if not enough else "ok" if min_isr < replicas else "warning",
-        str(min_isr),
-        f"{alter} min.insync.replicas={_MIN_IN_SYNC}: acks=all waits for that many"
-        if not enough
-        else "every replica must be there to write: no broker may be down; add a replica",
-    )
+    state: State = "ok"
+    advice = ""
+    if min_isr < _MIN_IN_SYNC:
+        state = "failing"
+        advice = f"{alter} min.insync.replicas={_MIN_IN_SYNC}: acks=all waits for that many"
+    elif min_isr >= replicas:
+        state = "warning"
+        advice = "add a replica: a write needs every replica, so it fails while any broker is down"
+    yield _judged(about, "min.insync.replicas", state, str(min_isr), advice)
     unclean = configs.get("unclean.leader.election.enable", "false") == "true"
     yield _judged(
         about,
         "unclean leader election",
         "failing" if unclean else "ok",
         "on" if unclean else "off",
-        f"{alter} unclean.leader.election.enable=false: a replica that is behind would lead, without acknowledged "
-        "records",
+        f"{alter} unclean.leader.election.enable=false: a replica without acknowledged records may become leader",
     )
     behind = [part.partition for part in info.partitions if len(part.in_sync) < len(part.replicas)]
     if behind:
@@ -136,7 +134,7 @@ def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> 
     if int(topic.configs.get("retention.bytes", -1)) > 0:
         size = topic.configs["retention.bytes"]
         yield Finding(
-            f"topic {name}", "retention.bytes", "warning", size, "records go when a partition is larger, read or not"
+            f"topic {name}", "retention.bytes", "warning", size, "larger partitions lose records, also unread ones"
         )
     if offsets_retention_ms is None:
         return
@@ -147,7 +145,7 @@ def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> 
         "ok" if offsets_retention_ms >= required_ms else "warning",
         _hours(offsets_retention_ms),
         f"set it to {required_ms // 60_000} on the brokers: a group that is down for longer loses its offsets, and "
-        "starts again",
+        "starts from the beginning",
     )
 
 

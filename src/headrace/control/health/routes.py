@@ -1,4 +1,4 @@
-"""Health of the process and of its services, and metrics."""
+"""Endpoints of health and metrics."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Liveness(msgspec.Struct):
-    """Whether the process must be replaced. Consumers that hang are listed for known callers."""
+    """Whether the process must be replaced. Hanging consumers are listed for known callers."""
 
     status: Literal["alive", "hangs"]
     consumers: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -56,7 +56,7 @@ class HealthEndpoints:
     async def liveness(self, call: Call[None, None]) -> HttpResponse:
         if not (names := hanging_consumers()):
             return HttpResponse(Liveness("alive"))
-        log.critical("liveness fails: the Kafka client does not return to %s", ", ".join(names))
+        log.critical("liveness failed: calls into the Kafka client hang in %s", ", ".join(names))
         return HttpResponse(Liveness("hangs", names if is_known(call.scope) else msgspec.UNSET), 503)
 
     live = liveness.at("GET", "/live", "getLive")
@@ -84,7 +84,7 @@ class HealthEndpoints:
     async def health(self, call: Call[None, None]) -> HttpResponse:
         if call.parameters["serviceId"] != self._service_id:
             raise PathNotFound(
-                f"{call.scope['path'][:200]}: there are /health/liveness, /health/readiness and "
+                f"{call.scope['path'][:200]} does not exist: use /health/liveness, /health/readiness or "
                 f"/health/{self._service_id} (audit.service_id)"
             )
         ready = all(service.ready for service in self._readiness().values())

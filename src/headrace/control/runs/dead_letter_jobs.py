@@ -1,4 +1,4 @@
-"""Redrive, drop and quarantine as jobs: one run over a dead letter topic each, which resumes at what is left."""
+"""Redrive, drop and quarantine as jobs: each is one run over a dead letter topic, and resumes with what is left."""
 
 import asyncio
 import contextlib
@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headrace.control.dead_letters.ended_offsets import EndedOffsets, lease_name, lease_taken
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets, lease_name, lease_taken
 from headrace.control.dead_letters.origins import Origins
 from headrace.control.dead_letters.pages import Scan, ScanOptions
 from headrace.control.runs.jobs import Job, JobRunner, Jobs, JobView, SaveProgress, spec_of
-from headrace.control.runs.redrive import Redrive, Sent
+from headrace.control.runs.redrive import Redrive
 from headrace.control.runs.redrive_spec import TO_ORIGIN, Redriven, RedriveOptions, RedriveSpec, Target
+from headrace.control.runs.redrive_writers import Sent
 from headrace.control.runs.replay import RunContext
 from headrace.control.runs.replay_requests import Replays
 from headrace.control.runs.selection import Selection, Window
@@ -28,24 +29,24 @@ _LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0
 DRY_RUN_SECONDS = 60.0
 _SAVE_SECONDS = 0.5
 _MOST_SAVED = 500
-"""Entries of each list and count that a job saves: its status is one record."""
+"""Entries that a job saves of each list and count, because its status is one record."""
 _MOST_CHARACTERS = 250
 
 
 class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel"):
-    """Which dead letters, where to, and how; what is left out sets no condition."""
+    """Which dead letters, where to, and how; an absent field sets no condition."""
 
     to_consumer: str = ""
-    """Of a redrive: the backend of this consumer, as the records they were."""
+    """Of a redrive: send their original records to the backend of this consumer."""
     reason: str = ""
-    """Why they are dropped or moved; needed to drop."""
+    """Why they are dropped or moved; required for a drop."""
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Records per second at most."""
     exactly_once: bool = False
     max_redrives: Annotated[int, msgspec.Meta(ge=1)] = MAX_REDRIVES
-    """Dead letters whose record was redriven so often are kept back."""
+    """Dead letters whose record was redriven this often are kept back."""
     last_retry: bool = False
-    """With `toConsumer`: what fails is counted, and no dead letter again."""
+    """With `toConsumer`: a record that fails is counted, and does not become a dead letter again."""
     dry_run: bool = False
 
     def selection(self) -> Selection:
@@ -54,13 +55,13 @@ class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel")
 
 
 class DryRunReport(Redriven, frozen=True, rename="camel"):
-    """What a run would do."""
+    """The result that a run would have."""
 
     dry_run: bool = True
 
 
 class DeadLetterJobs:
-    """Begins such jobs, and makes what runs them; any process can."""
+    """Starts such jobs, and makes their runners; any process can run them."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class DeadLetterJobs:
         self._redrive_to = redrive_to
 
     def make(self, job: Job) -> JobRunner | None:
-        """Return what runs a job; None for a replay, or a redrive, to something that is not here."""
+        """Return the runner of a job; None for a replay or redrive whose target does not run here."""
         if job.kind == "replay" or "window" in job.spec:
             return self.replays.make(job)
         spec: RedriveSpec = spec_of(job, RedriveSpec)
@@ -89,13 +90,13 @@ class DeadLetterJobs:
     async def begin(
         self, jobs: Jobs, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str
     ) -> JobView | DryRunReport:
-        """Begin a job, or say what it would do.
+        """Start a job, or report what it would do.
 
         Raises:
-            InvalidRequest: The request makes no sense, and why.
+            InvalidRequest: The request is not valid; the text says why.
             TopicNotFound, PartitionNotFound: The topic or partition does not exist.
-            NotFound: There is no such consumer.
-            JobConflict, LeaseTaken: Another run works on the topic.
+            NotFound: The consumer does not exist.
+            JobConflict, LeaseTaken: Another run is working on the topic.
         """
         spec = self._spec(kind, check_topic(topic), request, by)
         replay = None
@@ -119,7 +120,7 @@ class DeadLetterJobs:
         return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)
 
     async def redrive(self, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str) -> Redrive:
-        """Return what does it here without a job, or says what it would do.
+        """Return a run without a job, or a dry run.
 
         Raises:
             InvalidRequest, TopicNotFound, PartitionNotFound, LeaseTaken: See `begin`.
@@ -136,44 +137,44 @@ class DeadLetterJobs:
                 found = msgspec.structs.asdict(await self._redrive(spec).run(asyncio.Event()))
         except TimeoutError:
             raise InvalidRequest(
-                f"reading all these dead letters takes longer than {DRY_RUN_SECONDS:g} s: narrow it by "
-                "partition, offsets or a start, or use the command: headrace dlq redrive --dry-run"
+                f"timed out: reading these dead letters takes longer than {DRY_RUN_SECONDS:g} s; select a partition, "
+                "offsets or a start, or use the command headrace dlq redrive --dry-run"
             ) from None
         if consumer:
             found["targets"] = {consumer: found["records"]}
         return DryRunReport(**found)
 
     async def _check_ready(self, topic: str, selection: Selection) -> None:
-        """Return if a job could begin: no other run works on the topic, and a dead letter is found at once.
+        """Return if a job can start: no other run is working on the topic, and a dead letter is found at once.
 
         Raises:
-            LeaseTaken: Another run works on the topic.
-            InvalidRequest: Nothing is selected, or the topic holds no dead letters.
+            LeaseTaken: Another run is working on the topic.
+            InvalidRequest: Nothing is selected, or the topic has no dead letters.
         """
         admin, clock = self._context.admin, self._context.clock
-        deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that is done releases its lease in a moment
+        deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that has just finished releases its lease soon
         while holder := await lease_holder(admin, lease_name(topic)):
             if deadline.passed:
                 raise lease_taken(topic, holder)
             await clock.sleep(_LOOK_SECONDS)
-        ended = EndedOffsets(admin, topic)
-        await ended.load()
-        scan = Scan(admin, topic, ended, clock, ScanOptions("oldest", state="left"))
+        completed = CompletedOffsets(admin, topic)
+        await completed.load()
+        scan = Scan(admin, topic, completed, clock, ScanOptions("oldest", state="left"))
         async with contextlib.aclosing(scan.dead_letters(selection)) as dead_letters:
             async for _ in dead_letters:
                 return
         if selection.has_conditions and not scan.remaining:
-            raise InvalidRequest(f"nothing matches: no dead letter of {topic} that is left is selected", topic=topic)
+            raise InvalidRequest(f"nothing matches: no dead letter left in {topic} is selected", topic=topic)
 
     def _spec(self, kind: Kind, topic: str, request: DeadLetterJobRequest, by: str) -> RedriveSpec:
         if request.to_consumer and kind != "redrive":
-            raise InvalidRequest("toConsumer is for a redrive only: leave it out")
+            raise InvalidRequest("toConsumer is only for a redrive: remove it")
         if request.to_consumer and request.exactly_once:
-            raise InvalidRequest("exactlyOnce is for topics: leave it out, or toConsumer")
+            raise InvalidRequest("exactlyOnce is only for topics: remove it, or toConsumer")
         if request.last_retry and not request.to_consumer:
-            raise InvalidRequest("lastRetry is for a backend: name its consumer in toConsumer, or leave it out")
+            raise InvalidRequest("lastRetry is only for a backend: name its consumer in toConsumer, or remove it")
         if kind == "drop" and not request.reason:
-            raise InvalidRequest("reason is missing: dead letters that are dropped go nowhere, so say why")
+            raise InvalidRequest("reason is missing: dropped dead letters are not delivered, so give the reason")
         target = self._redrive_to if kind == "redrive" else Target(kind, reason=request.reason)
         options = RedriveOptions(
             dry_run=request.dry_run,
@@ -197,11 +198,12 @@ async def run_redrive(
     save_progress: SaveProgress,
     stop: asyncio.Event,
 ) -> str:
-    """See `JobRunner`. Numbers are those of this run: what earlier ones ended is not met again.
+    """See `JobRunner`. The numbers are those of this run, without what earlier runs completed.
 
-    `make` makes the run, and takes whether it resumes another.
+    `make` makes the run; its argument is whether it resumes an earlier one.
     """
-    reached, saved_at = {"done": 0}, now()
+    reached = {"done": 0}
+    saved_at = now()
     await save_progress(reached)
 
     async def on_progress(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a run delivers to: another topic, or a backend or function as if the records had just been read."""
+"""Destinations of a run: another topic, or a backend or function, as if the records had just been read."""
 
 import itertools
 from collections import defaultdict
@@ -26,7 +26,7 @@ from headrace.records import CommitOffsets, Header, OutgoingRecord, Produce, Rec
 REPLAY = "headrace.replay"
 """Header of a record that a replay wrote to a topic: the id of the job."""
 REPLAY_OF = "headrace.replay.of"
-"""Header with it: `topic:partition:offset` of the record it was made from."""
+"""Header of the same record: `topic:partition:offset` of its original."""
 
 
 class CopyToTopic:
@@ -39,11 +39,11 @@ class CopyToTopic:
         try:
             results = await self._produce([self._outgoing(record) for record in delivery.records])
         except errors.HeadraceError as cause:
-            raise errors.DestinationUnavailable(f"{self._topic} is not written: {cause.description}") from cause
+            raise errors.DestinationUnavailable(f"failed to write to {self._topic}: {cause.description}") from cause
         replies = [self._reply(result) for result in results]
-        trouble = next((reply.error for reply in replies if reply.error and not reply.permanent), "")
-        if trouble and ACK not in replies:
-            raise errors.DestinationUnavailable(trouble)
+        failure = next((reply.error for reply in replies if reply.error and not reply.permanent), "")
+        if failure and ACK not in replies:
+            raise errors.DestinationUnavailable(failure)
         return in_turn(replies)
 
     def _outgoing(self, record: Record) -> OutgoingRecord:
@@ -59,11 +59,11 @@ class CopyToTopic:
             return ACK
         if isinstance(result, REFUSALS):
             return Reply(type(result).__name__, result.description, permanent=True)
-        return Reply(f"{self._topic} does not acknowledge: {result.description}", reached=False)
+        return Reply(f"{self._topic} did not acknowledge: {result.description}", reached=False)
 
 
 class RestoredDelivery:
-    """Delivers dead letters as the records they were, grouped by their origin; others are passed over."""
+    """Delivers the original records of dead letters, grouped by partition; other records are skipped."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RestoredDelivery:
         is_origin: Callable[[str], bool],
         epoch_of: EpochOf = no_epoch,
     ) -> None:
-        """Prepare; `selects` says which dead letters are delivered, `is_origin` which topics they may come from."""
+        """Prepare; `selects` chooses the dead letters, `is_origin` returns whether they may be from a topic."""
         self.passed = 0
         """Records that were not delivered: not selected, or unproved."""
         self.unproved = 0
@@ -94,7 +94,7 @@ class RestoredDelivery:
             except errors.DeliveryError as cause:
                 if not number:
                     raise
-                # Delivered records are not repeated. Later groups wait: one may hold later records of this partition.
+                # Delivered records are not repeated. Later groups wait: they may have later records of this partition.
                 for index in itertools.chain.from_iterable(groups[number:]):
                     replies[index] = not_taken(cause)
                 break
@@ -105,8 +105,8 @@ class RestoredDelivery:
         self.unproved += len(selected) - len(proved)
         return replies
 
-    def ended(self, positions: CommitOffsets) -> dict[int, list[int]]:
-        """Return the dead letters that have ended, as the positions say, and are not forgotten, by partition."""
+    def completed(self, positions: CommitOffsets) -> dict[int, list[int]]:
+        """Return the delivered dead letters that are completed by these positions, by partition."""
         found: dict[int, list[int]] = {}
         for (_, number), at in positions.items():
             begun = self._begun.get(number, ())
@@ -115,14 +115,14 @@ class RestoredDelivery:
             found[number] = sorted(done)
         return found
 
-    def forget(self, ended: Mapping[int, Sequence[int]]) -> None:
-        """Return dead letters no more; call when they are saved as ended."""
-        for number, offsets in ended.items():
+    def forget(self, completed: Mapping[int, Sequence[int]]) -> None:
+        """Do not return these dead letters again; call when they are saved as completed."""
+        for number, offsets in completed.items():
             self._begun[number].difference_update(offsets)
 
 
 def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
-    """Return records by their original partition; one that is there twice is in two groups."""
+    """Group records by their original partition; a record that is there twice is in two groups."""
     groups: list[dict[int, Record]] = []
     open_groups: dict[TopicPartition, tuple[dict[int, Record], set[int]]] = {}
     for index, record in records.items():
@@ -137,12 +137,12 @@ def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
 
 
 class ReplayDeadLetters:
-    """Writes what fails in a replay as dead letters that name the job; a dead letter fails as the record it was."""
+    """Writes dead letters for what fails in a replay; they name the job, and hold the original record."""
 
     def __init__(
         self, inner: DeadLetterWriter | None, job: str, *, restores: bool, fail: Callable[[errors.HeadraceError], None]
     ) -> None:
-        """Prepare; without `inner` there are no dead letters, and `fail` ends the job with the reason."""
+        """Prepare; without `inner` dead letters are off, and `fail` ends the job with the reason."""
         self._inner, self._job, self._restores, self._fail = inner, job, restores, fail
 
     async def write(self, dead_letters: Sequence[DeadLetter]) -> Collection[int] | None:
@@ -150,8 +150,8 @@ class ReplayDeadLetters:
             first = dead_letters[0]
             why = (
                 f"offset {first.record.offset} of {first.record.topic_partition} failed {first.attempts} times "
-                f"({first.reply.error}: {first.reply.reason[:200]}), and there are no dead letters here: replay "
-                "with lastRetry to pass over what fails"
+                f"({first.reply.error}: {first.reply.reason[:200]}), and dead letters are off: replay with lastRetry "
+                "to drop records that fail"
             )
             self._fail(errors.HeadraceError(why))
             raise errors.DeadLetterFailed(why)

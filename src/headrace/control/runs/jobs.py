@@ -1,9 +1,9 @@
-"""Jobs: long work that operators request of any process, and that another process continues when one dies.
+"""Jobs: long work that an operator starts at any process, and that another process resumes when one dies.
 
-A job is two entries of the control table: `job/<id>`, its desired state, written by the process that gets the request,
-and `job/<id>/report`, its status, written by the process that runs it. One process at a time runs it, by a lease. A job
-whose status is old is taken over by any process that has what it needs. A status has the number of its run, so that a
-late one of an earlier run is ignored.
+A job is two entries of the control table. `job/<id>` is its desired state, written by the process that gets the
+request. `job/<id>/report` is its status, written by the process that runs it. A lease ensures that one process at a
+time runs it. When its status is not updated any more, another process that has its target takes it over. A status has
+the number of its run, so that a late status of an earlier run is ignored.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ _PREFIX = "job/"
 _REPORT = "/report"
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
-"""After so long without a new status of a job, other processes try to get its lease."""
+"""After this time without a new status of a job, other processes try to get its lease."""
 _AT_ONCE = 10
-"""Jobs a process runs at a time; the others wait, for each may hold as many records as a consumer."""
+"""Jobs that a process runs at a time; the others wait, because each may buffer as many records as a consumer."""
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT_JOBS = 100
 _SAVE_AGAIN_SECONDS = 0.5
 
 DesiredState = Literal["run", "pause", "stop"]
 State = Literal["waiting", "running", "paused", "stopped", "done", "failed"]
-ENDED: tuple[State, ...] = ("stopped", "done", "failed")
+FINISHED: tuple[State, ...] = ("stopped", "done", "failed")
 _REACHED: Mapping[DesiredState, State] = {"run": "waiting", "pause": "paused", "stop": "stopped"}
 
 
@@ -55,12 +55,12 @@ class Job(msgspec.Struct, frozen=True, rename="camel"):
     since: str
     desired: DesiredState = "run"
     desired_by: str = ""
-    """Who paused, stopped or resumed it last."""
+    """Who last paused, stopped or resumed it."""
     desired_at: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """How far it is."""
+    """Its state and progress."""
 
     state: State = "waiting"
     run: int = 0
@@ -75,25 +75,25 @@ class JobView(Job, frozen=True, rename="camel", kw_only=True):
 
     state: State
     message: str
-    """Why it waits or failed, or a remark on its end."""
+    """Why it waits or failed, or a remark on its result."""
     owner: str
-    """The process that runs it, or ran it last."""
+    """The process that runs it, or last ran it."""
     updated: str
     """When its status was written last."""
     progress: dict[str, Any]
 
 
 class SaveProgress(Protocol):
-    """Writes progress and says whether that succeeded; it may be tried again."""
+    """Writes progress and returns whether that succeeded; the caller may retry."""
 
     async def __call__(self, progress: Mapping[str, Any], *, message: str = "") -> bool:
-        """Write it; `message` says why nothing ends, empty while something does."""
+        """Write it; `message` says why the job stalls, and is empty while it does not."""
 
 
 JobRunner = Callable[[Mapping[str, Any], SaveProgress, asyncio.Event], Awaitable[str]]
-"""Continues a job from earlier progress until it is done or the event is set; saves progress, returns a remark or "".
+"""Resumes a job from earlier progress until it is done or the event is set; returns a remark or "".
 
-Raises HeadraceError if the job failed for good.
+It saves its progress, and raises HeadraceError if the job failed permanently.
 """
 
 
@@ -101,11 +101,11 @@ class _KnownJob:
     """A job as this process knows it."""
 
     stop: asyncio.Event | None = None
-    """Set to end its run; None while it does not run here."""
+    """Set to stop its run; None while it does not run here."""
     requested = False
     """Whether this process got the request, so that it starts at once."""
     is_foreign = False
-    """Whether its last status cannot be read: another version wrote it, and how far it is is not known here."""
+    """Whether its last status is of another version, so that its progress is not known here."""
     is_overwritten = False
     """Whether a late status of an earlier run is the last one in the table."""
 
@@ -115,25 +115,25 @@ class _KnownJob:
 
     @property
     def state(self) -> State:
-        if self.status.state in ENDED:
+        if self.status.state in FINISHED:
             return self.status.state
         if self.job.desired != "run":
             return _REACHED[self.job.desired]
         return "running" if self.status.state == "running" else "waiting"
 
     @property
-    def ended_at(self) -> str:
-        """When a job that has ended was written last."""
+    def finished_at(self) -> str:
+        """When a finished job was last written."""
         return max(self.job.since, self.job.desired_at, self.status.at)
 
     def end_run(self) -> None:
-        """End its run early, if it runs here."""
+        """Stop its run, if it runs here."""
         if self.stop:
             self.stop.set()
 
 
 class Jobs(Reconciler):
-    """Runs jobs, and shows all there are."""
+    """Runs jobs, and shows all jobs of the deployment."""
 
     def __init__(
         self,
@@ -143,10 +143,10 @@ class Jobs(Reconciler):
         conflict: Callable[[Job, Job], bool],
         clock: Clock,
     ) -> None:
-        """Prepare; `make` makes what runs a job, or None if this process does not have what that needs.
+        """Prepare; `make` makes the runner of a job, or None if this process does not have its target.
 
-        `conflict` says whether two jobs must not run at the same time. A job that failed for a cause
-        that may pass waits and runs again.
+        `conflict` returns whether two jobs must not run at the same time. After a temporary failure a job waits and
+        runs again.
         """
         super().__init__("jobs", table, clock)
         self._lease_of, self._make, self._conflict = lease_of, make, conflict
@@ -161,7 +161,7 @@ class Jobs(Reconciler):
         await super().start()
 
     async def drain(self, deadline: Deadline) -> None:
-        """End the runs here early; other processes continue them, or this one after its restart."""
+        """Stop the runs here; other processes resume them, or this one after its restart."""
         self._draining = True
         for known in self._known.values():
             known.end_run()
@@ -171,7 +171,7 @@ class Jobs(Reconciler):
         """Start a job and return it.
 
         Raises:
-            JobConflict: One that must not run at the same time has not ended.
+            JobConflict: A job that must not run at the same time is not finished.
             KafkaError: It is not, or perhaps not, written.
         """
         job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
@@ -187,17 +187,17 @@ class Jobs(Reconciler):
         return self.show(job.id)
 
     async def change(self, name: str, desired: DesiredState, by: str) -> JobView:
-        """Pause a job, stop it for good, or resume it; return it.
+        """Pause a job, stop it permanently, or resume it; return it.
 
         Raises:
             NotFound: There is no such job.
-            JobConflict: It has ended.
-            KafkaError: The table is not read, or the desired state is not, or perhaps not, written.
+            JobConflict: It is finished.
+            KafkaError: The table cannot be read, or the desired state is not, or perhaps not, written.
         """
         await self.table.catch_up()  # another process may have started or changed it just before
         known = self._find(name)
-        if known.state in ENDED:
-            raise JobConflict(f"job {name} is {known.state} already: start another one", job=name)
+        if known.state in FINISHED:
+            raise JobConflict(f"job {name} is already {known.state}: start another one", job=name)
         job = msgspec.structs.replace(known.job, desired=desired, desired_by=by, desired_at=self._now())
         await self.table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
         if desired == "run":
@@ -227,7 +227,7 @@ class Jobs(Reconciler):
         state, message = known.state, status.message
         if state in ("running", "waiting") and silent:
             state = "waiting"
-            message = message or "no process runs it: it waits for one that has what it needs and runs few enough jobs"
+            message = message or "no process runs it: waiting for one that has its target and is below its job limit"
         progress = {name: value for name, value in status.progress.items() if name != "positions"}
         seen: dict[str, Any] = {
             "state": state,
@@ -244,17 +244,17 @@ class Jobs(Reconciler):
     def _find(self, name: str) -> _KnownJob:
         self.table.require()
         if name not in self._known:
-            raise NotFound(f"there is no job {name[:60]!r}: see headrace jobs list", job=name[:60])
+            raise NotFound(f"job {name[:60]!r} does not exist: see headrace jobs list", job=name[:60])
         return self._known[name]
 
     def _refuse_conflict(self, job: Job) -> None:
         self.table.require()
         for other in self._known.values():
             if other.job.id == job.id:
-                return  # those later in the log give way to it
-            if other.state not in ENDED and self._conflict(job, other.job):
+                return  # jobs later in the log yield to it
+            if other.state not in FINISHED and self._conflict(job, other.job):
                 raise JobConflict(
-                    f"job {other.job.id} does that already ({other.state}, requested by {other.job.by}): wait for it, "
+                    f"job {other.job.id} already does that ({other.state}, requested by {other.job.by}): wait for it, "
                     f"or stop it (headrace jobs stop {other.job.id})",
                     job=other.job.id,
                 )
@@ -278,7 +278,7 @@ class Jobs(Reconciler):
         known = self._known.get(job.id)
         if known is None:
             known = self._known[job.id] = _KnownJob(job, self._clock.monotonic())
-            self._take_status(known, self.table.get(_PREFIX + job.id + _REPORT))  # it may lie before its job
+            self._take_status(known, self.table.get(_PREFIX + job.id + _REPORT))  # it may precede its job in the log
         known.job, known.updated_at = job, self._clock.monotonic()
         if job.desired != "run":
             known.end_run()
@@ -332,7 +332,7 @@ class Jobs(Reconciler):
     def _is_free(self, known: _KnownJob) -> bool:
         if self._draining or known.stop or known.is_foreign:
             return False
-        if known.job.desired != "run" or known.status.state in ENDED:
+        if known.job.desired != "run" or known.status.state in FINISHED:
             return False
         return known.requested or self._clock.monotonic() - known.updated_at > _SILENT_SECONDS
 
@@ -343,12 +343,12 @@ class Jobs(Reconciler):
         try:
             if await lease.acquire():
                 known.requested = False
-                await self.table.catch_up()  # the process that had it may have continued or ended it just before
-                if not stop.is_set() and known.status.state not in ENDED:
+                await self.table.catch_up()  # the previous process may have saved progress or finished it just before
+                if not stop.is_set() and known.status.state not in FINISHED:
                     await self._run(known, runner, lease, stop)
-        except Exception as cause:  # boundary: the status says why, and the job is tried again later
+        except Exception as cause:  # boundary: the status says why, and the job is retried later
             error = cause if isinstance(cause, HeadraceError) else InternalError(repr(cause))
-            log.warning("job %s does not run here now: %s", job.id, error.description, exc_info=error is not cause)
+            log.warning("failed to run job %s, will retry: %s", job.id, error.description, exc_info=error is not cause)
             self._set_message(known, error)
             known.requested = False
         finally:
@@ -359,7 +359,8 @@ class Jobs(Reconciler):
 
     async def _run(self, known: _KnownJob, runner: JobRunner, lease: Lease, stop: asyncio.Event) -> None:
         """Run a job under its lease; any failure ends the job and nothing else."""
-        number, before = known.status.run + 1, known.status.progress
+        number = known.status.run + 1
+        before = known.status.progress
         last = dict(before)
 
         async def save(progress: Mapping[str, Any], state: State = "running", *, message: str = "") -> bool:
@@ -372,7 +373,7 @@ class Jobs(Reconciler):
                 stop.set()
                 return False
             except HeadraceError as error:
-                log.warning("job %s cannot save its progress: %s", known.job.id, error.description)
+                log.warning("job %s failed to save its progress, will retry: %s", known.job.id, error.description)
                 await self._clock.sleep(_SAVE_AGAIN_SECONDS)
                 return False
             return True
@@ -394,14 +395,14 @@ class Jobs(Reconciler):
             pass
 
     def _old_jobs(self) -> Sequence[str]:
-        """Return the jobs that ended long ago."""
-        ended = [known for known in self._known.values() if known.state in ENDED and not known.stop]
-        ended.sort(key=lambda known: known.ended_at, reverse=True)
+        """Return the jobs that finished long ago."""
+        finished = [known for known in self._known.values() if known.state in FINISHED and not known.stop]
+        finished.sort(key=lambda known: known.finished_at, reverse=True)
         oldest = iso(self._clock.time() - _KEPT_SECONDS)
-        return [known.job.id for n, known in enumerate(ended) if n >= _KEPT_JOBS or known.ended_at < oldest]
+        return [known.job.id for n, known in enumerate(finished) if n >= _KEPT_JOBS or known.finished_at < oldest]
 
     async def _remove_old_jobs(self) -> None:
-        # The job first: one without its status would run again.
+        # The job first: without its status it would run again.
         keys = [_PREFIX + name + end for name in self._old_jobs() for end in ("", _REPORT)]
         with contextlib.suppress(HeadraceError):
             await self.table.put_all(dict.fromkeys(keys))
@@ -409,7 +410,7 @@ class Jobs(Reconciler):
 
 
 def _end_of(cause: Exception) -> tuple[State, str]:
-    """Return how a run ends by an error: what may pass, as an unreachable broker, is tried again."""
+    """Return the state after an error: after a temporary one, such as an unreachable broker, the job is retried."""
     if not isinstance(cause, HeadraceError):
         return "failed", f"{type(cause).__name__}: {cause}"
     return "waiting" if cause.retriable else "failed", cause.description
@@ -424,7 +425,7 @@ def spec_of(job: Job, kind: type[msgspec.Struct]) -> Any:
     """Return a job's spec as its kind reads it.
 
     Raises:
-        InvalidRequest: It is none, as after a change of version.
+        InvalidRequest: It is not one of this version.
     """
     try:
         return msgspec.convert(job.spec, kind, str_keys=True)

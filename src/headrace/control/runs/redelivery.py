@@ -1,8 +1,8 @@
-"""Dead letters delivered again by the backend of their consumer, a batch per call, without joining its group.
+"""Dead letters delivered again to the backend of their consumer, a batch per call, without joining its group.
 
-Each is delivered once, and judged by the consumer's policy as its own records are. A dead letter is saved as ended
-after its delivery is judged, so a call that dies repeats dead letters and loses none. The endpoint and its response are
-those of light-4j kafka-sidecar.
+Each is delivered once, and the consumer's policy decides the outcome. A dead letter is saved as completed after that,
+so a call that is interrupted repeats dead letters and loses none. The endpoint and its response are those of light-4j
+kafka-sidecar.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from headrace import errors
-from headrace.control.dead_letters.ended_offsets import EndedOffsets, dead_letter_lease
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets, dead_letter_lease
 from headrace.control.dead_letters.pages import FoundDeadLetter, Scan, ScanOptions
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.runs.selection import Selection
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _READ_SECONDS: Final = 10.0
 _MOST_READ_SECONDS: Final = 60.0
 _ROUND_SECONDS: Final = 0.5
-"""How long the round of reading that has begun when the time is over may take."""
+"""How long the round of reading that is running at the timeout may take."""
 _LEASE_SECONDS: Final = 5.0
 
 
@@ -42,17 +42,17 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     """Which dead letters are delivered again; other fields are ignored, as in light-4j kafka-sidecar."""
 
     group: str | None = None
-    """Group of a consumer, to choose it; another is only repeated in the response. By default the topics choose."""
+    """Selects the consumer of this group; any other name is only repeated in the response."""
     topic: str | None = None
-    """Origin topics of the dead letters, with commas between; by default those in the consumer's `topics`."""
+    """Origin topics of the dead letters, separated by commas; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """How long to read dead letters at most, in milliseconds; 10 s by default, a minute at most."""
+    """Maximum time for reading dead letters, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
-    """Whether what fails again has ended, instead of being a dead letter once more. Of this call only."""
+    """In this call, a dead letter that fails again is completed, and does not become a dead letter again."""
 
 
 class RedeliveryResponse(msgspec.Struct, frozen=True):
-    """What became of a batch of dead letters; call again until there are no records."""
+    """The outcome of a batch of dead letters; call again until `records` is 0."""
 
     group: str
     instance: str
@@ -62,11 +62,11 @@ class RedeliveryResponse(msgspec.Struct, frozen=True):
     """Dead letters that were delivered to the backend."""
     description: str
     status: Literal["empty", "processed", "rolledBack"]
-    """`rolledBack` when some or all of them have not ended and will be delivered again."""
+    """`rolledBack` when some or all of them are not completed and will be delivered again."""
 
 
 class Restored(NamedTuple):
-    """A dead letter, its history, and the record it was."""
+    """A dead letter, its history, and its original record."""
 
     record: Record
     origin: Origin
@@ -75,25 +75,25 @@ class Restored(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Redelivered:
-    """What became of a batch of dead letters."""
+    """The outcome of a batch of dead letters."""
 
     last: Restored
-    ended: int = 0
+    completed: int = 0
     again: int = 0
-    """Those of them that are dead letters once more."""
+    """Those of them that failed and became dead letters again."""
     given_up: int = 0
-    """Those of them that failed for the last time."""
+    """Those of them that failed at their last retry."""
     left: int = 0
-    """Dead letters that were delivered and have not ended."""
+    """Dead letters that were delivered and are not completed."""
     why: str = ""
     """Why they are left."""
 
 
 class _Passed(NamedTuple):
-    """How far calls of one kind found no dead letter to deliver, while topic and consumers stay the same."""
+    """The part of a topic in which earlier calls found no dead letter to deliver; the next call skips it."""
 
     scope: object
-    """What decides which dead letters the consumer gets."""
+    """Topic and consumers at that time; with others, nothing is skipped."""
     cursor: str = ""
     unproved: int = 0
     """Dead letters before the cursor whose origin the consumer does not read."""
@@ -103,7 +103,7 @@ class Redelivery:
     """Serves the calls."""
 
     def __init__(self, admin: Admin, consumers: RunningConsumers, produce: Produce, clock: Clock, host: str) -> None:
-        """Prepare; `consumers` may change at any time, `host` is for the response."""
+        """Prepare; `consumers` may change at any time, `host` is shown in the response."""
         self._admin, self._consumers, self._produce, self._clock = admin, consumers, produce, clock
         self._instance = f"Reactive-Replay-{host}"
         self._busy: set[str] = set()
@@ -126,8 +126,8 @@ class Redelivery:
             if not readers:
                 group = f" of group {request.group}" if of_group else ""
                 raise errors.InvalidTopicName(
-                    f"{name[:249]} is consumed by no reactive consumer{group} here: name topics as they stand in its "
-                    "topics, without the ending of their dead letter topic"
+                    f"no reactive consumer{group} here reads {name[:249]}: pass topics as in its setting topics, not "
+                    "their dead letter topics"
                 )
         return found
 
@@ -137,14 +137,14 @@ class Redelivery:
         Raises:
             InvalidTopicName: See `chosen`.
             InvalidRequest: The backend keeps offsets.
-            LeaseTaken: Another run works on the dead letters of the topic.
-            ReadFailed: Kafka or the backend does not answer; what had not ended is left.
+            LeaseTaken: Another run is working on the dead letters of the topic.
+            ReadFailed: Kafka or the backend does not respond; what was not completed is left.
         """
         chosen = self.chosen(request)
         if kept := next((c.group for _, c in chosen if c.no_replay), ""):
             raise errors.InvalidRequest(
                 f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a dead letter "
-                "would move them back: redrive its dead letters instead (headrace dlq redrive)"
+                "would reset them: redrive its dead letters instead (headrace dlq redrive)"
             )
         searched = {(c.group, c.dead_letter.topic_for(name)): c for name, c in chosen}
         topics = list(dict.fromkeys(topic for _, topic in searched))
@@ -154,12 +154,12 @@ class Redelivery:
             for (_, topic), consumer in searched.items():
                 with contextlib.suppress(errors.TopicNotFound):
                     if done := await self._of_topic(topic, consumer, request, unproved):
-                        return self._answer(group, topics, topic, done, unproved)
+                        return self._response(group, topics, topic, done, unproved)
         except (errors.KafkaUnavailable, errors.KafkaTimeout, errors.DestinationUnavailable) as cause:
-            raise errors.ReadFailed(f"dead letters are not delivered, and none is lost: {cause.description}") from cause
+            raise errors.ReadFailed(f"dead letters were not delivered, none is lost: {cause.description}") from cause
         nothing = (
-            f"nothing is left in {', '.join(topics)}, but for dead letters that were redriven {MAX_REDRIVES} times "
-            "(lastretry=true takes them): nothing was processed"
+            f"nothing was processed: nothing is left in {', '.join(topics)}, except dead letters that were redriven "
+            f"{MAX_REDRIVES} times (lastretry=true delivers them)"
         )
         return RedeliveryResponse(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
 
@@ -168,7 +168,7 @@ class Redelivery:
     ) -> Redelivered | None:
         if topic in self._busy:
             raise errors.LeaseTaken(
-                f"another call delivers dead letters of {topic} just now: call again when it is answered"
+                f"another call is delivering dead letters of {topic}: call again when it has returned"
             )
         self._busy.add(topic)
         try:
@@ -176,10 +176,10 @@ class Redelivery:
             if all(first >= end for first, end in offsets.values()):
                 return None
             async with dead_letter_lease(self._admin, topic, self._clock, _LEASE_SECONDS) as lease:
-                ended = EndedOffsets(self._admin, topic)
-                await ended.prepare(self._produce)
-                await ended.load(settled=True)
-                items = await self._read(topic, consumer, ended, request, unproved)
+                completed = CompletedOffsets(self._admin, topic)
+                await completed.prepare(self._produce)
+                await completed.load(settled=True)
+                items = await self._read(topic, consumer, completed, request, unproved)
                 if not items:
                     return None
                 done = Redelivered(items[-1])
@@ -196,7 +196,7 @@ class Redelivery:
                     by_partition: defaultdict[int, list[int]] = defaultdict(list)
                     for item in over:
                         by_partition[item.record.partition].append(item.record.offset)
-                    await ended.save(self._produce, by_partition)
+                    await completed.save(self._produce, by_partition)
                 return done
         finally:
             self._busy.discard(topic)
@@ -205,24 +205,24 @@ class Redelivery:
         self,
         topic: str,
         consumer: RunningConsumer,
-        ended: EndedOffsets,
+        completed: CompletedOffsets,
         request: RedeliveryRequest,
         unproved: Counter[str],
     ) -> list[Restored]:
-        """Return dead letters that are left: one batch of the consumer at most.
+        """Return dead letters that are left: at most one batch of the consumer.
 
-        Those of origins that the consumer does not read are counted and passed over. The next call resumes behind them.
+        Those of origins that the consumer does not read are counted and skipped. The next call resumes after them.
         """
-        limits, found, size = consumer.delivery.batch, list[Restored](), 0
+        limits = consumer.delivery.batch
+        found: list[Restored] = []
+        size = 0
         others = {each.group for each in self._consumers.values() if each.kind == "reactive"} - {consumer.group}
-        key, scope = (topic, consumer.group, request.lastretry), (consumer, others, ended.topic_id)
-        passed = self._passed.get(key, _Passed(scope))
-        if passed.scope != scope:
-            passed = _Passed(scope)
+        key = (topic, consumer.group, request.lastretry)
+        passed = self._passed_before(key, (consumer, others, completed.topic_id))
         unproved[topic] += passed.unproved
         seconds = min(request.timeout / 1000, _MOST_READ_SECONDS) if request.timeout else _READ_SECONDS
         options = ScanOptions("oldest", passed.cursor, "left", limit_records=2**31, limit_seconds=seconds)
-        scan = Scan(self._admin, topic, ended, self._clock, options)
+        scan = Scan(self._admin, topic, completed, self._clock, options)
         try:
             async with (
                 asyncio.timeout(seconds + _ROUND_SECONDS),
@@ -241,30 +241,35 @@ class Redelivery:
                     found.append(Restored(one.record, one.origin, restored(one.record)))
                     if len(found) == limits.max_records:
                         break
-        except (TimeoutError, errors.InvalidRequest):  # or the topic holds other records only
+        except (TimeoutError, errors.InvalidRequest):  # the second: none of the topic's records is a dead letter
             pass
         finally:
             self._passed[key] = passed
         if not found and scan.remaining:
-            resumes = f"{_unproved(unproved)}: call again, and reading resumes behind them" if unproved[topic] else ""
+            resumes = f"{_unproved(unproved)}: call again to resume after them" if unproved[topic] else ""
             raise errors.KafkaUnavailable(f"no dead letter of {topic} arrived within {seconds:g} s{resumes}")
         return found
 
-    def _answer(
+    def _passed_before(self, key: tuple[str, str, bool], scope: object) -> _Passed:
+        passed = self._passed.get(key)
+        return passed if passed and passed.scope == scope else _Passed(scope)
+
+    def _response(
         self, group: str, topics: list[str], topic: str, done: Redelivered, unproved: Counter[str]
     ) -> RedeliveryResponse:
         last = done.last.record
         where = f"partition:{last.partition}| offset:{last.offset}"
-        counts = f"{done.ended} ended" + (f", {done.again} of them as dead letters once more" if done.again else "")
-        counts += f", {done.given_up} of them failed for the last time" if done.given_up else ""
+        counts = f"{done.completed} completed"
+        if done.again:
+            counts += f", {done.again} of them as dead letters again"
+        if done.given_up:
+            counts += f", {done.given_up} of them dropped at their last retry"
         counts += _unproved(unproved)
         if done.left:
-            text = (
-                f"processing error and rollback: of {topic} {counts}, {done.left} are left ({done.why}); up to {where}"
-            )
-            return RedeliveryResponse(group, self._instance, topics, done.ended + done.left, text, "rolledBack")
-        text = f"success, dead letters of {topic} are processed: {counts}; up to {where}"
-        return RedeliveryResponse(group, self._instance, topics, done.ended, text, "processed")
+            text = f"processing error and rollback: of {topic} {counts}, {done.left} left ({done.why}); up to {where}"
+            return RedeliveryResponse(group, self._instance, topics, done.completed + done.left, text, "rolledBack")
+        text = f"success, processed dead letters of {topic}: {counts}; up to {where}"
+        return RedeliveryResponse(group, self._instance, topics, done.completed, text, "processed")
 
 
 class PartitionRedelivery:
@@ -273,27 +278,30 @@ class PartitionRedelivery:
     def __init__(
         self, consumer: RunningConsumer, delivery: Delivery, done: Redelivered, clock: Clock, *, last_retry: bool
     ) -> None:
-        """Prepare; `delivery` is what all have in common, `done` is added to; `last_retry`: what fails has ended."""
+        """Prepare; all deliveries are like `delivery`, and `done` counts them.
+
+        With `last_retry` a dead letter that fails is completed.
+        """
         self._consumer, self._delivery, self._done = consumer, delivery, done
         self._clock, self._last_retry = clock, last_retry
         self._slots = SharedSlots(consumer.pump.breaker.limit)
-        # One attempt, but a threshold looks at what another attempt would be for.
+        # Each is delivered once. The roll-back threshold counts only what may be retried, hence two attempts.
         self._policy = consumer.delivery.retry.model_copy(update={"attempts": 2, "deadline_seconds": None})
 
     async def deliver(self, items: Sequence[Restored]) -> list[Restored]:
-        """Deliver dead letters and return those that have ended.
+        """Deliver dead letters and return those that are completed.
 
         A record that has several dead letters, as after a crash, is delivered once for all of them.
 
         Raises:
-            DestinationUnavailable: The backend does not answer, or its response is about itself.
+            DestinationUnavailable: The backend does not respond, or reports that it is unavailable.
         """
         by_offset: defaultdict[int, list[Restored]] = defaultdict(list)
         for item in items:
             by_offset[item.was.offset].append(item)
-        ended = await self._deliver([by_offset[offset][0] for offset in sorted(by_offset)])
-        every = [copy for item in ended for copy in by_offset[item.was.offset]]
-        self._done.ended += len(every)
+        completed = await self._deliver([by_offset[offset][0] for offset in sorted(by_offset)])
+        every = [copy for item in completed for copy in by_offset[item.was.offset]]
+        self._done.completed += len(every)
         return every
 
     async def _deliver(self, items: Sequence[Restored]) -> list[Restored]:
@@ -314,42 +322,46 @@ class PartitionRedelivery:
         def found(outcome: Outcome) -> list[Record]:
             return [record for record, _ in judged.get(outcome, ())]
 
-        delivered, skipped = found(Outcome.DELIVERED), found(Outcome.SKIPPED)
-        ended = [of[record.offset][0] for record in (*delivered, *skipped)]
+        delivered = found(Outcome.DELIVERED)
+        skipped = found(Outcome.SKIPPED)
+        completed = [of[record.offset][0] for record in (*delivered, *skipped)]
         self._report(delivered, Outcome.DELIVERED)
         self._report(skipped, Outcome.SKIPPED, [of[record.offset][1] for record in skipped])
         failed = [*found(Outcome.RETRY), *found(Outcome.DEAD_LETTER)]
-        ended += await self._bury([of[record.offset] for record in failed], now)
+        completed += await self._bury([of[record.offset] for record in failed], now)
         self._leave([of[record.offset][0] for record in found(Outcome.UNAVAILABLE)], why)
         together = [of[record.offset][0] for record in found(Outcome.SPLIT)]
         middle = len(together) // 2
         for half, rest in ((together[:middle], together[middle:]), (together[middle:], [])):
             try:
-                ended += await self._deliver(half) if half else []
+                completed += await self._deliver(half) if half else []
             except errors.DestinationUnavailable as cause:
-                if not ended:
+                if not completed:
                     raise
                 self._leave([*half, *rest], cause.description)
                 break
-        return ended
+        return completed
 
     async def _bury(self, failed: Sequence[tuple[Restored, Reply]], now: float) -> list[Restored]:
-        """Write what failed as dead letters once more, or give it up; return what has ended."""
+        """Write what failed as dead letters again, or drop it at the last retry; return what is completed."""
         if not failed:
             return []
-        writer, why = self._consumer.dead_letters, ""
+        writer = self._consumer.dead_letters
+        why = ""
         missing: Container[int] = ()
         if self._last_retry:
             for item, reply in failed:
                 what = f"{item.was.topic_partition} offset {item.was.offset}"
-                log.warning("dead letter of %s failed at its last retry (%s) and has ended", what, reply.error)
+                log.warning("dropped the dead letter of %s at its last retry (%s)", what, reply.error)
         elif writer is None:
-            missing, why = range(len(failed)), f"{failed[0][1].error}, and dead letters are off"
+            missing = range(len(failed))
+            why = f"{failed[0][1].error}, and dead letters are off"
         else:
             try:
                 await writer.write([_again(item, reply, self._delivery.group, now) for item, reply in failed])
             except errors.DeadLetterFailed as failure:
-                missing, why = failure.parameters.get("missing", range(len(failed))), failure.description
+                missing = failure.parameters.get("missing", range(len(failed)))
+                why = failure.description
         self._leave([item for index, (item, _) in enumerate(failed) if index in missing], why)
         over = [pair for index, pair in enumerate(failed) if index not in missing]
         if self._last_retry:
@@ -377,7 +389,7 @@ def _takes(one: FoundDeadLetter, consumer: RunningConsumer, others: Set[str], la
         return False, False
     if not consumer.is_origin(one.origin.partition.topic):
         return False, True
-    # A caller repeats the call until nothing is left: a record that always fails must not return forever.
+    # Callers repeat the call until nothing is left, so a record that always fails must not return forever.
     return last_retry or redriven_count(one.record.headers) < MAX_REDRIVES, False
 
 
@@ -391,4 +403,4 @@ def _again(item: Restored, reply: Reply, group: str, now: float) -> DeadLetter:
 
 def _unproved(counts: Counter[str]) -> str:
     left = ", ".join(f"{count} of {topic}" for topic, count in counts.items() if count)
-    return f"; dead letters left are {left}, which name an origin that the consumer does not read" if left else ""
+    return f"; {left} left: they name an origin that the consumer does not read" if left else ""

@@ -1,4 +1,4 @@
-"""What a redrive does with dead letters, and what it reports: the parts that are stored and sent."""
+"""Specification and result of a redrive, as they are stored and sent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -19,11 +19,11 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
 
     kind: Literal["origin", "retry_topic", "quarantine", "drop"] = "origin"
     topic: str = ""
-    """The retry topic of `retry_topic`; the others name it themselves."""
+    """The retry topic of `retry_topic`; empty for the other kinds."""
     delay_seconds: int = 0
     """Of the retry topic."""
     reason: str = ""
-    """Why dead letters are dropped or in quarantine; is kept with them."""
+    """Why dead letters are dropped or in quarantine; stored with them."""
 
     @property
     def returns(self) -> bool:
@@ -34,10 +34,12 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the topic a dead letter goes to; empty for none."""
         if self.kind == "origin":
             return origin.partition.topic
-        return {"quarantine": source + QUARANTINE, "drop": ""}.get(self.kind, self.topic)
+        if self.kind == "quarantine":
+            return source + QUARANTINE
+        return self.topic
 
     def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin, now: float) -> OutgoingRecord:
-        """Return what is written for a dead letter; `own` are the headers that its record had when it failed."""
+        """Return the record to write for a dead letter; `own` are the headers that its record had when it failed."""
         if self.kind == "quarantine":
             position = f"{record.topic}:{record.partition}:{record.offset}"
             headers = [
@@ -58,22 +60,25 @@ TO_ORIGIN = Target()
 
 
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How dead letters go."""
+    """How dead letters are sent."""
 
     dry_run: bool = False
-    """Count what would go where, and write nothing."""
+    """Count what would be sent, and write nothing."""
     exactly_once: bool = False
-    """Write records and what has ended in transactions: a run that is killed repeats nothing."""
+    """Write records and completed offsets in one transaction: a run that is killed repeats nothing."""
     rate_records: float | None = None
     """Records per second at most."""
     max_redrives: int = MAX_REDRIVES
-    """Dead letters whose record was redriven so often already are kept back: they would return forever."""
+    """Dead letters whose record was already redriven this often are kept back: they would return forever."""
     by: str = ""
-    """Who does it; stored with the ended offsets."""
+    """Who requested it; stored with the completed offsets."""
 
 
 class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which dead letters of a topic go where, and how. A job with fields that are not known here does not run here."""
+    """Which dead letters of a topic go where, and how.
+
+    A job with fields that this version does not know does not run here.
+    """
 
     topic: str
     select: Selection = Selection()
@@ -82,30 +87,30 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     topic_id: str = ""
     """Id of the topic at the time of the request; empty for any."""
     ends: dict[int, int] | None = None
-    """Partition to the offset where it ended then, which ends the run too; None takes the ends at its start."""
+    """Partition to the offset at which the run ends; None for the ends of the log at its start."""
 
     def check(self) -> None:
         """Raise InvalidRequest if dead letters of the topic would return to it."""
         if self.target.topic == self.topic:
-            raise InvalidRequest(f"{self.topic} is the dead letter topic itself: nothing is redriven there")
+            raise InvalidRequest(f"{self.topic} is the dead letter topic itself: choose another target")
         if self.target.kind == "quarantine" and self.topic.endswith(QUARANTINE):
-            raise InvalidRequest(f"{self.topic} is a quarantine topic already: redrive or drop its dead letters")
+            raise InvalidRequest(f"{self.topic} is already a quarantine topic: redrive or drop its dead letters")
 
 
 class Redriven(msgspec.Struct, frozen=True, rename="camel"):
-    """What a run did, or would do."""
+    """The result of a run, or of a dry run."""
 
     records: int
-    """Dead letters that ended: sent, moved or dropped."""
+    """Dead letters that were completed: sent, moved or dropped."""
     targets: Mapping[str, int]
-    """Topic to how many dead letters went there."""
+    """Number of dead letters by the topic they were sent to."""
     errors: Mapping[str, int]
-    """Error class to how many dead letters."""
+    """Number of dead letters by error class."""
     hours: Mapping[str, int]
-    """Hour in which dead letters were written to how many: ISO 8601, UTC."""
+    """Number of dead letters by the hour in which they were written: ISO 8601, UTC."""
     kept_back: int
     """Dead letters that are left because they were redriven too often."""
     too_large: Sequence[str]
-    """Dead letters that are left because the target does not take them, each with the reason."""
+    """Dead letters that are left because the target refuses them, each with the reason."""
     unproved: Mapping[str, int] = {}
-    """Why dead letters are left whose origin is not proved, with their number."""
+    """Number of dead letters that are left because their origin is not proved, by reason."""

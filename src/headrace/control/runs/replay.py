@@ -1,6 +1,7 @@
 """A replay job: one run over a window of a topic, to a consumer's backend, a function or another topic.
 
-Its progress is saved with the job. A redrive to a consumer is the same job over dead letters, which it saves as ended.
+Its progress is saved with the job. A redrive to a consumer is the same job over dead letters; it saves them as
+completed.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.control.dead_letters.ended_offsets import EndedOffsets, dead_letter_lease
+from headrace.control.dead_letters.completed_offsets import CompletedOffsets, dead_letter_lease
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.control.runs.jobs import Job, SaveProgress
@@ -31,7 +32,7 @@ TO_TOPIC_FLOW = FlowControl()
 _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_576))
 _MAPS_CHARACTERS = 500_000
 _COUNTED = ("delivered", "dead_letters", "given_up", "skipped", "redeliveries", "refusals")
-_NO_ENDINGS = ("redeliveries", "refusals")
+_NOT_OUTCOMES = ("redeliveries", "refusals")
 
 
 ConsumerOf = Callable[[Mapping[str, str]], RunningConsumer | None]
@@ -39,14 +40,14 @@ ConsumerOf = Callable[[Mapping[str, str]], RunningConsumer | None]
 
 
 def repeats_of(flow: FlowControl) -> int:
-    """Return how many records may be repeated after a kill: enough that saving progress costs little."""
+    """Return how many records a kill may repeat: with a smaller number, saving progress would cost more."""
     return 2 * flow.max_records
 
 
 class ReplaySpec(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """What is replayed, and where to. A job with fields that are not known here does not run here."""
+    """What is replayed, and where to. A job with fields that this version does not know does not run here."""
 
     window: Window
     to: dict[str, str]
@@ -55,22 +56,22 @@ class ReplaySpec(
     """Records per second at most."""
     last_retry: bool = False
     dead_letters: bool = False
-    """Whether they are dead letters, which go to a consumer or function as the records they were."""
+    """Whether they are dead letters: a consumer or function gets their original records."""
     select: Selection | None = None
-    """Of a redrive: only these dead letters, and only those that have not ended; each that ends is saved as ended."""
+    """Of a redrive: only these dead letters, and only those that are left; they are saved as completed."""
     redrives_below: int | None = None
     """Of a redrive: only dead letters whose record was redriven less often than this."""
     repeats_at_most: int
-    """Records that are repeated at most when the process is killed."""
+    """How many records a kill of the process repeats at most."""
 
 
 class RunContext(NamedTuple):
-    """What runs take from the process."""
+    """What runs use of the process."""
 
     admin: Admin
     produce: Produce
     audited_produce: Produce
-    """The same, and the audit has a note of it."""
+    """The same, with audit events."""
     clock: Clock
 
 
@@ -78,13 +79,13 @@ class ReplayJob:
     """See `JobRunner`."""
 
     def __init__(self, job: Job, spec: ReplaySpec, context: RunContext, target_of: ConsumerOf) -> None:
-        """Prepare; without a target it goes to a topic."""
-        self._job, self._spec, self._target, self._target_of = job, spec, target_of(spec.to), target_of
-        target = self._target
+        """Prepare; without a target the records go to a topic."""
+        target = target_of(spec.to)
+        self._job, self._spec, self._target, self._target_of = job, spec, target, target_of
         self._context = context._replace(admin=target.admin) if target else context
         self._matcher = Matcher(spec.select) if spec.select is not None else None
         self._run = Run(context.clock, self._check)
-        self._ended: EndedOffsets | None = None
+        self._completed: CompletedOffsets | None = None
         self._lease: Lease | None = None
         self._restored: RestoredDelivery | None = None
         self._earlier: dict[str, int] = {}
@@ -93,7 +94,7 @@ class ReplayJob:
         spec, context = self._spec, self._context
         found = await context.admin.topic_ids([spec.window.topic], "Read")
         if found.get(spec.window.topic) != spec.window.topic_id:
-            raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window is gone")
+            raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window no longer exists")
         self._earlier = dict(progress.get("counts", {}))
         if not progress:
             await save_progress({"done": 0, "total": spec.window.total})
@@ -101,9 +102,9 @@ class ReplayJob:
             return await self._deliver(progress, save_progress, stop)
         topic = spec.window.topic
         async with dead_letter_lease(context.admin, topic, context.clock) as self._lease:
-            self._ended = EndedOffsets(context.admin, topic)
-            await self._ended.prepare(context.produce)
-            await self._ended.load(settled=True)
+            self._completed = CompletedOffsets(context.admin, topic)
+            await self._completed.prepare(context.produce)
+            await self._completed.load(settled=True)
             return await self._deliver(progress, save_progress, stop)
 
     async def _deliver(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
@@ -123,7 +124,7 @@ class ReplayJob:
             reach("replay.save")
             await self._save_ended(reached)
             counts = pump.counts.read()
-            reached = reached._replace(counts={**reached.counts, **{name: counts[name] for name in _NO_ENDINGS}})
+            reached = reached._replace(counts={**reached.counts, **{name: counts[name] for name in _NOT_OUTCOMES}})
             saved = await save_progress(self._to_save(reached), message=pump.readiness().reason)
             if saved:
                 reach("replay.saved")
@@ -134,15 +135,17 @@ class ReplayJob:
 
     def _check(self) -> None:
         if self._target_of(self._spec.to) is not self._target:
-            raise DestinationUnavailable("its target was changed or removed: it continues when the target is there")
+            raise DestinationUnavailable(
+                "the target was changed or removed: the job resumes when the target runs again"
+            )
 
     async def _save_ended(self, reached: Progress) -> None:
         if self._restored:
-            ended = self._restored.ended(reached.positions)
-            if self._ended and self._lease:
+            completed = self._restored.completed(reached.positions)
+            if self._completed and self._lease:
                 await self._lease.check()
-                await self._ended.save(self._context.produce, ended)
-            self._restored.forget(ended)
+                await self._completed.save(self._context.produce, completed)
+            self._restored.forget(completed)
 
     def _to_save(self, reached: Progress) -> dict[str, Any]:
         positions = {str(p.partition): list(at) for p, at in reached.positions.items()}
@@ -161,13 +164,13 @@ class ReplayJob:
         return counts
 
     def _message(self, reached: Progress, *, resumed: bool) -> str:
-        """Return what is to be said of the whole window; a redrive that selected nothing is an InvalidRequest."""
+        """Return the remark on the finished job; raises InvalidRequest for a redrive that selected nothing."""
         counts, topic = self._counts(reached), self._spec.window.topic
-        unproved = counts.pop("unproved", 0)  # which are passed, too
+        unproved = counts.pop("unproved", 0)  # "passed" includes them
         nothing = counts.get("passed") == sum(counts.values())
         if self._spec.select is not None and nothing and not (resumed or unproved):
-            raise InvalidRequest(f"nothing matches: no dead letter that is left in {topic} is selected")
-        gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NO_ENDINGS)
+            raise InvalidRequest(f"nothing matches: no dead letter left in {topic} is selected")
+        gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NOT_OUTCOMES)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         notes = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []
         if unproved:
@@ -190,7 +193,7 @@ class ReplayJob:
                 destination = self._restored = RestoredDelivery(
                     destination, self._selects, target.is_origin, target.pump.epoch_of
                 )
-        # Retry topics are for a partition that others wait for. A replay has none.
+        # Retry topics keep a failed record from delaying the live records behind it. A replay has none.
         retry = delivery.retry.model_copy(
             update={"topics": [], "keep_key_order": False, "last_retry": spec.last_retry or delivery.retry.last_retry}
         )
@@ -208,7 +211,7 @@ class ReplayJob:
     def _on_completed(
         self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
     ) -> None:
-        """Report records that have ended as those of the target; dead letters as the records they were."""
+        """Report completed records as those of the target; of dead letters, the original records."""
         if self._target and (on_completed := self._target.pump.hooks.on_completed):
             records = [restored(record) for record in records] if self._restored else records
             on_completed(records, size_bytes, how, replies, replay)
@@ -216,10 +219,10 @@ class ReplayJob:
     def _selects(self, record: Record) -> bool:
         headers = record.headers
         origin = origin_of(headers)
-        if origin is None or (self._ended and self._ended.is_ended(record.partition, record.offset)):
+        if origin is None or (self._completed and self._completed.is_completed(record.partition, record.offset)):
             return False
         if not self._matcher:
-            return self._target is None or origin.group == self._target.group  # others may write there too
+            return self._target is None or origin.group == self._target.group  # other groups may use the topic, too
         limit = self._spec.redrives_below
         if limit is not None and redriven_count(headers) >= limit:
             return False

@@ -1,4 +1,4 @@
-"""Jobs, and replays and dead letter runs that start jobs."""
+"""Endpoints of jobs, and of replays and dead letter runs, which start jobs."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Which records of a topic an operator selects: a window of offsets or time, and what the records must be like."""
+"""The records of a topic that an operator selects: a window of offsets or time, and conditions."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,15 +18,15 @@ Moment = Annotated[datetime, Meta(tz=True, description="ISO 8601 with a time zon
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of a topic; what is left out sets no limit."""
+    """A part of a topic; an absent field sets no limit."""
 
     partition: Annotated[int, Meta(ge=0, description="Only this partition of the topic that is read.")] | None = None
     first: Annotated[int, Meta(ge=0, description="First offset; needs `partition`.")] | None = None
     last: Annotated[int, Meta(ge=0, description="Last offset; needs `partition`.")] | None = None
     since: Moment | None = None
-    """Records with this timestamp or a later one; of a dead letter that is when it was written."""
+    """Records with this timestamp or a later one; the timestamp of a dead letter is when it was written."""
     until: Moment | None = None
-    """Records with an earlier timestamp than this."""
+    """Records with an earlier timestamp."""
 
 
 class Selection(Span, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,13 +45,13 @@ class Selection(Span, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_conditions(self) -> bool:
-        """Whether a record of the window may be left out."""
+        """Whether some records of the window may not be selected."""
         timed = self.since is not None or self.until is not None
         return bool(timed or self.topics or self.groups or self.errors or self.keys or self.headers)
 
 
 class Matcher:
-    """Judges records by the conditions of a selection."""
+    """Checks records against the conditions of a selection."""
 
     def __init__(self, selection: Selection) -> None:
         self._since_ms = None if selection.since is None else milliseconds(selection.since)
@@ -62,7 +62,7 @@ class Matcher:
         self._headers = [(name, to_bytes(value)) for name, value in selection.headers.items()]
 
     def matches(self, record: Record, origin: Origin | None, headers: Sequence[Header] | None = None) -> bool:
-        """Return whether a record of the window is selected; without an origin no condition on dead letters holds."""
+        """Return whether a record of the window is selected; without an origin, no dead letter condition matches."""
         if self._since_ms is not None and record.timestamp_ms < self._since_ms:
             return False
         if self._until_ms is not None and record.timestamp_ms >= self._until_ms:
@@ -83,16 +83,16 @@ class Matcher:
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Offsets of a topic, and which topic of that name it is."""
+    """Offsets of a topic, and the id of the topic."""
 
     topic: str
     topic_id: str
     ranges: dict[int, tuple[int, int]]
-    """Partition to its first offset and the one behind its last."""
+    """Partition to its first offset and the one after its last."""
 
     @property
     def total(self) -> int:
-        """Offsets in all."""
+        """Number of offsets."""
         return sum(end - start for start, end in self.ranges.values())
 
     @property
@@ -118,7 +118,7 @@ class Window(msgspec.Struct, frozen=True):
     ) -> "Window":
         """Return the offsets that a span of a topic has now; partitions may be empty.
 
-        With `cut_until` the window ends at the first record that is not before `until`. Without it records behind that
+        With `cut_until` the window ends at the first record that is not before `until`. Without it, records after that
         one stay in the window, and their timestamps decide.
 
         Raises:
@@ -127,7 +127,7 @@ class Window(msgspec.Struct, frozen=True):
             InvalidRequest: The window is empty, reversed, in the future or beyond the log; or the topic is internal.
         """
         if kind_by_name(topic) == "state":
-            raise InvalidRequest(f"{topic} is internal: its records are not readable here", topic=topic)
+            raise InvalidRequest(f"{topic} is internal: its records cannot be read here", topic=topic)
         _check(span, now_seconds)
         starts, ends = await window(admin, topic, span.partition)
         if span.first is not None or span.last is not None:
@@ -142,7 +142,7 @@ class Window(msgspec.Struct, frozen=True):
             starts = {p: min(max(first, found.get(p, ends[p])), ends[p]) for p, first in starts.items()}
             if all(first >= ends[p] for p, first in starts.items()):
                 raise InvalidRequest(
-                    f"{topic} holds nothing since {iso_ms(milliseconds(span.since))}: take an earlier start"
+                    f"{topic} has no records since {iso_ms(milliseconds(span.since))}: use an earlier start"
                 )
         if span.until is not None and cut_until:
             later = await admin.offsets_since(starts, milliseconds(span.until))
@@ -154,7 +154,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def to_bytes(text: str) -> bytes:
-    """Return a text as UTF-8, and bytes of a command line that are not UTF-8 as they are."""
+    """Return a text as UTF-8; bytes of a command line that are not UTF-8 stay unchanged."""
     return text.encode(errors="surrogateescape")
 
 
@@ -163,18 +163,18 @@ def _check(span: Span, now_seconds: float) -> None:
     if span.partition is None and (first is not None or last is not None):
         raise InvalidRequest("offsets need a partition: they count within one")
     if first is not None and last is not None and last < first:
-        raise InvalidRequest(f"offsets {first} to {last} are reversed: the first comes first")
+        raise InvalidRequest(f"offsets {first} to {last} are reversed: put the lower one first")
     if since is not None and since.timestamp() > now_seconds:
-        raise InvalidRequest(f"{iso_ms(milliseconds(since))} is in the future: nothing is there yet")
+        raise InvalidRequest(f"{iso_ms(milliseconds(since))} is in the future: there are no records yet")
     if since is not None and until is not None and until <= since:
-        what = "empty: its end is its start" if until == since else "reversed: it ends before it starts"
+        what = "empty: start and end are equal" if until == since else "reversed: it ends before it starts"
         raise InvalidRequest(
             f"the window from {iso_ms(milliseconds(since))} to {iso_ms(milliseconds(until))} is {what}"
         )
 
 
 def _check_offsets(span: Span, partition: TopicPartition, start: int, end: int) -> None:
-    """Return if offsets of a partition are there; some of them may have been removed from the log."""
+    """Raise unless offsets of a partition exist; some of them may have been removed from the log."""
     given = [offset for offset in (span.first, span.last) if offset is not None]
     if given[-1] >= end:
         problem = "beyond the log"
@@ -182,15 +182,15 @@ def _check_offsets(span: Span, partition: TopicPartition, start: int, end: int) 
         problem = "no longer in the log"
     else:
         return
-    held = f"it holds {start} to {end - 1}" if end > start else "it is empty"
+    log = f"it has {start} to {end - 1}" if end > start else "it is empty"
     offsets = " to ".join(map(str, dict.fromkeys(given)))
     raise InvalidRequest(
-        f"offset {offsets} is {problem} of {partition}: {held}", topic=partition.topic, partition=partition.partition
+        f"offset {offsets} is {problem} of {partition}: {log}", topic=partition.topic, partition=partition.partition
     )
 
 
 def unhealthy(partition: PartitionInfo) -> str:
-    """Return the problem of a partition: `no leader`, `under-replicated`, or an empty text."""
+    """Return the problem of a partition: `no leader`, `under-replicated`, or an empty string."""
     if partition.leader < 0:
         return "no leader"
     return "under-replicated" if len(partition.in_sync) < len(partition.replicas) else ""

@@ -1,7 +1,7 @@
-"""One run: the records of a window are delivered once, without joining a group and without commits.
+"""One run: it delivers the records of a window once, without joining a group and without commits.
 
-A run is a `WindowSource`, a pump and a sink, which is the pump's destination. Its caller saves its progress as
-the offsets and maps that a group would commit. A restart repeats at most what was handed over and not saved.
+A run is a `WindowSource`, a pump and the pump's destination. Its caller saves its progress as the offsets and offset
+maps that a group would commit. A restart repeats at most what was handed over and not saved.
 """
 
 import asyncio
@@ -24,64 +24,90 @@ _AGAIN_SECONDS = 1.0
 _SLICE_RECORDS = 500
 _SLICES_PER_SECOND = 10
 _PARTS = 4
-"""The records that may be held are handed over, and saved, in so many parts."""
+"""The buffer's capacity is handed over, and saved, in this many parts."""
 _LOOK_SECONDS, _SAVE_SECONDS, _DRAIN_SECONDS = 0.2, 1.0, 10.0
 _SILENT_SECONDS = 30.0
 
 Read = Callable[[Offsets, Offsets], AsyncGenerator[list[Record], None]]
-"""Reads partitions from offsets to before offsets, as `read_records`."""
+"""Reads partitions from their first offsets up to, without, their ends, as `read_records`."""
 StartOffsets = Callable[[Sequence[TopicPartition]], Awaitable[Offsets]]
-"""Returns the first offset that is still in each partition."""
+"""Returns the first offset of each partition's log."""
 
 
 class Limits(NamedTuple):
-    """How much a run may hold, repeat after a kill, and deliver in a second."""
+    """How much a run may buffer, repeat after a kill, and deliver in a second."""
 
     flow: FlowControl
     repeats_at_most: int
-    """Records that may be handed over and are not saved as ended."""
+    """Records that may be handed over and not saved."""
     rate_records: float | None = None
 
 
 class Progress(NamedTuple):
-    """How far a run is at one moment."""
+    """The progress of a run at one moment."""
 
     positions: CommitOffsets
     """What a group would have committed."""
-    ended: int
-    """Records that ended in this run."""
+    completed: int
+    """Records that were completed in this run."""
     counts: Mapping[str, int]
-    """How they ended, by the names of `Counts`."""
+    """Their outcomes, by the names of `Counts`."""
 
 
-class _Held:
-    """Records of a run that were handed over, until they have ended and are saved."""
+class _HandedOver:
+    """Counts the records of a run that were handed over, completed and saved, and enforces its limits."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.handed = 0
-        self.ended = 0
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.records = 0
+        self.completed = 0
         self.saved = 0
-        self.size_bytes = 0
-        """Bytes of those that have not ended."""
-        self.is_complete = False
-        """Whether no more come."""
+        self.in_flight_bytes = 0
+        self.is_last = False
+        """Whether the last record of the window was handed over."""
+        self.changed = asyncio.Event()
+        """Set when records were completed or saved."""
         self._limits = limits
+        self._clock = clock
+        self._due = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Records that are not completed."""
+        return self.records - self.completed
 
     @property
     def unsaved(self) -> int:
         """Records that a kill would repeat."""
-        return self.handed - self.saved
+        return self.records - self.saved
 
-    def has_capacity(self, records: int, size_bytes: int) -> bool:
-        """Return whether so many more may be handed over."""
-        flow, held = self._limits.flow, self.handed - self.ended
+    @property
+    def waits_for_rate(self) -> bool:
+        """Whether the rate forbids to hand over the next record now."""
+        return self._clock.monotonic() < self._due
+
+    async def add(self, records: int, size_bytes: int) -> None:
+        """Wait until the limits allow these records, and count them."""
+        while not self._has_capacity(records, size_bytes):
+            self.changed.clear()
+            await self.changed.wait()
+        if rate := self._limits.rate_records:
+            now = self._clock.monotonic()
+            await self._clock.sleep(self._due - now)
+            self._due = max(self._due, now) + records / rate
+        self.records += records
+        self.in_flight_bytes += size_bytes
+
+    def _has_capacity(self, records: int, size_bytes: int) -> bool:
+        flow = self._limits.flow
         if self.unsaved and self.unsaved + records > self._limits.repeats_at_most:
             return False
-        return not held or (held + records <= flow.max_records and self.size_bytes + size_bytes <= flow.max_bytes)
+        if not self.in_flight:
+            return True
+        return self.in_flight + records <= flow.max_records and self.in_flight_bytes + size_bytes <= flow.max_bytes
 
 
 class WindowSource(Service):
-    """Reads a window for a pump, and holds a bounded number of records that have not ended or are not saved."""
+    """Reads a window for a pump, and bounds the records that are not completed or not saved."""
 
     def __init__(
         self,
@@ -94,73 +120,72 @@ class WindowSource(Service):
         limits: Limits,
         clock: Clock,
     ) -> None:
-        """Prepare; sets itself as the pump's source. `starts` has what had ended above in an earlier run, too.
+        """Prepare, and become the pump's source.
 
-        `start_offsets` finds what was removed from the log when reading fails.
+        `starts` has the offset maps of an earlier run, too. When reading fails, `start_offsets` finds what was removed
+        from the log.
         """
         super().__init__(f"{pump.name} source")
         self.progress = Progress(starts, 0, pump.counts.read())
         self.changed = asyncio.Event()
-        """Set whenever there is more to save, or the window has ended."""
+        """Set whenever there is more to save, or the window is completed."""
         self.finished = False
-        """Whether the whole window has ended."""
+        """Whether the whole window is completed."""
         self._pump, self._ends = pump, ends
         self._positions = {partition: start.offset for partition, start in starts.items()}
         self._read, self._start_offsets, self._limits, self._clock = read, start_offsets, limits, clock
         self._epoch = int(clock.time() * 1000)
-        self._held = _Held(limits)
-        self._released = asyncio.Event()
-        self._due = 0.0
+        self._handed_over = _HandedOver(limits, clock)
         pump.connect(self)
 
     @property
     def unsaved(self) -> int:
-        """Records handed over and not saved as ended; a kill repeats so many."""
-        return self._held.unsaved
+        """Records handed over and not saved; a kill repeats this many."""
+        return self._handed_over.unsaved
 
     @property
     def is_urgent(self) -> bool:
-        """Whether so much has ended, or all of it, that it should be saved now."""
-        return self.finished or self._held.ended - self._held.saved >= max(1, self._limits.repeats_at_most // _PARTS)
+        """Whether the whole window, or so large a part, is completed that it should be saved now."""
+        return self.finished or self._handed_over.completed - self._handed_over.saved >= max(
+            1, self._limits.repeats_at_most // _PARTS
+        )
 
     @property
     def waits_for_records(self) -> bool:
-        """Whether all that was handed over has ended, and neither the rate nor the end of the window is the reason."""
-        return (
-            not self._held.is_complete
-            and self._held.handed == self._held.ended
-            and self._clock.monotonic() >= self._due
-        )
+        """Whether nothing is in flight, and the reason is neither the rate nor the end of the window."""
+        return not (self._handed_over.is_last or self._handed_over.in_flight or self._handed_over.waits_for_rate)
 
     async def start(self) -> None:
         self._pump.on_assigned(dict.fromkeys(self._ends, self._epoch), self.progress.positions)
         self.spawn(self._follow(), "read")
 
     async def close(self, deadline: Deadline) -> None:
-        """Read no more, and let what is in flight end."""
+        """Stop reading, and wait for what is in flight."""
         await self.cancel_tasks()
         self.commit(await self._pump.on_revoked(list(self._ends), deadline))
 
     def saved(self, progress: Progress) -> None:
-        """Note that the progress is saved."""
-        self._held.saved = progress.ended
-        self._released.set()
+        """Record that the progress is saved."""
+        self._handed_over.saved = progress.completed
+        self._handed_over.changed.set()
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        self._held.ended += records
-        self._held.size_bytes -= size_bytes
-        self._released.set()
+        self._handed_over.completed += records
+        self._handed_over.in_flight_bytes -= size_bytes
+        self._handed_over.changed.set()
         if self.is_urgent:
             self.changed.set()
 
     def commit(self, offsets: CommitOffsets) -> None:
-        # The pump commits all that has ended since its last commit, so these numbers and offsets belong together.
-        self.progress = Progress({**self.progress.positions, **offsets}, self._held.ended, self._pump.counts.read())
+        # The pump commits all that was completed since its last commit, so these numbers and offsets belong together.
+        self.progress = Progress(
+            {**self.progress.positions, **offsets}, self._handed_over.completed, self._pump.counts.read()
+        )
         self._look()
         self.changed.set()
 
     def _look(self) -> None:
-        if self._held.is_complete and self.progress.ended == self._held.handed:
+        if self._handed_over.is_last and self.progress.completed == self._handed_over.records:
             self.finished = True
             self.changed.set()
 
@@ -179,16 +204,16 @@ class WindowSource(Service):
                 passed = {p: starts[p] for p in left if starts.get(p, 0) > self._positions[p]}
                 if not passed and not error.retriable:
                     raise
-                log.warning("%s: %s; reading continues", self.name, error.description)
+                log.warning("%s: %s; will retry", self.name, error.description)
                 self._positions.update({p: min(start, self._ends[p]) for p, start in passed.items()})
                 await self._clock.sleep(_AGAIN_SECONDS)
-        self._held.is_complete = True
+        self._handed_over.is_last = True
         for partition, end in self._ends.items():
             self._pump.on_end(partition, self._epoch, end)
         self._look()
 
     def _parts(self, batch: list[Record]) -> list[list[Record]]:
-        """Return neighbours of one partition, at most a tenth of a second of the rate."""
+        """Split a batch into parts of one partition each, with at most the records of a tenth of a second."""
         limits = self._limits
         most = max(1, min(_SLICE_RECORDS, min(limits.flow.max_records, limits.repeats_at_most) // _PARTS))
         if limits.rate_records:
@@ -199,16 +224,8 @@ class WindowSource(Service):
         return [run[n : n + most] for run in runs for n in range(0, len(run), most)]
 
     async def _hand_over(self, records: list[Record]) -> None:
-        partition, size = records[0].topic_partition, sum([record.size_bytes for record in records])
-        while not self._held.has_capacity(len(records), size):
-            self._released.clear()
-            await self._released.wait()
-        if rate := self._limits.rate_records:
-            now = self._clock.monotonic()
-            await self._clock.sleep(self._due - now)
-            self._due = max(self._due, now) + len(records) / rate
-        self._held.handed += len(records)
-        self._held.size_bytes += size
+        await self._handed_over.add(len(records), sum([record.size_bytes for record in records]))
+        partition = records[0].topic_partition
         self._positions[partition] = records[-1].offset + 1
         reach("replay.read")
         self._pump.on_records(partition, self._epoch, records)
@@ -219,17 +236,17 @@ Save = Callable[[Progress], Awaitable[bool]]
 
 
 class Run:
-    """Delivers one window, and saves what has ended: often, at the end, and before it stops for any reason."""
+    """Delivers one window, and saves what is completed: often, at the end, and before it stops for any reason."""
 
     def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
         """Prepare; `check` raises if the run cannot continue."""
         self._clock, self._check = clock, check
-        self._problem: HeadraceError | None = None
+        self._failure: HeadraceError | None = None
         self._source: WindowSource | None = None
 
-    def fail(self, problem: HeadraceError) -> None:
-        """End the run with an error; the first one counts."""
-        self._problem = self._problem or problem
+    def fail(self, error: HeadraceError) -> None:
+        """End the run with an error; after the first one, others are ignored."""
+        self._failure = self._failure or error
         if self._source:
             self._source.changed.set()
 
@@ -237,14 +254,14 @@ class Run:
         """Deliver the window.
 
         Args:
-            save: Saves progress and says whether that succeeded; it is called again if not.
+            save: Saves progress and returns whether that succeeded; it is called again if not.
             stop: Set to end the run early.
 
         Returns:
-            Whether the whole window has ended and is saved.
+            Whether the whole window is completed and saved.
 
         Raises:
-            HeadraceError: The run failed. What had ended is saved, as far as that is possible.
+            HeadraceError: The run failed. What was completed is saved if that is possible.
         """
         self._source = source
         try:
@@ -268,8 +285,8 @@ class Run:
                 async with asyncio.timeout(_LOOK_SECONDS):  # wait_for may lose a cancellation before Python 3.12
                     await source.changed.wait()
             source.changed.clear()
-            if self._problem:
-                raise self._problem
+            if self._failure:
+                raise self._failure
             self._check()
             if stop.is_set():
                 await self._close(source, save)
@@ -280,8 +297,8 @@ class Run:
             elif now - received_at >= _SILENT_SECONDS:
                 received_at = now
                 log.warning(
-                    "%s: no records were received for %g s, and the window has not ended: see whether its partitions "
-                    "have leaders (headrace topics describe)",
+                    "%s: no records received for %g s before the end of the window: check whether its partitions have "
+                    "leaders (headrace topics describe)",
                     source.name,
                     _SILENT_SECONDS,
                 )

@@ -1,1 +1,1 @@
-"""The control table: what operators and teams want, kept in Kafka, and the services that work towards it."""
+"""The control table: the desired state that operators and teams set, kept in Kafka, and the services that apply it."""

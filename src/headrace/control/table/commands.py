@@ -1,6 +1,6 @@
 """Commands for running consumers: checked against the cluster, then written to the control table.
 
-A request for several partitions is refused as a whole if one of them is refused.
+If one partition of a request is not valid, the whole request is rejected.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,17 +21,17 @@ Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class PartitionsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Partitions that the consumer reads: of one topic or of all, some or all."""
+    """Partitions that the consumer reads; without `topic` and `partitions`, all of them."""
 
     topic: str | None = None
     partitions: list[int] | None = None
-    """Needs `topic` if the consumer reads several."""
+    """Needs `topic` if the consumer reads several topics."""
     reason: Reason = ""
-    """Why; shown in the status, and in the audit."""
+    """Shown in the status and in the audit."""
 
 
 class SeekRequest(PartitionsRequest, forbid_unknown_fields=True, kw_only=True):
-    """PartitionsRequest to resume: exactly one of `to`, `offset` and `time`."""
+    """PartitionsRequest to seek, and the target: exactly one of `to`, `offset` and `time`."""
 
     to: Literal["begin", "end"] | None = None
     offset: int | None = None
@@ -40,21 +40,21 @@ class SeekRequest(PartitionsRequest, forbid_unknown_fields=True, kw_only=True):
 
 
 class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """End one record without a delivery and without a dead letter."""
+    """Complete one record without a delivery and without a dead letter."""
 
     partition: int
     offset: int
     reason: Reason
-    """Why; written to the audit."""
+    """Written to the audit."""
     topic: str | None = None
-    """Needed if the consumer reads several."""
+    """Required if the consumer reads several topics."""
 
 
 class SettingsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """Settings that replace those of the file. One that is null is the file's again; an absent one is not changed."""
+    """Settings that replace those of the file. Null restores the file's value; an absent setting does not change."""
 
     rate_records: float | msgspec.UnsetType | None = msgspec.UNSET
-    """Records per second at most, in each process; null for no limit."""
+    """Maximum records per second in each process; null for no limit."""
     max_records: int | msgspec.UnsetType | None = msgspec.UNSET
     max_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
     linger_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
@@ -69,20 +69,22 @@ class Commands:
         self._clock = clock
 
     async def pause(self, consumer: RunningConsumer, where: PartitionsRequest, by: str) -> None:
-        """Pause a consumer or partitions of it; deliveries in flight end.
+        """Pause a consumer or some of its partitions; deliveries in flight finish.
 
         Raises:
-            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that.
+            KafkaError: See `CompactedTable.put`.
         """
         keys = await self._holds(consumer, where)
         await self._control.table.put_all(dict.fromkeys(keys, self._facts(by, where.reason, "since")))
 
     async def resume(self, consumer: RunningConsumer, where: PartitionsRequest) -> None:
-        """Resume a consumer, or partitions of it.
+        """Resume a consumer, or some of its partitions.
 
         Raises:
-            InvalidRequest: It is paused as a whole, and only partitions are to resume.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
+            InvalidRequest: The consumer is paused entirely, and the request names partitions.
+            TopicNotFound, PartitionNotFound: It does not read that.
+            KafkaError: See `CompactedTable.put`.
         """
         await self._control.table.catch_up()  # another process may have paused it just before
         paused = self._control.of(consumer, "hold/")
@@ -90,7 +92,7 @@ class Commands:
             keys: Collection[str] = paused
         elif self._control.hold_of(consumer):
             raise InvalidRequest(
-                f"{consumer.name} is paused as a whole: resume it as a whole, and pause partitions of it then"
+                f"{consumer.name} is paused entirely: resume it entirely, then pause single partitions"
             )
         else:
             keys = [key for key in await self._holds(consumer, where) if key in paused]
@@ -100,12 +102,13 @@ class Commands:
     async def seek(
         self, consumer: RunningConsumer, request: SeekRequest, by: str, wait_seconds: float
     ) -> CommandResponse:
-        """Have a group resume at other offsets.
+        """Change the offsets at which a group resumes.
 
         Raises:
             InvalidRequest: The target is missing or not in the log.
             OffsetsKeptElsewhere: The backend keeps the group's offsets.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
+            TopicNotFound, PartitionNotFound: It does not read that.
+            KafkaError: See `CompactedTable.put`.
         """
         member = consumer.pump.seeks.member
         if member and member.keeps_offsets_elsewhere:
@@ -117,14 +120,15 @@ class Commands:
     async def skip(
         self, consumer: RunningConsumer, request: SkipRequest, by: str, wait_seconds: float
     ) -> CommandResponse:
-        """End one record without a delivery.
+        """Complete one record without a delivery.
 
         Raises:
-            InvalidRequest: There is no reason, or no such record.
-            TopicNotFound, PartitionNotFound: It does not read that; as of `CompactedTable.put` too.
+            InvalidRequest: The reason is empty, or the record does not exist.
+            TopicNotFound, PartitionNotFound: It does not read that.
+            KafkaError: See `CompactedTable.put`.
         """
         if not request.reason.strip():
-            raise InvalidRequest("reason is empty: a record is skipped only with a reason")
+            raise InvalidRequest("reason is empty: a skip requires a reason")
         where = PartitionsRequest(topic=request.topic, partitions=[request.partition])
         (partition, (start, end)), *_ = (await self._partitions(consumer, where, retry_topics=True)).items()
         _check_offset(partition, request.offset, start, end - 1, "has no record")
@@ -132,10 +136,11 @@ class Commands:
         return await self._control.command(consumer, "skip", {partition: request.offset}, facts, wait_seconds)
 
     async def change(self, consumer: RunningConsumer, request: SettingsRequest, by: str) -> None:
-        """Use other settings from now on; without any changed setting those of the file hold.
+        """Use other settings from now on; if none is set, use those of the file.
 
         Raises:
-            InvalidRequest: The rules of the file do not allow them; as of `CompactedTable.put` too.
+            InvalidRequest: The rules of the file do not allow them.
+            KafkaError: See `CompactedTable.put`.
         """
         await self._control.table.catch_up()
         key = key_of("settings/", consumer.name)
@@ -146,7 +151,7 @@ class Commands:
         try:
             live_settings(consumer.delivery, changed)
         except ValueError as cause:
-            raise InvalidRequest(f"{consumer.name} cannot have these settings: {_text_of(cause)}") from cause
+            raise InvalidRequest(f"invalid settings for {consumer.name}: {_text_of(cause)}") from cause
         await self._control.table.put(key, changed if is_changed else None)
 
     def _facts(self, by: str, reason: str, when: str = "at") -> dict[str, Any]:
@@ -163,14 +168,14 @@ class Commands:
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Return the selected partitions, with the first offset and the end of each."""
         if where.partitions is not None and not where.partitions:
-            raise InvalidRequest("partitions is empty: name some, or leave it out for all")
+            raise InvalidRequest("partitions is empty: list some, or omit it for all")
         topics = self._control.topics_of(consumer)
         if where.partitions and where.topic is None and len(topics) > 1:
-            raise InvalidRequest(f"partitions of which topic? {consumer.name} reads {', '.join(topics)}: name it")
+            raise InvalidRequest(f"topic is missing: {consumer.name} reads {', '.join(topics)}")
         if where.topic in consumer.retry_topics and not retry_topics:
             raise InvalidRequest(
-                f"{where.topic} holds records of {consumer.name} that wait for another attempt and are delivered when "
-                "they are due: skip one of them if it must not be"
+                f"{where.topic} is a retry topic of {consumer.name}: its records are delivered when they are due; "
+                "skip those that must not be delivered"
             )
         if where.topic is not None and where.topic not in (*topics, *consumer.retry_topics):
             raise TopicNotFound(f"{consumer.name} does not read {where.topic}: it reads {', '.join(topics)}")
@@ -183,14 +188,16 @@ class Commands:
             return found
         selected = {TopicPartition(each.topic, number) for each in found for number in where.partitions}
         if missing := selected.difference(found):
-            raise PartitionNotFound(f"there is no partition {', '.join(map(str, sorted(missing)))}; nothing was done")
+            raise PartitionNotFound(
+                f"partition {', '.join(map(str, sorted(missing)))} does not exist; nothing was done"
+            )
         return {partition: offsets for partition, offsets in found.items() if partition in selected}
 
     async def _resolve(
         self, consumer: RunningConsumer, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, int]:
         if sum(each is not None for each in (request.to, request.offset, request.time)) != 1:
-            raise InvalidRequest("where to? Name one of to (begin or end), offset and time")
+            raise InvalidRequest("set exactly one of to (begin or end), offset and time")
         if not partitions:
             raise NotFound(f"{consumer.name} reads no topic yet")
         if request.offset is not None:
@@ -214,19 +221,19 @@ def _is_all(where: PartitionsRequest) -> bool:
 
 def _check_offset(partition: TopicPartition, offset: int, start: int, end: int, what: str) -> None:
     if not start <= offset <= end:
-        log = f"its log holds the offsets {start} to {end}" if end >= start else "its log is empty"
+        log = f"its log has offsets {start} to {end}" if end >= start else "its log is empty"
         raise InvalidRequest(f"{partition} {what} at offset {offset}: {log}; nothing was done")
 
 
 def _milliseconds(time: int | str) -> int:
-    """Return a time in milliseconds; a time before the epoch is the epoch, as Kafka has special negative times."""
+    """Return a time in milliseconds, not before the epoch: negative times have special meanings in Kafka."""
     if isinstance(time, int):
         return max(0, time)
     try:
         return max(0, milliseconds(parse_time(time)))
     except (ValueError, OverflowError) as cause:
         raise InvalidRequest(
-            f"time {time[:60]!r} is none: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"
+            f"{time[:60]!r} is not a valid time: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"
         ) from cause
 
 

@@ -1,11 +1,11 @@
 """Live control of consumers: pauses, changed settings, seeks and skips, kept in the control table.
 
-Every process reads the table and applies what concerns its partitions. So every process takes commands, a command
+Every process reads the table and applies the entries of its partitions. So every process accepts commands, a command
 follows its partition over rebalances, and it survives restarts.
 
-A process reads the table to its end before it runs a command, so a command that another process has finished is not
-run again. A crash between the commit of a seek and its outcome in the table repeats the seek in the next process: the
-records delivered in between are delivered again, and none is lost.
+A process reads the table to its end before it runs a command, so it does not repeat what another process has finished.
+After a crash between the commit of a seek and its outcome in the table, the next process repeats the seek. The records
+delivered in between are then delivered again, and none is lost.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ NOT_READ = "the control state is not read yet"
 _AGAIN_SECONDS = 0.5
 _MAX_UNFINISHED = 10_000
 _PENDING = (
-    "no process of this deployment has run it yet for the pending partitions: none has them now, or it is busy; the "
-    "command waits for one. DELETE cancels it"
+    "no process has run the command for the pending partitions yet: they are not assigned, or their process is busy; "
+    "DELETE cancels it"
 )
 
 Entry = Mapping[str, Any]
@@ -51,14 +51,14 @@ class PartitionOutcome(msgspec.Struct, rename="camel"):
     """`sought`, `skipped`, `will be skipped` (when the partition reaches it), `ended already`, `refused`, `pending` or
     `cancelled`."""
     came_from: int | None = None
-    """The first record that had not ended at the time of the seek."""
+    """The first record that was not completed at the time of the seek."""
     by: str = ""
     """The process that ran the command."""
     why: str = ""
 
 
 class CommandResponse(msgspec.Struct, rename="camel"):
-    """The outcome of a command until now."""
+    """The outcome of a command so far."""
 
     id: str
     pending: bool
@@ -78,9 +78,9 @@ class ConsumerControl(Reconciler):
         lag_of: Callable[[str], Collection[TopicPartition]],
         clock: Clock,
     ) -> None:
-        """Prepare; `add` and `remove` change `consumers`, `member` is this process's name for people.
+        """Prepare; `add` and `remove` change `consumers`, and `member` is the display name of this process.
 
-        `lag_of` returns the partitions of a group, as far as this process knows them.
+        `lag_of` returns the partitions of a group that this process knows.
         """
         super().__init__("consumer control", table, clock)
         self.consumers = consumers
@@ -88,9 +88,9 @@ class ConsumerControl(Reconciler):
         self._lag_of = lag_of
         self._requests: dict[str, asyncio.Future[Entry | None]] = {}
         self._commands: defaultdict[str, dict[str, Command]] = defaultdict(dict)
-        """The commands in the table by key, for each consumer by its name as it is in keys."""
+        """The commands in the table by key, for each consumer by its encoded name."""
         self._busy: set[tuple[str, TopicPartition | None]] = set()
-        """Consumers with the partitions of running rounds; None for a round that only writes outcomes."""
+        """Consumers and partitions of the rounds that run; None for a round that only writes outcomes."""
         self._unwritten: dict[str, dict[str, Entry]] = {}
 
     async def start(self) -> None:
@@ -103,19 +103,20 @@ class ConsumerControl(Reconciler):
 
     def add(self, consumer: RunningConsumer) -> None:
         """Control a consumer from now on; call before its Kafka consumer starts."""
-        earlier, self.consumers[consumer.name] = self.consumers.get(consumer.name), consumer
+        earlier = self.consumers.get(consumer.name)
+        self.consumers[consumer.name] = consumer
         if self.table.is_loaded.is_set():
             for prefix, apply in (("hold/", self._on_hold), ("settings/", self._on_settings)):
                 for key, entry in self.of(consumer, prefix).items():
                     apply(key, entry)
         elif not self.table.known.is_set():
             consumer.pump.pause(None, NOT_READ)
-        elif earlier:  # the table is being read anew
+        elif earlier:  # the table is being read again
             consumer.pump.pause_like(earlier.pump)
         self.wake()
 
     def remove(self, name: str) -> None:
-        """Control a consumer no longer; its entries stay."""
+        """Stop controlling a consumer; its entries stay."""
         self.consumers.pop(name, None)
 
     def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Entry]:
@@ -124,7 +125,7 @@ class ConsumerControl(Reconciler):
         return {key: entry for key, entry in self.table.items(own).items() if key[len(own) :][:1] in ("", "/")}
 
     def hold_of(self, consumer: RunningConsumer) -> Entry | None:
-        """Return the entry that pauses a consumer as a whole."""
+        """Return the entry that pauses a consumer entirely."""
         return self.table.get(key_of("hold/", consumer.name))
 
     def holds_of(self, consumer: RunningConsumer) -> dict[TopicPartition, Entry]:
@@ -133,7 +134,7 @@ class ConsumerControl(Reconciler):
         return {key.partition: entry for key, entry in parsed if key and key.partition}
 
     def topics_of(self, consumer: RunningConsumer) -> list[str]:
-        """Return the topics it reads, as far as this process knows them."""
+        """Return the topics it reads that this process knows."""
         here = {partition.topic for partition in consumer.pump.lanes}
         known = {partition.topic for partition in self._lag_of(consumer.group) if consumer.reads(partition.topic)}
         return sorted({*consumer.topics, *here, *known})
@@ -148,7 +149,7 @@ class ConsumerControl(Reconciler):
         """Write a command (`seek` or `skip`) for partitions, and wait for the processes that have them.
 
         Raises:
-            InvalidRequest: Too many commands are unfinished.
+            InvalidRequest: Too many commands are not finished.
             KafkaError: It is not, or perhaps not, written.
         """
         unfinished = len(self.commands_of(consumer))
@@ -156,7 +157,8 @@ class ConsumerControl(Reconciler):
             raise InvalidRequest(
                 f"{unfinished} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
             )
-        command_id, entries = uuid.uuid4().hex[:12], dict[str, Entry]()
+        command_id = uuid.uuid4().hex[:12]
+        entries: dict[str, Entry] = {}
         for partition, offset in offsets.items():
             entries[key_of(f"{action}/", consumer.name, *partition, command_id)] = {"offset": offset, **facts}
         outcomes = {key: asyncio.get_running_loop().create_future() for key in entries}
@@ -175,7 +177,7 @@ class ConsumerControl(Reconciler):
         return CommandResponse(command_id, pending, results, _PENDING if pending else "")
 
     async def cancel(self, consumer: RunningConsumer, command_id: str) -> list[TopicPartition]:
-        """Remove a command where it is pending; return these partitions."""
+        """Remove a command for the partitions in which it is pending, and return them."""
         await self.table.catch_up()  # another process may have written it just before
         pending = [each for each in self.commands_of(consumer) if each.id == command_id and not each.outcome]
         if pending:
@@ -208,7 +210,7 @@ class ConsumerControl(Reconciler):
         try:
             settings = live_settings(consumer.delivery, entry or {})
         except ValueError as cause:
-            log.error("%s: changed settings do not fit the file and are ignored: %s", consumer.name, cause)
+            log.error("%s: ignored changed settings that do not fit the file: %s", consumer.name, cause)
             settings = live_settings(consumer.delivery, {})
         consumer.pump.change(settings)
 
@@ -226,7 +228,7 @@ class ConsumerControl(Reconciler):
             request.set_result(entry)
 
     def reconcile(self) -> float | None:
-        """Start a round for each consumer with commands for partitions of this process that no round handles yet."""
+        """Start a round for each consumer that has commands for partitions of this process without a round."""
         waiting = False
         for name, consumer in self.consumers.items():
             unwritten = bool(self._unwritten.get(name))
@@ -238,22 +240,22 @@ class ConsumerControl(Reconciler):
             if partitions:
                 self._busy |= {(name, partition) for partition in partitions}
                 self.keep(partial(self._round, consumer, partitions), f"commands of {name}")
-        return _AGAIN_SECONDS if waiting else None  # a new assignment of a partition is not reported here
+        return _AGAIN_SECONDS if waiting else None  # polls, because assignments of partitions are not reported here
 
     def _due(
         self, consumer: RunningConsumer, among: Collection[TopicPartition | None] | None = None
     ) -> list[tuple[Command, Pump]]:
-        """Return the commands for partitions of this process, or of these, with the pump of each."""
+        """Return the commands for partitions of this process, with the pump of each; `among` limits the partitions."""
         unwritten = self._unwritten.get(consumer.name, ())
         commands = [command for command in self.commands_of(consumer) if command.key not in unwritten]
         commands = [command for command in commands if among is None or command.partition in among]
         return [(each, pump) for each in commands for pump in consumer.pumps if each.partition in pump.lanes]
 
     async def _round(self, consumer: RunningConsumer, partitions: set[TopicPartition | None]) -> None:
-        """Run the due commands of partitions, write outcomes of the consumer, and remove commands that are finished.
+        """Run the due commands of partitions, write outcomes of the consumer, and remove finished commands.
 
-        An outcome that cannot be written is kept and written later; its command is not run again. A command that does
-        not end, because a commit is refused or a handler takes long, keeps later ones of its partition only.
+        An outcome that cannot be written is kept and written later; its command is not run again. A command that takes
+        long, for example because a commit is refused, delays only later commands of its partition.
         """
         outcomes = self._unwritten.setdefault(consumer.name, {})
         try:
@@ -265,10 +267,10 @@ class ConsumerControl(Reconciler):
                 if finished := [key for key, entry in written.items() if entry["outcome"] != "will be skipped"]:
                     await self.table.put_all(dict.fromkeys(finished))
                 for key, entry in written.items():
-                    if outcomes.get(key) is entry:  # or a seek has ended a skip meanwhile
+                    if outcomes.get(key) is entry:  # otherwise a seek has just cancelled that skip
                         del outcomes[key]
         except HeadraceError as error:
-            log.warning("%s: a command is not run or not written yet: %s", consumer.name, error.description)
+            log.warning("%s: failed to run or save a command, will retry: %s", consumer.name, error.description)
         self._busy -= {(consumer.name, partition) for partition in partitions}
 
     async def _run_all(
@@ -278,7 +280,7 @@ class ConsumerControl(Reconciler):
         partitions: set[TopicPartition | None],
         outcomes: dict[str, Entry],
     ) -> None:
-        """Run the due commands of a partition; then another round may handle it, however long the others take."""
+        """Run the due commands of a partition; then another round may handle it, while other partitions still run."""
         due = self._due(consumer, {partition})
         await asyncio.gather(*[self._run(consumer, command, pump, outcomes) for command, pump in due])
         if partition:
@@ -288,7 +290,7 @@ class ConsumerControl(Reconciler):
     async def _run(self, consumer: RunningConsumer, command: Command, pump: Pump, outcomes: dict[str, Entry]) -> None:
         partition, entry = command.partition, command.entry
         lane = pump.lanes.get(partition)
-        if command.is_finished:  # a process ended before it removed the entry
+        if command.is_finished:  # a process died before it removed the entry
             outcomes[command.key] = entry
         if command.is_finished or lane is None:
             return
@@ -301,7 +303,7 @@ class ConsumerControl(Reconciler):
                 outcome = await pump.seeks.skip(partition, command.offset, str(entry.get("reason", "")))
         except RequestError as error:
             outcome, facts["why"] = "refused", error.description
-        if outcome == "sought":  # a seek ends the skips that wait for their record
+        if outcome == "sought":  # a seek cancels the skips that wait for their record
             skips = [each for each in self.commands_of(consumer) if each.partition == partition and each.outcome]
             outcomes |= {each.key: {**each.entry, "outcome": "cancelled"} for each in skips}
         if outcome not in ("not assigned", command.outcome):

@@ -40,12 +40,12 @@ class Command(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """Its outcome until now; empty if no process has run it."""
+        """Its outcome so far; empty if no process has run it."""
         return str(self.entry.get("outcome", ""))
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to do; a record that will be skipped is left."""
+        """Whether the command is done; not while it waits for the record that it will skip."""
         return self.outcome not in ("", "will be skipped")
 
 
@@ -55,13 +55,13 @@ def key_of(prefix: str, *parts: object) -> str:
 
 
 def paused_text(entry: Mapping[str, Any]) -> str:
-    """Return who paused something, since when and why, in one sentence."""
+    """Return one sentence: who paused it, since when, and why."""
     reason = f": {entry['reason']}" if entry.get("reason") else ""
     return f"paused by {entry.get('by') or 'anonymous'} since {iso_time(entry.get('since'))}{reason}"
 
 
 def iso_time(seconds: Any) -> str:
-    """Return seconds since the epoch in ISO 8601; empty if that is not possible."""
+    """Return seconds since the epoch in ISO 8601; empty if they are not a valid time."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except (TypeError, ValueError, OverflowError, OSError):
@@ -84,7 +84,7 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> Setti
         new = type(delivery).model_validate(given)
     rate = changed.get("rate_records")
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):
-        raise ValueError(f"a rate is more than 0 records per second, and less than 1e9; this is {rate!r}")
+        raise ValueError(f"the rate must be more than 0 and less than 1e9 records per second, not {rate!r}")
     return SettingsInForce(
         rate, new.batch.max_records, new.batch.max_bytes, new.batch.linger_seconds, new.max_in_flight
     )
@@ -96,7 +96,7 @@ def parse_key(key: str) -> ParsedKey | None:
     try:
         return ParsedKey(name, TopicPartition(rest[0], int(rest[1])) if rest else None, "".join(rest[2:]))
     except (ValueError, LookupError):
-        log.error("the key %r in the control table has an unknown form; the entry is ignored", key)
+        log.error("ignored a control table entry whose key %r has an unknown form", key)
         return None
 
 

@@ -1,9 +1,9 @@
 """Which process has which active instance: entries of the control table.
 
-instance/<group>/<name>/<process>     the process with this id has the instance, or had it until it ended
+instance/<group>/<name>/<process>     the process with this id has the instance, or had it until it stopped
 
-Of several processes that create the same instance, the first in the log has it. A process holds a lease while it runs.
-The instances of one that has lost its lease are marked as gone. It closes them when it reads that, if it still runs.
+If several processes create the same instance, the first in the log gets it. A process holds a lease while it runs.
+When a process loses its lease, the others mark its instances as gone. If it still runs, it reads that and closes them.
 """
 
 import logging
@@ -28,21 +28,21 @@ _PREFIX: Final = "instance/"
 _LOOK_SECONDS: Final = 30.0
 _SOON_SECONDS: Final = 1.0
 _CERTAIN_SECONDS: Final = 3.0
-"""How long the lease of a process has no holder until its instances are marked as gone."""
+"""When the lease of a process had no holder for this time, its instances are marked as gone."""
 _KEPT_SECONDS: Final = 600.0
-"""How long entries of instances that are gone are kept, so that their clients are answered precisely."""
+"""How long entries of instances that are gone are kept, so that their clients get the exact error."""
 
 
 class InstanceOwners(Reconciler):
-    """Writes which instances this process has, and knows those of the others."""
+    """Registers the instances of this process, and knows those of the others."""
 
     def __init__(
         self, table: CompactedTable[Entry], url: str, lease_of: Callable[[str], Lease], admin: Admin, clock: Clock
     ) -> None:
-        """Prepare; `url` is that of this process, `lease_of` makes the lease of a name."""
+        """Prepare; `url` is the URL of this process, and `lease_of` makes the lease of a name."""
         super().__init__("instance owners", table, clock)
         self.process = secrets.token_hex(8)
-        """Id of this process, another one after each start."""
+        """Id of this process; each start makes a new one."""
         self._url = url
         self._admin = admin
         self._lease = lease_of(_lease_name(self.process))
@@ -50,11 +50,13 @@ class InstanceOwners(Reconciler):
         self._entries: dict[tuple[str, str], dict[str, InstanceOwner]] = {}
         """By group and name, then by process."""
         self._own: dict[tuple[str, str], Callable[[], None]] = {}
-        """The instances of this process, with what closes them."""
+        """The instances of this process, and the function that closes each."""
         self._absent: dict[str, float] = {}
-        """Processes whose lease has no holder, and since when, by the monotonic clock."""
+        """Processes whose lease has no holder, and since when by the monotonic clock."""
         self._looked_at = 0.0
-        self._suspected = self._cleaning = self._draining = False
+        self._suspected = False
+        self._cleaning = False
+        self._draining = False
 
     async def start(self) -> None:
         self.watch(_PREFIX, self._on_entry)
@@ -62,10 +64,10 @@ class InstanceOwners(Reconciler):
         self.keep(self._hold_lease, "lease")
 
     async def drain(self, deadline: Deadline) -> None:
-        """Mark the instances of this process as gone, so that their clients learn it at once."""
+        """Mark the instances of this process as gone, so that their clients get an error at once."""
         self._draining = True
-        own, self._own = self._own, {}
-        found = {key: self._entries.get(key, {}).get(self.process) for key in own}
+        found = {key: self._entries.get(key, {}).get(self.process) for key in self._own}
+        self._own = {}
         if changes := {_key(key, self.process): self._gone(one) for key, one in found.items() if one}:
             await self.table.put_all(changes, deadline.remaining_seconds)
 
@@ -74,13 +76,13 @@ class InstanceOwners(Reconciler):
         await self._lease.release()
 
     def readiness(self) -> Readiness:
-        return Readiness(self._holds_lease, "this process does not hold its lease yet: see whether Kafka answers")
+        return Readiness(self._holds_lease, "this process does not hold its lease yet: check whether Kafka responds")
 
     async def find(self, group: str, name: str) -> InstanceOwner | None:
-        """Return the process that has an instance or had it last; None if there is no such instance.
+        """Return the process that has an instance or last had it; None if the instance does not exist.
 
         Raises:
-            KafkaError: The control table is not read.
+            KafkaError: The control table cannot be read.
         """
         found = self._first(group, name)
         if found is None or found.gone_at is not None:  # it may have been created just before
@@ -89,15 +91,16 @@ class InstanceOwners(Reconciler):
         return found
 
     async def claim(self, group: str, name: str, principal: str, close: Callable[[], None]) -> None:
-        """Write that this process has an instance. `close` is called if other processes have marked it as gone.
+        """Register an instance of this process. `close` is called if other processes mark it as gone.
 
         Raises:
             InstanceExists: Another process has an instance of this name.
             KafkaError: It is not, or perhaps not, written.
         """
         if not self._holds_lease or self._draining:
-            raise KafkaUnavailable("this process is not yet known to the others: send the request again")
-        key, entry = (group, name), InstanceOwner(self.process, self._url, principal)
+            raise KafkaUnavailable("this process is not registered with its peers yet: send the request again")
+        key = (group, name)
+        entry = InstanceOwner(self.process, self._url, principal)
         self._refuse_second(group, name)
         self._own[key] = close
         try:
@@ -108,20 +111,20 @@ class InstanceOwners(Reconciler):
             raise
 
     async def release(self, group: str, name: str) -> None:
-        """Write that an instance of this process is closed. If that fails, it is written later."""
+        """Remove the entry of a closed instance. If that fails, it is removed later."""
         if self._own.pop((group, name), None):
             try:
                 await self.table.put(_key((group, name), self.process), None)
             except HeadraceError as error:
-                log.warning("instance %s/%s is closed, and its entry is removed later: %s", group, name, error)
+                log.warning("failed to remove the entry of instance %s/%s, will retry: %s", group, name, error)
 
     def suspect(self) -> None:
-        """Have the leases of the other processes looked at soon, because one does not answer."""
+        """Check the leases of the other processes soon, because one does not respond."""
         self._suspected = True
         self.wake()
 
     def _first(self, group: str, name: str) -> InstanceOwner | None:
-        """Return the owner that is the first in the log, of those that have not ended if there are any."""
+        """Return the first owner in the log; those that still run come before those that are gone."""
         found = self._entries.get((group, name), {}).values()
         return min(
             found,
@@ -133,14 +136,14 @@ class InstanceOwners(Reconciler):
         first = self._first(group, name)
         if first and first.process != self.process and first.gone_at is None:
             self.suspect()
-            raise InstanceExists(f"group {group} has an instance {name}: choose another name, or delete it")
+            raise InstanceExists(f"group {group} already has an instance {name}: choose another name, or delete it")
 
     def _on_entry(self, key: str, entry: Entry | None) -> None:
         try:
             group, name, process = [unquote(part) for part in key.split("/")[1:]]
             owner = None if entry is None else msgspec.convert(entry, InstanceOwner)
         except ValueError as cause:
-            log.error("entry %s of the control table is not an instance and is ignored: %s", key, cause)
+            log.error("ignored the control table entry %s, which is not a valid instance: %s", key, cause)
             return
         owners = self._entries.setdefault((group, name), {})
         owners.pop(process, None)
@@ -150,11 +153,11 @@ class InstanceOwners(Reconciler):
             del self._entries[group, name]
         is_lost = owner is None or owner.gone_at is not None
         if is_lost and process == self.process and (close := self._own.pop((group, name), None)):
-            log.warning("instance %s/%s is closed: other processes took this one for dead", group, name)
+            log.warning("closing instance %s/%s: other processes declared this process dead", group, name)
             close()
 
     def reconcile(self) -> float | None:
-        """Start to correct the entries that do not fit what runs."""
+        """Start correcting entries that do not match the instances that exist."""
         if not self._cleaning and not self._draining:
             self._cleaning = True
             self.keep(self._clean, "clean")
@@ -163,8 +166,9 @@ class InstanceOwners(Reconciler):
     async def _clean(self) -> None:
         try:
             await self._look_at_leases()
-            now, changes = self._clock.time(), dict[str, object]()
+            now = self._clock.time()
             certain = self._clock.monotonic() - _CERTAIN_SECONDS
+            changes: dict[str, object] = {}
             for key, owners in self._entries.items():
                 for process, one in owners.items():
                     if one.gone_at is not None:
@@ -178,14 +182,15 @@ class InstanceOwners(Reconciler):
             if changes:
                 await self.table.put_all(changes)
         except HeadraceError as error:
-            log.warning("entries of instances are corrected later: %s", error.description)
+            log.warning("failed to correct instance entries, will retry: %s", error.description)
         self._cleaning = False
 
     async def _look_at_leases(self) -> None:
         now = self._clock.monotonic()
         if now - self._looked_at < (_SOON_SECONDS if self._suspected or self._absent else _LOOK_SECONDS):
             return
-        self._looked_at, self._suspected = now, False
+        self._looked_at = now
+        self._suspected = False
         found = [one for owners in self._entries.values() for one in owners.values() if one.gone_at is None]
         others = {one.process for one in found} - {self.process}
         self._absent = {process: since for process, since in self._absent.items() if process in others}
@@ -204,9 +209,9 @@ class InstanceOwners(Reconciler):
                 self._holds_lease = await self._lease.acquire()
                 if self._holds_lease:
                     await self._lease.lost.wait()
-                    log.warning("this process has lost its lease, and others may take its instances for gone")
+                    log.warning("this process lost its lease: other processes may mark its instances as gone")
             except HeadraceError as error:
-                log.warning("this process is not known to the others yet: %s", error.description)
+                log.warning("this process is not registered with its peers yet, will retry: %s", error.description)
             self._holds_lease = False
             await self._lease.release()
             await self._clock.sleep(_SOON_SECONDS)

@@ -12,7 +12,7 @@ Entry = Mapping[str, Any]
 
 
 class Reconciler(Service):
-    """Runs `reconcile` after every change of the entries that it watches, and again after the pause it returns."""
+    """Runs `reconcile` after each change of a watched entry, and again after the pause that it returns."""
 
     def __init__(self, name: str, table: CompactedTable[Any], clock: Clock) -> None:
         super().__init__(name)
@@ -21,7 +21,7 @@ class Reconciler(Service):
         self._changed = asyncio.Event()
 
     def watch(self, prefix: str, on_entry: Callable[[str, Entry | None], None]) -> None:
-        """Have a function called with each entry whose key starts with a prefix, before `reconcile` runs."""
+        """Call a function with each entry whose key starts with a prefix, before `reconcile` runs."""
 
         def on_change(key: str, entry: Entry | None) -> None:
             on_entry(key, entry)
@@ -30,13 +30,13 @@ class Reconciler(Service):
         self.table.watch(prefix, on_change)
 
     def wake(self) -> None:
-        """Have `reconcile` run soon."""
+        """Run `reconcile` soon."""
         self._changed.set()
 
     def reconcile(self) -> float | None:
-        """Start what the present entries require; longer work runs in tasks.
+        """Apply the current entries; longer work runs in tasks.
 
-        Return the seconds until it must run again without a change; None if only a change matters.
+        Return the seconds until it must run again without a change; None to wait for a change.
         """
         raise NotImplementedError
 

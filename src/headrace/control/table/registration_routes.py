@@ -39,10 +39,10 @@ class RegistrationView(msgspec.Struct, rename="camel", omit_defaults=True):
     """Changes with each change of the registration."""
     changed_at: str
     state: Literal["running", "waiting", "disabled", "refused"]
-    """`waiting`: it does not run yet, `why` has the reason. `refused`: it may not run, `why` says what to change."""
+    """`waiting`: it does not run yet, see `why`. `refused`: it is not allowed to run; `why` says what to change."""
     why: str = ""
     settings: dict[str, Any] | None = None
-    """The registered settings, without secrets and without values of headers."""
+    """The registered settings, without secrets and header values."""
 
 
 class RegistrationList(msgspec.Struct):

@@ -1,8 +1,8 @@
 """Reactive consumers that teams register: entries of the control table, and which of them run.
 
-The key of an entry has its owner and name, so no owner can overwrite the entry of another. Names, quotas and the topics
-of a group go to the registration that comes first in the log. Every process reads the same log and decides the same.
-A process whose entry comes too late removes it again and reports the conflict.
+The key of an entry has its owner and name, so no owner can overwrite another owner's entry. If registrations conflict
+in their names, quotas or topics of a group, the first in the log wins. Every process reads the same log and decides
+the same. A process whose entry loses removes it and reports the conflict.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ PREFIX: Final = "registration/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _NEVER: Final = 2**63
 _NO_TIME_MS: Final = 253_402_300_800_000
-"""The year 10,000, which cannot be shown."""
+"""The year 10,000, which cannot be formatted."""
 _RESERVED_GROUPS: Final = ("_", "headrace.")
 
 
@@ -39,14 +39,14 @@ class Registration:
     owner: str
     name: str
     version: int
-    """Offset of the entry; each change has another one."""
+    """Offset of the entry, which differs after each change."""
     since: int
-    """Offset of the first entry that had its name and topics; it decides who comes first."""
+    """Offset of the first entry with this name and these topics; the lowest one wins a conflict."""
     at_ms: int
     config: Mapping[str, Any]
     """The settings as the owner sent them."""
     principal: Principal | None
-    """Who registered it, with the scopes at that time; None without authentication."""
+    """The caller that registered it, with its scopes at that time; None without authentication."""
     settings: RegistrationConfig | None = None
     """The checked settings; None if they are not allowed."""
     problem: HeadraceError | None = None
@@ -59,7 +59,7 @@ class Registration:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Its rank in the order in which names, quotas and topics are given."""
+        """Its rank in a conflict; the lowest one wins."""
         return self.since, self.key
 
     @property
@@ -71,7 +71,7 @@ class Registration:
         return TopicRequirement("another registration", self.settings.group, {*self.settings.topics}, matches)
 
     def may_read(self, topic: str) -> bool:
-        """Return whether its owner's scopes allow a topic."""
+        """Return whether its owner's scopes allow reading a topic."""
         try:
             self.require("consume", topic)
         except HeadraceError:
@@ -98,8 +98,9 @@ class RegistrationRules:
     """Whether a topic is Kafka's or Headrace's own."""
 
     def refused(self, registrations: Iterable[Registration]) -> dict[str, HeadraceError]:
-        """Return which registrations do not run, and why, by key; their order in the argument does not matter."""
-        refused, taken = dict[str, HeadraceError](), _Taken(self)
+        """Return the registrations that do not run, and why, by key; the order of the argument does not matter."""
+        refused: dict[str, HeadraceError] = {}
+        taken = _Taken(self)
         for one in sorted(registrations, key=lambda one: one.rank):
             why = taken.conflict(one)
             if why is None:
@@ -112,8 +113,8 @@ class RegistrationRules:
     def conflict(self, one: Registration, others: Iterable[Registration]) -> HeadraceError | None:
         """Return why a registration must not be accepted.
 
-        Earlier registrations that are refused now count too. One of them may run later, when its own conflict is gone,
-        and must not stop a registration that was accepted.
+        Earlier registrations count even if they are refused now. When their own conflict is resolved, they run, and
+        must not then stop a registration that was accepted.
         """
         taken = _Taken(self)
         for other in others:
@@ -125,22 +126,22 @@ class RegistrationRules:
         """Return the checked settings of a registration.
 
         Raises:
-            InvalidRequest: They are not usable, or not allowed.
-            Forbidden: Its owner may not read such a topic, or not in such a group.
+            InvalidRequest: They are not valid, or not allowed.
+            Forbidden: Its owner may not read one of the topics, or not in this group.
         """
         settings = read_registration(one.config, self.allowed, self.client_properties)
         if settings.group.startswith(_RESERVED_GROUPS):
-            raise InvalidRequest(f"group is {settings.group}, and names that begin so are reserved: take another")
+            raise InvalidRequest(f"group {settings.group} has a reserved prefix: choose another group")
         one.require("group", settings.group)
         for topic in settings.topics:
             if self.is_internal(topic):
-                raise InvalidRequest(f"topics names {topic}, which is Kafka's or Headrace's own: take it out")
+                raise InvalidRequest(f"topic {topic} is internal to Kafka or Headrace: remove it from topics")
             one.require("consume", topic)
         return settings
 
 
 class _Taken:
-    """Names, quotas and topics that are given already."""
+    """Names, quotas and topics that are already taken."""
 
     def __init__(self, rules: RegistrationRules) -> None:
         self._allowed = rules.allowed
@@ -159,19 +160,24 @@ class _Taken:
     def conflict(self, one: Registration) -> HeadraceError | None:
         allowed = self._allowed
         if one.name in self._names:
-            return RegistrationConflict(f"the name {one.name} belongs to {self._names[one.name]}: take another name")
+            return RegistrationConflict(f"{self._names[one.name]} already has the name {one.name}: choose another name")
         if self._count[one.owner] >= allowed.max_per_owner:
-            return RegistrationQuota(f"{one.owner} has {allowed.max_per_owner} registrations: remove one first")
+            return RegistrationQuota(
+                f"limit reached: {one.owner} has {allowed.max_per_owner} registrations; remove one"
+            )
         if self._count.total() >= allowed.max_in_all:
-            return RegistrationQuota(f"there are {allowed.max_in_all} registrations: ask the operator to allow more")
+            return RegistrationQuota(
+                f"limit reached: there are {allowed.max_in_all} registrations; the operator can raise "
+                "registrations.max_in_all"
+            )
         own = one.topics
         for other in self._topics[own.group] if own else ():
             both = {*own.topics} & {*other.topics, *other.retry_topics} if own else ()
             if both or (own and own.matches) or other.matches:
-                what = f"topic {min(both)}" if both else "topics, perhaps the same,"
+                what = f"topic {min(both)}" if both else "topics, possibly the same ones,"
                 return RegistrationConflict(
-                    f"{other.reader} reads {what} in the group {other.group} already, so each would get only a part: "
-                    "take another group"
+                    f"{other.reader} already reads {what} in group {other.group}, so each would get only a part of "
+                    "the records: choose another group"
                 )
         return None
 
@@ -187,9 +193,9 @@ class Registrations(Reconciler):
         apply: Callable[[Mapping[str, Registration]], None],
         on_removed: Callable[[str], None],
     ) -> None:
-        """Prepare; `apply` gets all that must run, by name, whenever that may have changed.
+        """Prepare; `apply` gets all registrations that must run, by name, whenever they may have changed.
 
-        `on_removed` gets the name of one that ran and is removed, before its control entries are removed.
+        `on_removed` gets the name of a removed one that was running, before its control entries are removed.
         """
         super().__init__("registrations", table, clock)
         self._rules, self._apply, self._on_removed = rules, apply, on_removed
@@ -215,14 +221,14 @@ class Registrations(Reconciler):
         return sorted(found, key=lambda one: (one.name, one.since))
 
     def one_of(self, owner: str | None, name: str) -> Registration:
-        """Return a registration of an owner; without an owner the first one of this name.
+        """Return a registration of an owner; without an owner, the first one of this name.
 
         Raises:
-            NotFound: The owner has none of this name.
+            NotFound: The owner has no registration of this name.
         """
         found = [one for one in self.all_of(owner) if one.name == name]
         if not found:
-            raise NotFound(f"no registration {name}: see GET /reactive-consumers")
+            raise NotFound(f"registration {name} does not exist: see GET /reactive-consumers")
         return min(found, key=lambda one: (one.key in self._refused, one.since))
 
     def refusal_of(self, one: Registration) -> HeadraceError | None:
@@ -238,9 +244,7 @@ class Registrations(Reconciler):
             KafkaError: It was not written, or perhaps not.
         """
         if not _NAME.fullmatch(name):
-            raise InvalidRequest(
-                "the name is not usable: take up to 100 letters, digits, dots, underscores and hyphens"
-            )
+            raise InvalidRequest("the name is not valid: use up to 100 letters, digits, dots, underscores and hyphens")
         at_ms = int(self._clock.time() * 1000)
         requested = Registration(owner, name, -1, _NEVER, at_ms, config, principal)
         requested = dataclasses.replace(requested, settings=self._rules.check(requested))
@@ -254,7 +258,7 @@ class Registrations(Reconciler):
         return await self._write(requested), present is None
 
     async def _write(self, requested: Registration) -> Registration:
-        """Write an entry, and undo that if entries that were not read yet come before it in the log."""
+        """Write an entry, and remove it if an earlier entry in the log, not read before, conflicts with it."""
         key = requested.key
         self._being_written[key] += 1
         try:
@@ -269,7 +273,7 @@ class Registrations(Reconciler):
             conflict = RegistrationConflict(f"{written.name} was removed or changed at the same time: send it again")
         if conflict:
             if self.table.offset_of(key) == offset:
-                if before and before.since != written.since:  # its topics may be another registration's by now
+                if before and before.since != written.since:  # another registration may have taken its topics
                     before = dataclasses.replace(before, since=_NEVER)
                 await self.table.put(key, _entry(before) if before else None)
             raise conflict
@@ -279,13 +283,13 @@ class Registrations(Reconciler):
         """Remove a registration and its control entries; its group keeps its offsets.
 
         Raises:
-            NotFound: There is none.
+            NotFound: It does not exist.
             KafkaError: It was not removed, or perhaps not.
         """
         await self.table.catch_up()
         present = self.one_of(owner, name)
-        # Its pauses and settings are removed too, or the next one of this name would start paused. Where another
-        # consumer has the name, they are that one's.
+        # Its pauses and settings are removed too, or the next one of this name would start paused. They stay if another
+        # consumer has the name.
         entries = self._entries.values()
         has_name = present.key not in self._rules.refused(entries) or not (
             name in self._rules.names or any(one.name == name and one.key != present.key for one in entries)
@@ -302,7 +306,7 @@ class Registrations(Reconciler):
         before = self._entries.pop(key, None)
         if entry is not None:
             one = self._entries[key] = self._registration(key, entry)
-            if self._being_written[key]:  # the order of the log decides, whatever comes after this entry
+            if self._being_written[key]:  # only entries before this one in the log count
                 self._read_back[one.version] = before, self._rules.conflict(one, self._entries.values())
         elif before and (running := self._running.get(before.name)) and running.key == key:
             self._on_removed(before.name)
@@ -323,7 +327,7 @@ class Registrations(Reconciler):
             problem = cause
         except (LookupError, TypeError, ValueError, OverflowError) as cause:
             problem = InvalidRequest(
-                f"the entry in the control topic is damaged ({cause}): send it again, or remove it"
+                f"the entry in the control topic is damaged ({cause}): register it again, or remove it"
             )
         return dataclasses.replace(one, problem=problem)
 

@@ -52,7 +52,7 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
         for wrong in ("?timeout=-1", "?timeout=x", "?lastretry=perhaps"):
             assert (await server.ask(request("writer", wrong))).json["code"] == "ERR11004"
         twice = await server.ask(request("writer", "?topic=t", b'{"topic":"u"}'))
-        assert (twice.status, twice.json["description"][:30]) == (400, "topic is in the query and in t")
+        assert (twice.status, twice.json["description"][:30]) == (400, "topic is in both query and bod")
         assert len(server.dead_letters.requests) == len(asked)
 
 

@@ -109,7 +109,7 @@ def test_strict_names_everything_that_fails_and_what_to_do() -> None:
         return [WARNED, FINE]
 
     asyncio.run(require(fair))
-    with pytest.raises(EnvironmentProblem, match="1 preconditions do not hold: topic t: replication factor is 1: give"):
+    with pytest.raises(EnvironmentProblem, match="1 preconditions fail: topic t: replication factor is 1: give"):
         asyncio.run(require(bad))
 
 

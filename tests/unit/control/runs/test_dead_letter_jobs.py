@@ -178,7 +178,7 @@ def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.
 
     monkeypatch.setattr(cluster, "group_members", members)
     monkeypatch.setattr(dead_letter_jobs, "_RELEASE_SECONDS", 0.0)
-    with pytest.raises(LeaseTaken, match="worked on by here-process-7"):
+    with pytest.raises(LeaseTaken, match="here-process-7 is already working on"):
         asyncio.run(jobs_of(cluster)._check_ready("t.dlq", Selection()))
 
 
@@ -193,7 +193,7 @@ def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) ->
     letters = jobs_of(nothing)
     monkeypatch.setattr(letters, "_redrive", lambda _, **__: Endless())
     monkeypatch.setattr(dead_letter_jobs, "DRY_RUN_SECONDS", 0.01)
-    with pytest.raises(InvalidRequest, match="narrow it"):
+    with pytest.raises(InvalidRequest, match=r"timed out: .* select a partition"):
         asyncio.run(letters.begin(nothing, "redrive", "t.dlq", DeadLetterJobRequest(dry_run=True), "ann"))
 
 

@@ -70,7 +70,7 @@ def test_a_redelivery_that_lost_its_lease_saves_nothing() -> None:
     spec = ReplaySpec(window=Window("t.dlq", "id", {0: (0, 9)}), to={}, repeats_at_most=1)
     one = ReplayJob(Job("replay-1", "replay", {}, "me", ""), spec, AsyncMock(), lambda to: None)
     one._restored = RestoredDelivery(Backend(), everywhere, everywhere)  # type: ignore[arg-type]
-    one._ended, one._lease = AsyncMock(), AsyncMock(**{"check.side_effect": LeaseLost("another may have it")})
+    one._completed, one._lease = AsyncMock(), AsyncMock(**{"check.side_effect": LeaseLost("another may have it")})
     with pytest.raises(LeaseLost):
         asyncio.run(one._save_ended(Progress({DLQ: Committed(9)}, 9, {})))
 
@@ -88,10 +88,10 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert outcomes == [ACK, FAILED, ACK, ACK, HANDED_OFF]
     assert to.passed == 1
     above = encode(11, 14, [11])
-    assert to.ended({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
-    assert to.ended({DLQ: Committed(14)}) == {0: [10, 11, 12, 13]}, "they are not saved yet"
+    assert to.completed({DLQ: Committed(11, above)}) == {0: [10, 12, 13]}
+    assert to.completed({DLQ: Committed(14)}) == {0: [10, 11, 12, 13]}, "they are not saved yet"
     to.forget({0: [10, 12, 13]})
-    assert to.ended({DLQ: Committed(14)}) == {0: [11]}
+    assert to.completed({DLQ: Committed(14)}) == {0: [11]}
 
 
 def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> None:
@@ -105,7 +105,7 @@ def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> N
     assert asyncio.run(to.deliver(delivery)) == [HANDED_OFF, ACK]
     assert backend.got == [(P0, [6])]
     assert (to.unproved, to.passed) == (1, 1)
-    assert to.ended({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
+    assert to.completed({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
 
 
 class Busy(Backend):
@@ -182,11 +182,11 @@ def test_a_topic_takes_all_or_says_why() -> None:
     responses.append(Produced(0, 5))
     assert asyncio.run(to.deliver(longer)) == [
         ACK,
-        Reply("copy does not acknowledge: no broker", reached=False),
+        Reply("copy did not acknowledge: no broker", reached=False),
         NOT_BEGUN,
     ]
     responses[:] = responses[1:2] * 3
-    with pytest.raises(DestinationUnavailable, match="does not acknowledge: no broker"):
+    with pytest.raises(DestinationUnavailable, match="did not acknowledge: no broker"):
         asyncio.run(to.deliver(longer))
 
 
@@ -215,7 +215,7 @@ async def test_a_replay_that_cannot_go_on_says_so_in_its_job(monkeypatch: pytest
         await clock.advance(1.0)
         await asyncio.sleep(0.01)
     message, refusals = next(each for each in saved if each[0])
-    assert "copy is not written: no broker" in message
+    assert "failed to write to copy: no broker" in message
     assert refusals > 0
 
 
@@ -269,7 +269,7 @@ def test_a_window_is_offsets_that_hold_something() -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"partition": 1}, InvalidRequest, "holds no record"),
+        ({"partition": 1}, InvalidRequest, "has no records"),
         ({"partition": 2}, NotFound, "no partition 2"),
         ({"partition": 0, "offsets": (7, 7)}, InvalidRequest, "empty"),
         ({"partition": 0, "offsets": (7, 6)}, InvalidRequest, "reversed"),
@@ -279,8 +279,8 @@ def test_a_window_is_offsets_that_hold_something() -> None:
         ({"since": 3_000_000}, InvalidRequest, "in the future"),
         ({"until": 3_000_000}, InvalidRequest, "in the future"),
         ({"since": 1_003_000, "until": 1_001_000}, InvalidRequest, "reversed"),
-        ({"until": 1000}, InvalidRequest, "holds no record"),
-        ({"since": 1_500_000}, InvalidRequest, "holds nothing since"),
+        ({"until": 1000}, InvalidRequest, "has no records"),
+        ({"since": 1_500_000}, InvalidRequest, "has no records since"),
         ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "empty"),
     ],
 )

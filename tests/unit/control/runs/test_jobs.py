@@ -139,9 +139,9 @@ async def test_a_job_is_done_and_says_so(house: House, /) -> None:
     shown = jobs.show(begun.id)
     assert (shown.message, shown.progress) == ("all of it", {"done": 9})
     assert [job.id for job in jobs.list()] == [begun.id]
-    with pytest.raises(JobConflict, match="done already"):
+    with pytest.raises(JobConflict, match="already done"):
         await jobs.change(begun.id, "pause", "ann")
-    with pytest.raises(NotFound, match="no job 'x'"):
+    with pytest.raises(NotFound, match="job 'x' does not exist"):
         jobs.show("x")
 
 
@@ -290,7 +290,7 @@ async def test_the_same_again_is_refused_while_it_runs(house: House, /) -> None:
     """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
     jobs, other = await house.process("a"), await house.process("b")
     first = (await jobs.create("replay", {"place": 1}, "ann")).id
-    with pytest.raises(JobConflict, match=f"job {first} does that already"):
+    with pytest.raises(JobConflict, match=f"job {first} already does that"):
         await other.create("replay", {"place": 1}, "bob")
     await other.create("replay", {"place": 2}, "bob")
     await jobs.change(first, "stop", "ann")

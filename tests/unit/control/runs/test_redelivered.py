@@ -77,7 +77,7 @@ def test_records_come_in_their_order_and_each_once() -> None:
     assert [record.offset for record in delivery.records] == [5, 8]
     assert (delivery.group, delivery.partition, delivery.attempt, delivery.replay) == ("g", ("t", 0), 5, "replay")
     assert sorted(one.record.offset for one in ended) == [0, 1, 2]
-    assert (done.ended, done.again, done.left) == (3, 0, 0)
+    assert (done.completed, done.again, done.left) == (3, 0, 0)
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -87,7 +87,7 @@ def test_what_cannot_be_kept_has_not_ended(writes: bool) -> None:
     house.broken = True
     ended, done = house.redeliver([letter(1, 1), letter(2, 2)], writes=writes)
     assert [one.was.offset for one in ended] == [1]
-    assert (done.ended, done.left) == (1, 1)
+    assert (done.completed, done.left) == (1, 1)
     assert ("away" if writes else "dead letters are off") in done.why
 
 
@@ -135,7 +135,7 @@ def test_a_response_for_all_is_cut_in_halves() -> None:
 def test_a_policy_may_skip_or_blame_the_backend() -> None:
     """A skipped record has ended; one that waits for its backend has not."""
     house = House(fails(1), errors={"ValueError": "skip"})
-    assert house.redeliver([letter(1, 1)])[1].ended == 1
+    assert house.redeliver([letter(1, 1)])[1].completed == 1
     house = House(fails(1), errors={"ValueError": "unavailable"})
     ended, done = house.redeliver([letter(1, 1), letter(2, 2)])
     assert ([one.was.offset for one in ended], done.left, done.why) == ([2], 1, "ValueError")

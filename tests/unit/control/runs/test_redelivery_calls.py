@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import ended_offsets, pages
+from headrace.control.dead_letters import completed_offsets, pages
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs import redelivery as module
 from headrace.control.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
@@ -96,15 +96,15 @@ class World(MemoryCluster):
     async def load(self, *, settled: bool = False) -> None:
         self.log.append("load")
 
-    def is_ended(self, partition: int, offset: int) -> bool:
+    def is_completed(self, partition: int, offset: int) -> bool:
         return (partition, offset) in self.ended
 
     def first_left(self, partition: int, start: int, end: int) -> int:
-        return next((o for o in range(start, end) if not self.is_ended(partition, o)), end)
+        return next((o for o in range(start, end) if not self.is_completed(partition, o)), end)
 
     async def save(self, produce: Any, ended: Mapping[int, Iterable[int]]) -> None:
         if self.save_fails:
-            raise DeadLetterFailed("ended dead letters are not written")
+            raise DeadLetterFailed("completed dead letters are not written")
         found = {(partition, offset) for partition, offsets in ended.items() for offset in offsets}
         self.ended |= found
         self.log.append(f"save {len(found)}")
@@ -126,8 +126,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
     @contextlib.asynccontextmanager
     async def run(world: World) -> AsyncIterator[tuple[Redelivery, Callable[..., Any]]]:
-        monkeypatch.setattr(ended_offsets, "Lease", world.lease)
-        monkeypatch.setattr(module, "EndedOffsets", lambda *_: world)
+        monkeypatch.setattr(completed_offsets, "Lease", world.lease)
+        monkeypatch.setattr(module, "CompletedOffsets", lambda *_: world)
         monkeypatch.setattr(pages, "read_window", world.read)
         consumers = {name: consumer(world, group=name) for name in ("g", "other")}
         keeping = {"url": "http://127.0.0.1:1", "mode": "single", "offsets_path": "/offsets"}
@@ -177,7 +177,7 @@ async def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(play: P
     async with play(world) as (_, ask):
         first, last = await ask(), await ask()
         assert (first.records, last.records, last.status) == (2, 0, "empty")
-        said = "dead letters left are 2 of t.dlq, which name an origin that the consumer does not read"
+        said = "2 of t.dlq left: they name an origin that the consumer does not read"
         assert said in first.description and said in last.description
 
 
@@ -191,12 +191,12 @@ async def test_many_dead_letters_of_a_forged_origin_do_not_hide_those_behind_the
     async with play(world) as (_, ask):
         for count in (2, 4, 5):
             with pytest.raises(
-                ReadFailed, match=rf"{count} of t\.dlq, which name an origin .* call again, and reading"
+                ReadFailed, match=rf"{count} of t\.dlq left: they name an origin .* call again to resume"
             ):
                 await ask(timeout=1)
         response = await ask(timeout=1)
         assert (response.records, response.status) == (1, "processed")
-        assert "dead letters left are 5 of t.dlq" in response.description
+        assert "5 of t.dlq left" in response.description
         world.seconds_per_read = 0.0
         assert (await ask()).status == "empty"
         assert (await ask(lastretry=True)).records == 1, "the one that came back too often was not passed over for good"

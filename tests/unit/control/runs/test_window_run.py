@@ -101,7 +101,7 @@ async def test_a_window_is_delivered_in_order_and_no_further() -> None:
     pump, source = await world.open(Committed(1), 10)
     await world.until(lambda: source.finished)
     assert (world.seen, world.replays) == ([1, 2, 5, 6, 9], {"job-1"})
-    assert (source.progress.ended, source.progress.positions) == (5, {P: Committed(10)})
+    assert (source.progress.completed, source.progress.positions) == (5, {P: Committed(10)})
     await close(source, pump)
 
 
@@ -121,7 +121,7 @@ async def test_what_had_ended_in_an_earlier_run_is_not_delivered_again() -> None
     )
     world.response = lambda record: ACK if record.offset != 3 else Reply("E")
     pump, source = await world.open(Committed(0), 20)
-    await world.until(lambda: source.progress.ended == 19)
+    await world.until(lambda: source.progress.completed == 19)
     await source.close(Deadline(world.clock, 0))
     progress = source.progress
     assert progress.positions[P].offset == 3
@@ -155,7 +155,7 @@ async def test_a_run_has_ended_only_when_that_is_saved() -> None:
     world, saves = World([0, 1]), list[int]()
 
     async def save(progress: Progress) -> bool:
-        saves.append(progress.ended)
+        saves.append(progress.completed)
         return len(saves) > 1
 
     pump, source = world.make(Committed(0), 10)
@@ -215,7 +215,7 @@ async def test_a_window_that_is_not_read_any_further_is_logged(caplog: pytest.Lo
     for moved, said in ((29.0, 0), (2.0, 1), (28.0, 1), (3.0, 2)):
         await world.clock.advance(moved)
         await asyncio.sleep(0.3)  # the run looks five times in a second of real time
-        assert caplog.text.count("no records were received for 30 s") == said
+        assert caplog.text.count("no records received for 30 s") == said
     stop.set()
     assert not await running
 

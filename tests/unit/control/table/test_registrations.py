@@ -194,7 +194,7 @@ async def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> 
     await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
     assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
     why = one.made.refusal_of(one.made.one_of("a", "x"))
-    assert "another registration reads topic t in the group g" in str(why)
+    assert "another registration already reads topic t in group g" in str(why)
 
 
 async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redrive_kafka import FakeKafka
 
-from headrace.control.dead_letters import ended_offsets
-from headrace.control.dead_letters.ended_offsets import BLOCK_OFFSETS, ENDED_TOPIC, EndedOffsets, load_ended
+from headrace.control.dead_letters import completed_offsets
+from headrace.control.dead_letters.completed_offsets import (
+    BLOCK_OFFSETS,
+    COMPLETED_TOPIC,
+    CompletedOffsets,
+    load_completed,
+)
 from headrace.errors import TopicNotFound
 from headrace.records import OutgoingRecord, TopicPartition
 
@@ -22,17 +27,17 @@ class FakeAdmin(FakeKafka):
 
     def __init__(self) -> None:
         super().__init__()
-        self.partitions[ENDED_TOPIC] = 1
+        self.partitions[COMPLETED_TOPIC] = 1
         self.ids = {"a.dlq": "ida", "b.dlq": "idb"}
 
     def mark(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
             self.write(record)
 
-    def ended(self, topic: str = "a.dlq") -> EndedOffsets:
+    def ended(self, topic: str = "a.dlq") -> CompletedOffsets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ended_offsets, "read_back", self.read_back)
-            made = EndedOffsets(self, topic)  # type: ignore[arg-type]
+            patch.setattr(completed_offsets, "read_back", self.read_back)
+            made = CompletedOffsets(self, topic)  # type: ignore[arg-type]
             asyncio.run(made.load())
             return made
 
@@ -47,8 +52,8 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
         expected |= {(partition, offset) for offset in offsets}
     found = admin.ended()
     near = {(p, o + step) for p, o in expected for step in (-1, 0, 1) if o + step >= 0}
-    assert {place for place in near if found.is_ended(*place)} == expected
-    assert not any(admin.ended("b.dlq").is_ended(*place) for place in expected)
+    assert {place for place in near if found.is_completed(*place)} == expected
+    assert not any(admin.ended("b.dlq").is_completed(*place) for place in expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), _offsets), max_size=20), st.permutations(range(4)))
@@ -60,21 +65,21 @@ def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], lan
     for writer in landing:
         admin.mark(written[writer])
     found = admin.ended()
-    assert all(found.is_ended(0, offset) for _, offset in steps)
+    assert all(found.is_completed(0, offset) for _, offset in steps)
 
 
 @given(st.sets(st.integers(0, 100), max_size=101), st.integers(0, 100), st.integers(0, 100))
 def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: int, end: int) -> None:
     """Counting and skipping look at bits, and say what looking at every offset would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ended_offsets, "BLOCK_OFFSETS", 16)
-        patch.setattr(ended_offsets, "_BLOCK_BYTES", 2)
+        patch.setattr(completed_offsets, "BLOCK_OFFSETS", 16)
+        patch.setattr(completed_offsets, "_BLOCK_BYTES", 2)
         found = FakeAdmin().ended()
         found.records_for({0: ended})
         window = range(start, end)
-        assert found.ended_count(0, start, end) == len(ended & {*window})
+        assert found.completed_count(0, start, end) == len(ended & {*window})
         assert found.first_left(0, start, end) == next((o for o in window if o not in ended), end)
-        assert found.ended_count(1, start, end) == 0
+        assert found.completed_count(1, start, end) == 0
 
 
 def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> None:
@@ -91,14 +96,14 @@ def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> Non
         (b"ida:0:2", bomb),
         long,
     ):
-        admin.mark([OutgoingRecord(ENDED_TOPIC, key, value)])
+        admin.mark([OutgoingRecord(COMPLETED_TOPIC, key, value)])
     found = admin.ended()
-    assert found.is_ended(0, 2)
-    assert not found.is_ended(0, BLOCK_OFFSETS)
+    assert found.is_completed(0, 2)
+    assert not found.is_completed(0, BLOCK_OFFSETS)
     admin.mark(found.tombstones_for_expired({TopicPartition("a.dlq", 0): BLOCK_OFFSETS}))
-    assert not admin.ended().is_ended(0, 2)
+    assert not admin.ended().is_completed(0, 2)
     admin.ids["a.dlq"] = "other"
-    assert not admin.ended().is_ended(0, 2)
+    assert not admin.ended().is_completed(0, 2)
 
 
 def test_marks_of_several_topics_are_read_at_once() -> None:
@@ -107,12 +112,12 @@ def test_marks_of_several_topics_are_read_at_once() -> None:
     for topic, offset in (("a.dlq", 1), ("b.dlq", 2)):
         admin.mark(admin.ended(topic).records_for({0: [offset]}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ended_offsets, "read_back", admin.read_back)
-        both = asyncio.run(load_ended(admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
-        assert [both[topic].ended_count(0, 0, 10) for topic in both] == [1, 1, 0]
-        del admin.partitions[ENDED_TOPIC]
-        none = asyncio.run(load_ended(admin, ["a.dlq"]))  # type: ignore[arg-type]
-        assert none["a.dlq"].ended_count(0, 0, 10) == 0
+        patch.setattr(completed_offsets, "read_back", admin.read_back)
+        both = asyncio.run(load_completed(admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
+        assert [both[topic].completed_count(0, 0, 10) for topic in both] == [1, 1, 0]
+        del admin.partitions[COMPLETED_TOPIC]
+        none = asyncio.run(load_completed(admin, ["a.dlq"]))  # type: ignore[arg-type]
+        assert none["a.dlq"].completed_count(0, 0, 10) == 0
 
 
 def test_marks_of_a_topic_that_is_not_there_are_refused() -> None:

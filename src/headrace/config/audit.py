@@ -9,23 +9,23 @@ from headrace.config.section import Section, TopicName
 
 
 class AuditConfig(Section):
-    """Who wrote, consumed, controlled and was refused what; kept apart from the logs."""
+    """The audit, apart from the logs: who wrote, consumed or controlled what, and whose requests were refused."""
 
     max_pending_bytes: ClassVar[int] = 134_217_728
-    """Bytes of events, and of records whose events are not made yet; above it events are dropped and counted."""
+    """Most bytes of events, and of records whose events are not made yet; above it events are dropped and counted."""
 
     to: Literal["file", "topic", "none"] = "file"
-    """`file`: a file that is replaced when it is full; `topic`: a Kafka topic; `none`: nowhere."""
+    """Where events go. `file`: a file that is rotated when it is full; `topic`: a Kafka topic; `none`: nowhere."""
     records: Literal["summary", "all", "failed", "none"] = "failed"
-    """Which records have events. `summary`: one event per produce request and per delivery, and one per record that did
-    not end well; `all`: one event per record; `failed`: only what did not end well; `none`: none. The default is
-    `summary` when `to` is in the file, and `failed` otherwise."""
+    """Which records have events. `failed`: each record that failed. `summary`: the same, and one event per produce
+    request and per delivery. `all`: every record. `none`: no record. The default is `summary` when the file sets `to`,
+    else `failed`."""
     topic: TopicName = "sidecar-audit"
-    """Topic of the events."""
+    """Topic of the events, with `to: topic`."""
     file: Path = Path(".headrace/sidecar-audit.log")
-    """File of the events, a line of JSON each, relative to this file; rotated at 200 MB, with five old ones."""
+    """File of the events, a line of JSON each; relative to this file. It is rotated at 200 MB; five old files stay."""
     service_id: str = "headrace"
-    """Name of this Headrace in the events."""
+    """Name of this deployment in the events."""
 
     @model_validator(mode="before")
     @classmethod

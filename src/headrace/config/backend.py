@@ -21,10 +21,10 @@ _NAT64, _COMPATIBLE = ip_network("64:ff9b::/96"), ip_network("::/96")
 
 
 def forbidden_host(host: str) -> str:
-    """Return why a host, as `urlsplit` gives it, must not be a backend, in words; empty if it may be one.
+    """Return why a host, as `urlsplit` returns it, must not be a backend; empty if it may be one.
 
-    Numbers in every notation that resolvers take (decimal, octal, hexadecimal, shortened) are read as addresses. The
-    address of any other name is checked when it is known: see `forbidden_address`.
+    Numbers in every notation that resolvers accept (decimal, octal, hexadecimal, shortened) are read as addresses. The
+    address of any other name is checked after DNS resolution: see `forbidden_address`.
     """
     name = host.rstrip(".")
     if name in _METADATA_NAMES:
@@ -36,7 +36,7 @@ def forbidden_host(host: str) -> str:
 
 
 def forbidden_address(address: str) -> str:
-    """Return why an address must not be connected to, in words; empty if it may be, or is no address."""
+    """Return why an address must not be connected to; empty if it may be, or is not an address."""
     try:
         ip = _parsed(address)
     except ValueError:
@@ -58,7 +58,7 @@ def _parsed(address: str) -> IPv4Address | IPv6Address:
 
 
 def _inner(ip: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address stands for."""
+    """Return the IPv4 address inside an IPv6 address; None if there is none."""
     if ip in _NAT64 or ip in _COMPATIBLE:
         return IPv4Address(ip.packed[12:])
     return ip.ipv4_mapped or ip.sixtofour
@@ -68,19 +68,19 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING: Final = re.compile(
     "host|te|trailer|expect|upgrade|(proxy-)?connection|keep-alive|content-length|(transfer|accept)-encoding", re.I
 )
-"""Headers that say how a request is read; only the HTTP client sets them."""
+"""Headers that control how a request is parsed; only the HTTP client sets them."""
 
 
 def _sendable(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not HEADER_NAME.fullmatch(name):
-            raise ValueError(f"has the name {name!r}, which is no name of an HTTP header: correct it")
+            raise ValueError(f"{name!r} is not a valid name of an HTTP header: correct it")
         if FRAMING.fullmatch(name):
-            raise ValueError(f"has {name}, which Headrace sets itself: take it out")
+            raise ValueError(f"has {name}, which Headrace sets itself: remove it")
         if not (value.isascii() and value.isprintable()):
-            raise ValueError(f"has a value of {name} with other than printable ASCII characters: encode it")
+            raise ValueError(f"the value of {name} has characters other than printable ASCII: encode it")
     if len({name.lower() for name in headers}) < len(headers):
-        raise ValueError("has a name twice, in two spellings: keep one")
+        raise ValueError("has the same name in two spellings: keep one")
     return headers
 
 
@@ -88,13 +88,13 @@ Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
 
 
 class ClientTls(Section):
-    """TLS to an HTTP server, 1.2 or newer; files are PEM, relative to this file, and read again when they change. The
-    server's name and certificate are always checked."""
+    """TLS to an HTTP server, 1.2 or newer. The server's name and certificate are always checked. Files are PEM, with
+    paths relative to this file, and are reloaded when they change."""
 
     ca: Path | None = None
-    """Authorities that may have signed the server's certificate, instead of the system's."""
+    """Authorities to trust for the server's certificate, instead of the system's."""
     certificate: Path | None = None
-    """Certificate that Headrace presents, with its chain."""
+    """Client certificate with its chain."""
     key: Path | None = None
     """Private key of the certificate; no other user may read the file."""
     key_password: SecretStr = SecretStr("")
@@ -103,7 +103,7 @@ class ClientTls(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("needs certificate and key together: set both, or none")
+            raise ValueError("needs certificate and key together: set both, or neither")
         return self
 
 
@@ -113,19 +113,21 @@ def connection_problem(cause: OSError | None, section: str = "") -> str:
         case ssl.SSLCertVerificationError():
             return (
                 f"its certificate is not trusted: {cause.verify_message}. Correct the host in {section}url, renew the "
-                f"certificate, or name its authority in {section}tls.ca"
+                f"certificate, or set its authority in {section}tls.ca"
             )
         case ssl.SSLError():
             return (
-                f"TLS cannot be agreed on ({cause.reason or cause}): is it http:// there, or {section}tls.certificate "
-                "missing?"
+                f"the TLS handshake failed ({cause.reason or cause}): does the server speak plain HTTP, or is "
+                f"{section}tls.certificate missing?"
             )
         case socket.gaierror():
             return f"its name cannot be resolved ({cause.strerror}): correct the host in {section}url"
         case ConnectionRefusedError():
             return f"no process listens there: start it, or correct the port in {section}url"
         case TimeoutError():
-            return f"no connection in time ({section}timeout_seconds): is it up, and does a firewall stand between?"
+            return (
+                f"the connection timed out ({section}timeout_seconds): is the server up, or does a firewall block it?"
+            )
         case _:
             return f"no connection ({(cause and cause.strerror) or cause})"
 
@@ -139,21 +141,21 @@ def is_protected(url: str) -> bool:
 def encrypted(url: str) -> str:
     """Return a URL that is safe to send secrets to."""
     if not is_protected(url):
-        raise ValueError("is not https, so that others could read the secret on its way: use https")
+        raise ValueError("is not https, so the network could read the secret: use https")
     return url
 
 
 class OAuth(Section):
-    """A token for every request, fetched with the credentials of a client (RFC 6749, 4.4)."""
+    """A token for every request, fetched with client credentials (RFC 6749, 4.4)."""
 
     token_url: Annotated[Url, AfterValidator(encrypted)]
-    """Where the token server gives tokens; `https`, or loopback."""
+    """Token endpoint of the authorization server; `https`, or loopback."""
     client_id: Annotated[str, Field(min_length=1)]
-    """Name of this client there."""
+    """Client id at that server."""
     client_secret: SecretStr
-    """Its secret."""
+    """Client secret."""
     scope: str = ""
-    """Scopes to ask for, with blanks between; empty for the server's default."""
+    """Scopes to request, separated by blanks; empty for the server's default."""
     audience: str = ""
     """Audience of the token, if the server requires one."""
 
@@ -164,35 +166,35 @@ ONE_RECORD_MODES = ("single", "cloudevents_structured", "cloudevents_binary")
 
 
 class BackendHealth(Section):
-    """The endpoint that must answer before the first record is consumed."""
+    """The health check that must succeed before the first record is consumed."""
 
     path: Annotated[str, Field(pattern=r"^/[!-\[\]-~]*$")]
-    """Path (and query) of a GET request to the backend's host; any 2xx means that it is ready."""
+    """Path (and query) of a GET request to the backend's host; any 2xx means ready."""
 
 
 class BackendConfig(Section):
-    """The HTTP endpoint a reactive consumer delivers to."""
+    """The HTTP endpoint that a reactive consumer delivers to."""
 
     url: Url
-    """Where records are posted."""
+    """URL that records are posted to."""
     timeout_seconds: PositiveSeconds = 30.0
     """Longest wait for one response."""
     headers: Headers = Field(default_factory=dict)
-    """Headers of every request, which win over those that Headrace would set; secrets as `${env:}` or `${file:}`."""
+    """Headers of every request; they override those that Headrace sets. Write secrets as `${env:}` or `${file:}`."""
     tls: ClientTls = ClientTls()
-    """Certificates, where the URL begins with `https`."""
+    """Certificates, if the URL begins with `https`."""
     oauth: OAuth | None = None
-    """The server that issues tokens for `Authorization`."""
+    """Authorization server that issues tokens for the header `Authorization`."""
     mode: BackendMode = "results"
-    """Content of a request, and meaning of its response. `results`: an array of records, answered by one result per
-    record; `status`: the same array, and 2xx means all are done; `single`: one record per request, its value as body;
-    `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. In all but `results`
-    the response's body is not read."""
+    """Content of a request, and meaning of its response. `results`: an array of records; the response has one result
+    per record. `status`: the same array; 2xx means that all records succeeded. `single`: one record per request, its
+    value as body. `cloudevents_structured`, `cloudevents_binary`: one record per request, as a CloudEvent 1.0. The
+    response's body is read in mode `results` only."""
     health: BackendHealth | None = None
-    """When set, consumption begins with the first 2xx of this path, and until then readiness reports that it waits."""
+    """When set, consumption waits for the first 2xx from this path; until then readiness reports it."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
-    """When set, the backend stores offsets with its own data: a GET request to its host asks for the position of each
-    assigned partition, with `group`, `topic`, `partition` and `epoch`; it answers `{"offset": n}`, null for none."""
+    """When set, the backend stores offsets with its own data. For each assigned partition Headrace sends a GET request
+    with `group`, `topic`, `partition` and `epoch` to this path. The response is `{"offset": n}`, or null for none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -200,7 +202,7 @@ class BackendConfig(Section):
             if why := forbidden_host(urlsplit(url).hostname or ""):
                 raise ValueError(f"{name} is refused: {why}")
         if self.tls != ClientTls() and not self.secure:
-            raise ValueError("tls is set and url is not https: correct one of them")
+            raise ValueError("tls is set, but url is not https: correct one of them")
         if self.oauth and any(name.lower() == "authorization" for name in self.headers):
             raise ValueError("has both oauth and a header Authorization: keep one")
         return self

@@ -1,4 +1,4 @@
-"""The configuration for people: errors as sentences with location and remedy, masked values, and the schema."""
+"""The configuration for people: errors as sentences with location and remedy, masked values, and the JSON Schema."""
 
 import csv
 from collections.abc import Collection
@@ -20,7 +20,7 @@ MASK = "**********"
 
 
 def masked(config: HeadraceConfig) -> dict[str, Any]:
-    """Return every effective value as JSON has it; with secrets masked by type or by name, and queries of URLs."""
+    """Return every effective value as in JSON, with secrets (by type or name) and queries of URLs masked."""
     shown: dict[str, Any] = mask(config.model_dump(mode="json"))
     return shown
 
@@ -34,7 +34,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Return a value of the configuration with secrets masked, by name, and queries of URLs."""
+    """Return a value of the configuration with secrets (by name) and queries of URLs masked."""
     if isinstance(value, dict):
         return {key: mask(item, key) for key, item in value.items()}
     if isinstance(value, list):
@@ -51,10 +51,10 @@ _TABLES = {
     "reactive_consumers": (CONSUMER_KEYS,),
     "schema_registry": (PRODUCER_KEYS,),
 }
-"""Sections in which people write the keys of Java's clients, and the tables that explain these."""
+"""Sections in which people write keys of Java's clients, and the tables of these keys."""
 with Path(__file__).with_name("moved_keys.csv").open(newline="") as _file:
     _MOVED = {row["key"]: row["instead"] for row in csv.DictReader(_file)}
-"""Settings of earlier versions by the end of their path, and what to write now."""
+"""Settings of earlier versions, by the end of their path, and their replacement."""
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -67,7 +67,7 @@ def validated(
     reported: Collection[KeyPath] = (),
     hidden: Collection[KeyPath] = (),
 ) -> AnySection | None:
-    """Return a tree as a section; None if it is none, with the problems as `explain` says them."""
+    """Return a tree as a section; None if it is not valid, with the problems added as by `explain`."""
     try:
         return model.model_validate(tree)
     except ValidationError as cause:
@@ -85,14 +85,14 @@ def explain(
 ) -> None:
     """Turn the errors of a model that validated a tree into problems with location, path, remedy and value.
 
-    Paths in `reported` are problems already and are passed over. The values at `hidden` are not shown.
+    Paths in `reported` already have a problem and are skipped. Values at `hidden` are not shown.
     """
     seen = set(reported)
     for error in errors:
         location = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # tags of unions
         path = _in_tree(location, tree)
         shown = location if error["type"] == "missing" else path
-        if shown in seen:  # a union reports once per kind of value it would take
+        if shown in seen:  # a union reports once per kind of value
             continue
         seen.add(shown)
         problems.add(problems.location_of(path), shown, _sentence(error, path, model))
@@ -121,14 +121,14 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
             return text
         known = known_keys(path[:-1], model)
         if path[-1] in known:
-            return "is a key of another kind than the keys with it: keep one kind"
+            return "does not belong with the other keys of this section: keep one kind of keys"
         return f"unknown key: {hint(str(path[-1]), known)}"
     if error["type"] == "missing":
         return "is missing and has no default: add it"
     if error["type"] == "value_error":
         return error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
-        return f"has characters or a form that are not allowed here (allowed: {error['ctx']['pattern']}): correct it"
+        return f"is not valid (allowed: {error['ctx']['pattern']}): correct it"
     if error["type"] == "too_short":
         return f"should have {error['ctx']['min_length']} or more entries: add one"
     if error["type"] in ("bool_type", "bool_parsing"):
@@ -140,13 +140,13 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
 
 
 def moved(path: KeyPath) -> str:
-    """Return where a setting of earlier versions is now; empty if it is none."""
+    """Return the replacement of a setting of earlier versions; empty for any other key."""
     names = [str(part) for part in path]
     return next((text for count in (1, 2, 3) if (text := _MOVED.get(".".join(names[-count:]), ""))), "")
 
 
 def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
-    """Return the part of a validation error's location that is in the file or a variable."""
+    """Return the part of a validation error's location that exists in the tree."""
     path: KeyPath = ()
     for part in location:
         inside = isinstance(tree, dict) and part in tree

@@ -1,7 +1,7 @@
-"""The one list of formats, `formats/formats.csv`: a new format is a row there and a module in the same folder.
+"""The list of formats, `formats/formats.csv`. To add a format, add a row there and a module in the same folder.
 
-The list is read here, because the configuration may not import codecs. Function workers import this module, so it must
-stay light.
+The list is read here, because the configuration must not import codecs. Function workers import this module, so it
+must stay light.
 """
 
 import csv
@@ -14,17 +14,17 @@ class Format(NamedTuple):
     """One row."""
 
     name: str
-    """In small letters. An extra of the package has the name of each format that needs a schema."""
+    """In lower case. Each format with a schema has an extra of the package with this name."""
     code: int
-    """Its number in a request, as documented."""
+    """The documented number in a request."""
     light_4j_code: int
-    """Its number in a request, as in light-4j's code."""
+    """The number in a request in light-4j's code."""
     codec: str
-    """Class in the module of `headrace.formats` that has the name of the format; in `plain` without a schema."""
+    """The class; in the module of `headrace.formats` with the format's name, or in `plain` if it has no schema."""
     schema_type: str
     """The schema registry's name for its schemas; empty if it needs none."""
     media_type: str
-    """Of a body that is one value. If it is not JSON, the value in JSON is a string."""
+    """Media type of a body that is one value. If it is not JSON, the value in JSON is a string."""
 
 
 with (Path(__file__).parents[1] / "formats" / "formats.csv").open(newline="") as _file:
@@ -32,6 +32,6 @@ with (Path(__file__).parents[1] / "formats" / "formats.csv").open(newline="") as
 _rows = [Format(name, int(code), int(other), *rest) for name, code, other, *rest in _lines]
 FORMATS: Final[Mapping[str, Format]] = {row.name: row for row in _rows}
 SCHEMA_TYPES: Final = {row.name: row.schema_type for row in _rows if row.schema_type}
-"""The formats with a schema, and the schema registry's name for each."""
+"""Formats with a schema, and the schema registry's name for each."""
 STRINGS: Final = frozenset(row.name for row in _rows if row.media_type != "application/json")
 """The formats whose values are strings in JSON."""

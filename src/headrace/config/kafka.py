@@ -34,15 +34,18 @@ def _table(name: str) -> dict[str, Key]:
 
 
 PRODUCER_KEYS: Final = _table("producer_keys.csv")
-"""Every producer key by its name there; a setting is written from the top of the file."""
+"""Producer keys of these files; settings are paths from the top of `headrace.yaml`."""
 CONSUMER_KEYS: Final = _table("consumer_keys.csv")
-"""Every consumer key by its name there; a setting is one of a reactive consumer, but for sections of the file."""
+"""Consumer keys of these files; settings are those of a reactive consumer, or sections of `headrace.yaml`."""
 
 with Path(__file__).with_name("client_properties.csv").open(newline="") as _file:
     _PROPERTIES: Final = list(csv.DictReader(_file))
-"""Properties that are accepted, with the clients that take them and their values, and librdkafka's second names."""
+"""Accepted properties with their clients and values, and librdkafka's aliases."""
 _VALUES: Final = {row["property"]: row["accepts"] for row in _PROPERTIES if row["accepts"]}
-"""A range such as `0..100`, or words such as `true|false`; other values are checked by the client."""
+"""A range of whole numbers such as `0..100`, one of any numbers such as `0.0..100.0`, or words such as `true|false`.
+
+The client checks other values.
+"""
 _OTHER_NAMES: Final = {row["property"]: row["second_name_of"] for row in _PROPERTIES if row["second_name_of"]}
 
 
@@ -51,10 +54,10 @@ def _accepted_by(clients: str) -> frozenset[str]:
 
 
 CONSUMER_ONLY: Final = _accepted_by("consumer")
-"""Allowed for consumers; the client warns of them in a producer."""
+"""Allowed for consumers; in a producer the client would log a warning."""
 _PRODUCER_ONLY: Final = _accepted_by("producer")
 _MEMBER_ONLY: Final = _accepted_by("member")
-"""Allowed for one consumer; no two may share them, or the members of a group agree on them."""
+"""Allowed for one consumer only: two must not share the value, or all members of a group must have the same."""
 _EVERY_CLIENT: Final = _accepted_by("every")
 
 
@@ -71,17 +74,18 @@ def instead_of(name: str, *tables: dict[str, Key]) -> str:
     """Return what to do instead of setting a client property; empty if no table has it (by default: neither)."""
     replacement = _replacement(name, tables or (PRODUCER_KEYS, CONSUMER_KEYS)).replace("`", "")
     _, nothing, why = replacement.partition("nothing: ")
-    return replacement and f"is not taken here: {why if nothing else f'set {replacement}'}"
+    return replacement and f"is not accepted here: {why if nothing else f'set {replacement}'}"
 
 
 def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other_section: str) -> str:
     if name in allowed:
         return name
     if name in of_other:
-        raise ValueError(f"is not taken here: set {other_section}.{name}")
-    if setting := SECURITY_KEYS.get(name):
-        raise ValueError(f"is not taken here: set kafka.security.{setting}, which all clients use")
-    if text := instead_of(name):
+        raise ValueError(f"is not accepted here: set {other_section}.{name}")
+    if name in SECURITY_KEYS:
+        raise ValueError(f"is not accepted here: set kafka.security.{SECURITY_KEYS[name]}, which all clients use")
+    text = instead_of(name)
+    if text:
         raise ValueError(text)
     near = nearest(name, sorted(allowed | SECURITY_KEYS.keys()))
     raise ValueError(
@@ -102,27 +106,35 @@ def _for_members(name: str) -> str:
 
 
 def _check_values(properties: dict[str, Any]) -> dict[str, Any]:
-    """Return properties with each value that the table bounds as a number, a switch, or text in lower case."""
+    """Return properties with the values that the table knows as numbers, switches, or text in lower case."""
     return {name: _value_of(name, value) for name, value in properties.items()}
 
 
 def _value_of(name: str, value: Any) -> Any:
-    least, is_range, most = _VALUES.get(name, "").partition("..")
-    if is_range:
-        try:
-            number = float("nan" if isinstance(value, bool) else value)
-        except ValueError:
-            number = math.nan
-        if not float(least) <= number <= float(most):
-            raise ValueError(f"{name} is {value}: write a number from {least} to {most}")
-        if not number.is_integer() and name != "linger.ms":
-            raise ValueError(f"{name} is {value}: write a whole number")
-        return int(number) if number.is_integer() else number
-    if words := least and least.split("|"):
-        if str(value).lower() not in words:
-            raise ValueError(f"{name} is {value}: write one of {', '.join(words)}")
-        return {"true": True, "false": False}.get(str(value).lower(), str(value).lower())
-    return value
+    accepts = _VALUES.get(name, "")
+    if ".." in accepts:
+        return _number(name, value, accepts)
+    if not accepts:
+        return value
+    words, text = accepts.split("|"), str(value).lower()
+    if text not in words:
+        raise ValueError(f"{name} is {value}: write one of {', '.join(words)}")
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _number(name: str, value: Any, accepts: str) -> int | float:
+    least, _, most = accepts.partition("..")
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except ValueError:
+        number = math.nan
+    if not float(least) <= number <= float(most):
+        raise ValueError(f"{name} is {value}: write a number from {float(least):.0f} to {float(most):.0f}")
+    if number.is_integer():
+        return int(number)
+    if "." not in least:
+        raise ValueError(f"{name} is {value}: write a whole number")
+    return number
 
 
 def _hide_secrets(properties: Any) -> Any:
@@ -138,7 +150,7 @@ _Value = str | int | float | bool | SecretStr
 _Hidden = BeforeValidator(_hide_secrets)
 _Checked = AfterValidator(_check_values)
 ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden, _Checked]
-"""Properties for every client. A name that is not allowed is refused, and the error names the setting to use."""
+"""Properties for every client. A name that is not allowed is rejected, and the error names the setting to use."""
 ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden, _Checked]
 """Properties for the producer."""
 MemberProperties = Annotated[dict[Annotated[str, AfterValidator(_for_members)], _Value], _Hidden, _Checked]
@@ -152,26 +164,26 @@ class KafkaConfig(Section):
     """How to reach Kafka."""
 
     bootstrap_servers: BootstrapServers = "localhost:9092"
-    """Brokers to ask first: `host:port`, comma separated."""
+    """Brokers to connect to first: `host:port`, comma separated."""
     security: KafkaSecurity = KafkaSecurity()
     """TLS and login."""
     properties: ClientProperties = Field(default_factory=dict)
-    """Client properties by their librdkafka names, after an allow-list. Those of TLS and login, also by the names of
-    Java's clients, are translated into `security`."""
+    """Properties of every client, by their librdkafka names; only some are accepted. Those of TLS and login, also by
+    the names of Java's clients, are translated into `security`."""
     create_topics: bool = True
-    """Whether internal topics (dead letter topics, result topics) are created when missing."""
+    """Whether missing internal topics (dead letter topics, result topics) are created."""
     request_timeout_seconds: PositiveSeconds = 10.0
     """Longest wait for one response to an administrative request."""
 
     def is_at(self, brokers: Sequence[str]) -> bool:
-        """Return whether these are its bootstrap servers, in any order; none are taken for its own."""
+        """Return whether these are its bootstrap servers, in any order; an empty list counts as its own."""
         return not brokers or {each.strip() for each in brokers} == set(re.split(r"\s*,\s*", self.bootstrap_servers))
 
     @model_validator(mode="after")
     def _one_choice_of_suites(self) -> Self:
         if "ssl.cipher.suites" in self.properties and self.security.tls and self.security.tls.min_version == "1.3":
             raise ValueError(
-                "has properties.ssl.cipher.suites, which are of TLS 1.2, and security.tls.min_version 1.3: remove one"
+                "has properties.ssl.cipher.suites, which are for TLS 1.2, and security.tls.min_version 1.3: remove one"
             )
         return self
 
@@ -180,32 +192,33 @@ class SchemaRegistryConfig(Section):
     """How to reach the schema registry (Confluent's HTTP API)."""
 
     latest_seconds: ClassVar[float] = 30.0
-    """How long a response to "latest version of a subject" is reused, and a "not found" remembered."""
+    """How long the latest version of a subject is cached, and that a schema was not found."""
 
     url: Url = "http://localhost:8081"
-    """Base URL; the path of a compatible API may follow the host."""
+    """Base URL; it may have the path of a compatible API."""
     username: str = ""
     """User of HTTP basic authentication; empty for none."""
     password: SecretStr = SecretStr("")
     """Password of HTTP basic authentication."""
     tls: ClientTls = ClientTls()
-    """Certificates, where the URL begins with `https`."""
+    """Certificates, if the URL begins with `https`."""
     timeout_seconds: PositiveSeconds = 5.0
     """Longest wait for one response."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
-    """Values of Avro's unions in JSON: `wrapped` in an object with the branch's name, or `plain`."""
+    """Values of Avro unions in JSON: `wrapped` in an object with the name of the branch, or `plain`."""
 
     @model_validator(mode="after")
     def _transport_fits(self) -> Self:
         if self.tls != ClientTls() and not self.secure:
-            raise ValueError("tls is set and url is not https: correct one of them")
+            raise ValueError("tls is set, but url is not https: correct one of them")
         return self
 
     @property
     def warnings(self) -> list[str]:
-        """What the network could read."""
-        open_way = self.username and not is_protected(self.url)
-        return ["schema_registry.url is not https, so the network can read the password: use https"] * bool(open_way)
+        """Secrets that the network could read, a sentence each."""
+        if not self.username or is_protected(self.url):
+            return []
+        return ["schema_registry.url is not https, so the network can read the password: use https"]
 
     @property
     def secure(self) -> bool:

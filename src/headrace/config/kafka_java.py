@@ -13,7 +13,7 @@ with Path(__file__).with_name("security_keys.csv").open(newline="") as _table:
     SECURITY_KEYS: Final = {row["key"]: row["setting"] for row in csv.DictReader(_table)}
 """Each property, and the setting below `kafka.security` that replaces it."""
 _HELPERS: Final = {"ssl.keystore.type", "ssl.truststore.password", "ssl.truststore.type"}
-"""Properties that only help to read others: the content of a store says of which type it is."""
+"""Properties that are not needed: the type of a store is found from its content."""
 _MECHANISMS: Final = {"PlainLoginModule": "PLAIN", "ScramLoginModule": "SCRAM", "OAuthBearerLoginModule": "OAUTHBEARER"}
 _OPTIONS: Final = {
     "username": "username",
@@ -30,12 +30,12 @@ _ESCAPED: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "
 
 
 def parse_jaas(line: str) -> dict[str, Any]:
-    """Return the settings below `kafka.security.sasl` that a JAAS line stands for, and its module.
+    """Translate a JAAS line into settings below `kafka.security.sasl`, and its module.
 
     Source: JaasConfig of Kafka's clients, which reads the line with Java's StreamTokenizer.
 
     Raises:
-        ValueError: The line is malformed, or has an option that is not supported. The text holds no value.
+        ValueError: The line is malformed, or has an unsupported option. The text never has a value.
     """
     kinds, texts, end = "", [], 0
     while match := _TOKEN.match(line, end):
@@ -45,8 +45,8 @@ def parse_jaas(line: str) -> dict[str, Any]:
             texts.append(match[3] or _ESCAPE.sub(_unescaped, match[1] or match[2] or ""))
     if end < len(line) or not re.fullmatch(r"ww(w=[wv])*;", kinds):
         raise ValueError(
-            'is no JAAS line: write one such as \'module.Name required username="u" password="p";\', all of it in '
-            "single quotes, each value in double quotes, and one semicolon at the end"
+            'is not a valid JAAS line: write one such as \'module.Name required username="u" password="p";\', all of '
+            "it in single quotes, each value in double quotes, and one semicolon at the end"
         )
     _mechanism_of(texts[0])
     settings: dict[str, Any] = {"module": texts[0]}
@@ -64,7 +64,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def with_jaas(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `kafka.security.sasl` with what `jaas.config` and `module` stand for.
+    """Return settings of `kafka.security.sasl` in which `jaas.config` and `module` are translated.
 
     Raises:
         ValueError: The line is malformed, or its module is not supported or for another mechanism.
@@ -96,9 +96,9 @@ def _mechanism_of(module: str) -> str:
 
 
 def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPath, KeyPath, Any]]:
-    """Yield the settings below `kafka.security` that one of these properties stands for.
+    """Yield the settings below `kafka.security` that replace one of these properties.
 
-    Each comes with the path below the properties that it is read from.
+    Each has the path, below the properties, that it is read from.
 
     Raises:
         ValueError: The property has a value that is not supported.

@@ -37,12 +37,12 @@ def is_pem(value: str) -> bool:
 
 def _mechanism(value: Any) -> Any:
     if str(value).upper() in ("GSSAPI", "KERBEROS"):
-        raise ValueError(f"is {value}, which needs Kerberos and is not supported: take SCRAM or OAUTHBEARER")
+        raise ValueError(f"is {value} (Kerberos), which is not supported: set SCRAM or OAUTHBEARER")
     return str(value).upper()
 
 
 def _unflattened(value: Any) -> Any:
-    """Return PEM text with its lines; in variables and annotations they are often joined by blanks or `@`."""
+    """Return PEM text with line breaks; in variables and annotations the lines are often joined by blanks or `@`."""
     if not isinstance(value, str) or not is_pem(value) or "\n" in value.strip():
         return value
     labels = re.sub(r"-----(BEGIN|END) [A-Z0-9 ]+-----", lambda label: label[0].replace(" ", "\0"), value.strip())
@@ -52,9 +52,9 @@ def _unflattened(value: Any) -> Any:
 def _extensions(found: dict[str, str]) -> dict[str, str]:
     for name, value in found.items():
         if not (name.isascii() and name.isalpha()) or name == "auth":
-            raise ValueError("has an extension whose name is auth, or not of ASCII letters only (KIP-342): rename it")
+            raise ValueError("an extension is named auth, or has characters other than ASCII letters: rename it")
         if not value.strip() or "," in value or not (value.isascii() and value.isprintable()):
-            raise ValueError("has an extension whose value is empty, or not plain ASCII without commas: correct it")
+            raise ValueError("the value of an extension is empty, or not plain ASCII without commas: correct it")
     return found
 
 
@@ -64,12 +64,12 @@ _Lines: Final = BeforeValidator(_unflattened)
 class KafkaTls(Section):
     """TLS to the brokers. Certificates and keys are PEM: the path of a file, relative to this file, or the text itself.
 
-    Files are read again when they change."""
+    Files are reloaded when they change."""
 
     ca: Annotated[str, _Lines] = ""
-    """Authorities that may have signed the brokers' certificates, instead of the system's."""
+    """Authorities to trust for the brokers' certificates, instead of the system's."""
     certificate: Annotated[str, _Lines] = ""
-    """Certificate that Headrace presents, with its chain."""
+    """Client certificate with its chain."""
     key: Annotated[SecretStr, _Lines] = SecretStr("")
     """Private key of the certificate (PKCS#8)."""
     key_password: SecretStr = SecretStr("")
@@ -79,48 +79,48 @@ class KafkaTls(Section):
     keystore_password: SecretStr = SecretStr("")
     """Password of the PKCS#12 file."""
     min_version: TlsVersion = "1.2"
-    """Oldest version of TLS that is accepted."""
+    """Oldest TLS version that is accepted."""
     verify_host_name: bool = True
-    """Whether the broker's certificate must be for the host that was connected to."""
+    """Whether the broker's certificate must be for the host name of the connection."""
     verify_certificate: bool = True
-    """Whether a known authority must have signed the broker's certificate."""
+    """Whether a trusted authority must have signed the broker's certificate."""
 
     @model_validator(mode="after")
     def _complete(self) -> KafkaTls:
         key = bool(self.key.get_secret_value())
         if bool(self.certificate) != key:
-            raise ValueError("needs certificate and key together: set both, or none")
+            raise ValueError("needs certificate and key together: set both, or neither")
         if self.key_password.get_secret_value() and not key:
             raise ValueError("key_password is set without key: set key, or keystore with keystore_password")
         if self.keystore and key:
             raise ValueError("has both keystore and certificate: keep one of them")
         if bool(self.keystore) != bool(self.keystore_password.get_secret_value()):
-            raise ValueError("needs keystore and keystore_password together: set both, or none")
+            raise ValueError("needs keystore and keystore_password together: set both, or neither")
         return self
 
 
 class KafkaOAuth(Section):
-    """A token of a server for each connection, fetched with the credentials of a client (RFC 6749, 4.4; KIP-768)."""
+    """A token for each connection, fetched with client credentials (RFC 6749, 4.4; KIP-768)."""
 
     token_url: Annotated[Url, AfterValidator(encrypted)]
-    """Where the token server gives tokens; `https`, or loopback."""
+    """Token endpoint of the authorization server; `https`, or loopback."""
     client_id: Annotated[str, Field(min_length=1)]
-    """Name of this client there."""
+    """Client id at that server."""
     client_secret: SecretStr
-    """Its secret."""
+    """Client secret."""
     scopes: list[str] = Field(default_factory=list)
-    """Scopes to ask for; empty for the server's default."""
+    """Scopes to request; empty for the server's default."""
     extensions: Annotated[dict[str, str], AfterValidator(_extensions)] = Field(default_factory=dict)
-    """SASL extensions by name that brokers of some services ask for (KIP-342)."""
+    """SASL extensions by name, which some services require (KIP-342)."""
     ca: Annotated[str, _Lines] = ""
-    """Authorities of the token server's certificate, as path or PEM text, instead of the system's."""
+    """Authorities to trust for the token server's certificate, as path or PEM text, instead of the system's."""
 
 
 class KafkaSasl(Section):
     """The login."""
 
     mechanism: Annotated[Mechanism, BeforeValidator(_mechanism)]
-    """Kafka's `sasl.mechanism`, in any letter case."""
+    """Kafka's `sasl.mechanism`; upper and lower case are the same."""
     username: str = ""
     """User, for PLAIN and SCRAM."""
     password: SecretStr = SecretStr("")
@@ -146,7 +146,8 @@ class KafkaSasl(Section):
         elif self.oauth:
             raise ValueError(f"has oauth, which {self.mechanism} does not use: remove it, or set OAUTHBEARER")
         elif not all(login):
-            missing = " and ".join(n for n, set_ in zip(("username", "password"), login, strict=True) if not set_)
+            names = ("username", "password")
+            missing = " and ".join(name for name, is_set in zip(names, login, strict=True) if not is_set)
             raise ValueError(f"mechanism {self.mechanism} needs {missing}, which is missing or empty: set it")
         return self
 
@@ -155,10 +156,10 @@ class KafkaSecurity(Section):
     """How clients protect their connections to Kafka, and how they log in."""
 
     protocol: Annotated[Protocol, BeforeValidator(lambda value: str(value).lower())] | None = None
-    """Kafka's `security.protocol`; when left out, `sasl_ssl` if there is a login, `ssl` if there is `tls`, otherwise
-    `plaintext`. `sasl_plaintext` must be written: it shows records and, with PLAIN, the password to the network."""
+    """Kafka's `security.protocol`. Default: `sasl_ssl` with a login, else `ssl` with `tls`, else `plaintext`.
+    `sasl_plaintext` must be explicit: the network can read records and, with PLAIN, the password."""
     tls: KafkaTls | None = None
-    """Certificates, and what is checked of the brokers'."""
+    """Certificates, and checks of the brokers' certificates."""
     sasl: KafkaSasl | None = None
     """The login."""
     _references: Mapping[KeyPath, str] = PrivateAttr(default_factory=dict)
@@ -170,23 +171,23 @@ class KafkaSecurity(Section):
     def _consistent(self) -> KafkaSecurity:
         protocol = self.effective_protocol
         if self.sasl and not protocol.startswith("sasl_"):
-            raise ValueError(f"has sasl, and protocol {protocol} has no login: set protocol: sasl_ssl, or remove sasl")
+            raise ValueError(f"has sasl, but protocol {protocol} has no login: set protocol: sasl_ssl, or remove sasl")
         if protocol.startswith("sasl_") and not self.sasl:
             raise ValueError(f"protocol {protocol} needs a login: set sasl.mechanism and its credentials")
         if self.tls and not protocol.endswith("ssl"):
-            raise ValueError(f"has tls, and protocol {protocol} has no TLS: set sasl_ssl or ssl, or remove tls")
+            raise ValueError(f"has tls, but protocol {protocol} has no TLS: set sasl_ssl or ssl, or remove tls")
         return self
 
     @property
     def effective_protocol(self) -> Protocol:
-        """Kafka's `security.protocol`, chosen if it is not written."""
+        """Kafka's `security.protocol`, or its default."""
         if self.protocol:
             return self.protocol
         return "sasl_ssl" if self.sasl else "ssl" if self.tls else "plaintext"
 
     @property
     def files(self) -> list[Path]:
-        """Every file that certificates and secrets are read from."""
+        """All files of certificates and secrets."""
         tls, oauth = self.tls or KafkaTls(), self.sasl.oauth if self.sasl else None
         texts = [tls.ca, tls.certificate, tls.key.get_secret_value(), oauth.ca if oauth else ""]
         found = [Path(text) for text in texts if text and not is_pem(text)]
@@ -195,20 +196,21 @@ class KafkaSecurity(Section):
 
     @property
     def in_use(self) -> KafkaSecurity:
-        """What clients use now: another object whenever `use` has taken up changed files."""
+        """The settings that clients use now: another object after each `use`."""
         return self._in_use or self
 
     @property
     def after_refusal(self) -> bool:
-        """Whether brokers refused what was in use before, so that its clients will never be answered."""
+        """Whether brokers rejected the previous credentials, so that clients with those never connect again."""
         return self._after_refusal
 
     def use(self, current: KafkaSecurity, *, after_refusal: bool = False) -> None:
-        """Have every client use what the files hold now, from any thread."""
-        self._in_use, self._after_refusal = current, after_refusal
+        """Let every client use reloaded credentials. Call from any thread."""
+        self._in_use = current
+        self._after_refusal = after_refusal
 
     def read_from(self, folder: Path, references: Mapping[KeyPath, str]) -> KafkaSecurity:
-        """Return this with absolute paths, able to read its secrets again from the texts with references."""
+        """Return a copy with absolute paths, which can reload its secrets from the texts with references."""
         values = self.model_dump(exclude_unset=True)
         _replace_paths(values, lambda path, _: str(folder / path), "ca", "certificate", "key", "keystore")
         found = KafkaSecurity.model_validate(values)
@@ -217,11 +219,11 @@ class KafkaSecurity(Section):
         return found
 
     def current(self) -> KafkaSecurity:
-        """Return this with the secrets, certificates and keys that its files hold now, all as text.
+        """Return a copy with the present secrets, certificates and keys of its files, all as text.
 
         Raises:
-            ReferenceProblem: A file of a reference cannot be read, or what it holds is not usable.
-            FileProblem: So it is with a certificate, key or store.
+            ReferenceProblem: A file of a reference cannot be read, or its content is not usable.
+            FileProblem: A certificate, key or store cannot be read, or is not usable.
         """
         if not self.files:
             return self
@@ -252,11 +254,11 @@ class FileProblem(ConfigError):
         super().__init__(f"kafka.security.{setting}: {sentence}")
         self.path: KeyPath = tuple(setting.split("."))
         self.sentence = sentence
-        """What is wrong and what to do, without a secret."""
+        """The problem and its remedy, without a secret."""
 
 
 def file_problems(security: KafkaSecurity) -> Iterator[FileProblem]:
-    """Yield what is wrong with the files of a section with absolute paths (`read_from`)."""
+    """Yield the problems with the files of a section with absolute paths (`read_from`)."""
     tls, oauth = security.tls or KafkaTls(), security.sasl.oauth if security.sasl else None
     for check in (
         lambda: read_authorities(tls.ca, "tls.ca"),
@@ -270,7 +272,7 @@ def file_problems(security: KafkaSecurity) -> Iterator[FileProblem]:
 
 
 def located(security: KafkaSecurity, at: KeyPath, references: FileReferences) -> KafkaSecurity:
-    """Return a section of a file with absolute paths and able to read its secrets again; report what is wrong."""
+    """Return a section of a file with absolute paths, which can reload its secrets; report problems."""
     found = security.read_from(references.folder, references.below(at))
     for problem in file_problems(found):
         path = *at, *problem.path
@@ -283,12 +285,12 @@ def located(security: KafkaSecurity, at: KeyPath, references: FileReferences) ->
 
 
 def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> list[str]:
-    """Return what a section weakens, and whether its certificate is out of date; a sentence each."""
+    """Return the risks of a section's settings, and whether its certificate has expired; a sentence each."""
     found, tls, sasl = [], security.tls or KafkaTls(), security.sasl
     if not tls.verify_certificate:
         found.append("tls.verify_certificate is false, so any server can pose as a broker and read logins and records")
     elif not tls.verify_host_name:
-        found.append("tls.verify_host_name is false, so any server with a known certificate can pose as a broker")
+        found.append("tls.verify_host_name is false, so any server with a trusted certificate can pose as a broker")
     if sasl and security.effective_protocol == "sasl_plaintext":
         also = {"PLAIN": " and the password", "OAUTHBEARER": " and the token"}.get(sasl.mechanism, "")
         found.append(f"protocol is sasl_plaintext, so the network can read the records{also}: use sasl_ssl")
@@ -297,7 +299,7 @@ def warnings_of(security: KafkaSecurity, section: str = "kafka.security") -> lis
         begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if not begin <= dt.datetime.now(dt.UTC) <= end:
             name = "tls.keystore" if tls.keystore else "tls.certificate"
-            found.append(f"{name} is valid from {begin} to {end}, so brokers refuse it: renew it, no restart is needed")
+            found.append(f"{name} is valid from {begin} to {end}, so brokers reject it: renew it; no restart is needed")
     return [f"{section}.{sentence}" for sentence in found]
 
 
@@ -315,7 +317,7 @@ def _content(value: str, setting: str) -> bytes:
 def _read_pem(path: str, setting: str) -> str:
     text = _content(path, setting).decode(errors="replace")
     if not is_pem(text):
-        raise FileProblem(setting, "names a file that holds nothing in PEM: write it again")
+        raise FileProblem(setting, "names a file without PEM content: write the file again")
     return text
 
 
@@ -369,7 +371,7 @@ def identity_of(tls: KafkaTls) -> PKCS12KeyAndCertificates | None:
         raise FileProblem("tls.key", f"{text}: correct it") from None
     form = coding.Encoding.DER, coding.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != certificates[0].public_key().public_bytes(*form):
-        raise FileProblem("tls.key", "does not belong to the first certificate of certificate: set both from one pair")
+        raise FileProblem("tls.key", "does not match the first certificate in tls.certificate: set both from one pair")
     first, *chain = (pkcs12.PKCS12Certificate(each, None) for each in certificates)
     return pkcs12.PKCS12KeyAndCertificates(key, first, chain)
 
@@ -379,7 +381,7 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     from cryptography.hazmat.primitives.serialization import pkcs12
 
     content, name = _content(str(file), "tls.keystore"), shlex.quote(str(file))
-    text = f"names {file}, which is no PKCS#12 file that keystore_password opens: correct one of them"
+    text = f"cannot open {file} as PKCS#12 with keystore_password: correct one of them"
     if content.startswith(_JKS):
         text = f"names {file}, a JKS store. To convert it, run: keytool -importkeystore -deststoretype PKCS12"
         text += f" -srckeystore {name} -destkeystore {name}.p12"
@@ -390,7 +392,7 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     except (ValueError, UnsupportedAlgorithm):
         raise FileProblem("tls.keystore", text) from None
     if not (store.key and store.cert):
-        raise FileProblem("tls.keystore", f"names {file}, which holds no key with its certificate: use another")
+        raise FileProblem("tls.keystore", f"names {file}, which has no key with its certificate: use another file")
     return store
 
 

@@ -27,10 +27,10 @@ _PROPERTIES = ("kafka", "properties")
 
 
 class ConfigReading(NamedTuple):
-    """A configuration as far as it can be read."""
+    """The part of a configuration that could be read."""
 
     config: HeadraceConfig | None
-    """None if a value is wrong."""
+    """None if a value is not valid."""
     problems: list[str]
     """One paragraph per problem, in the order of the file."""
     files: dict[str, list[Path]]
@@ -38,9 +38,9 @@ class ConfigReading(NamedTuple):
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> HeadraceConfig:
-    """Return the effective configuration, from what `read_config` takes.
+    """Return the effective configuration; the arguments are those of `read_config`.
 
-    With `only`, the other sections of the file keep their defaults, and nothing that is wrong in them matters.
+    With `only`, the other sections of the file keep their defaults, and problems in them are ignored.
 
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
@@ -105,7 +105,7 @@ class _FileReader:
         return properties if isinstance(properties, dict) else {}
 
     def _split_jaas(self) -> None:
-        """Take a JAAS line apart before its references are replaced: their values are no part of its syntax."""
+        """Parse a JAAS line before its references are replaced: their values are not part of its syntax."""
         properties, name = self._kafka_properties(), "sasl.jaas.config"
         if isinstance(line := properties.get(name), str) and "LoginModule" in line:
             try:
@@ -123,7 +123,7 @@ class _FileReader:
         for name in () if wrong else found:
             try:
                 if "security" in self._tree["kafka"]:
-                    raise ValueError(f"has no effect with kafka.security: set {SECURITY_KEYS[name]} there, remove this")
+                    raise ValueError(f"has no effect with kafka.security: set {SECURITY_KEYS[name]} there instead")
                 for source, path, value in translated(name, found):
                     if other := settings.get(path):
                         raise ValueError(f"sets kafka.security.{dotted(path)}, as {other[0][0]} does: remove one")
@@ -142,7 +142,7 @@ class _FileReader:
             node = node.setdefault(part, {})
             self._locations.setdefault(new[:at], line)
         node[new[-1]], self._locations[new] = value, line
-        if value is written or isinstance(written, dict):  # otherwise the reference's text stands for another value
+        if value is written or isinstance(written, dict):  # otherwise the reference is for another value
             texts = self._references.texts
             texts |= {(*new, *known[len(old) :]): text for known, text in texts.items() if known[: len(old)] == old}
 
@@ -236,7 +236,7 @@ class _FileReader:
 
 
 def _key_for(part: str, known: list[str], path: KeyPath) -> str:
-    """Return the key that a part of a variable's name means: variables have neither case, dots nor hyphens."""
+    """Return the key for a part of a variable's name: variables have no case, dots or hyphens."""
 
     def plain(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "_", name.lower())
@@ -255,17 +255,17 @@ def _override_value(text: str) -> Any:
 
 
 def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each protective setting that has no effect: its path and what to do.
+    """Yield each protective setting that has no effect: its path, and what to do.
 
-    Such a setting is refused, because a start with it would look protected.
+    Such a setting is rejected, because the process would look protected.
     """
     security = config.security
     if security.mode == "none" and (security.principals or security.jwt != JwtConfig()):
         sentence = "principals or jwt are set, but mode is none, so every caller may do everything: set mode"
         yield ("security",), sentence
     if security.mode == "jwt" and security.principals:
-        sentence = "has no effect in mode jwt, where each token brings its own scopes: remove it, or set another mode"
+        sentence = "has no effect in mode jwt, where tokens carry the scopes: remove it, or set another mode"
         yield ("security", "principals"), sentence
     registry = config.schema_registry
     if registry.password.get_secret_value() and not registry.username:
-        yield ("schema_registry", "password"), "is never sent without a username: set username, or remove it"
+        yield ("schema_registry", "password"), "is not sent without a username: set username, or remove it"

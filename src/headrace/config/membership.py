@@ -24,8 +24,8 @@ _NAMES: Final = {"group.instance.id": "[A-Za-z0-9._-]{0,249}", "group.remote.ass
 _HEARTBEAT_MS = 3000
 _LIKELY_MAX_BYTES = 1_000_000
 RECEIVE_BYTES: Final = 106_000_000
-"""A broker takes requests up to 104,857,600 bytes by default (`socket.request.max.bytes`), so it has no larger batch.
-The client would read a partition no further than a batch that it does not receive."""
+"""A broker accepts requests up to 104,857,600 bytes by default (`socket.request.max.bytes`), so no batch is larger.
+The client would stop reading a partition at a batch that is too large for it."""
 _FETCH_HEAD_BYTES = 512
 
 
@@ -41,15 +41,18 @@ def _checked(properties: dict[str, Any]) -> dict[str, Any]:
         name.strip().rpartition(".")[2].removesuffix("Assignor") for name in str(properties[_STRATEGY]).split(",")
     ]
     names = [_ASSIGNORS.get(name, name) for name in written]
-    if unknown := [name for name in names if name not in _ASSIGNORS.values()]:
+    unknown = [name for name in names if name not in _ASSIGNORS.values()]
+    if "" in unknown:
+        raise ValueError(f"{_STRATEGY} has an empty name: write cooperative-sticky, range or roundrobin, or remove it")
+    if unknown:
         raise ValueError(
-            f"{_STRATEGY} is {unknown[0]}, which the client does not have: write cooperative-sticky, which moves as "
-            "little as sticky, or range and roundrobin"
+            f"{_STRATEGY} is {unknown[0]}, which the client does not support: write range, roundrobin, or "
+            "cooperative-sticky, which moves as few partitions as sticky"
         )
     if "cooperative-sticky" in names and len(set(names)) > 1:
         raise ValueError(
-            f"{_STRATEGY} mixes cooperative-sticky with assignors that stop every partition, which the client refuses: "
-            "name one kind. To change over, stop all members, then start them"
+            f"{_STRATEGY} mixes cooperative-sticky with eager assignors, which the client rejects: write one kind. "
+            "To change the kind, stop all members, then start them"
         )
     return {**properties, _STRATEGY: ",".join(names)}
 
@@ -58,18 +61,18 @@ def no_reset_by_itself(value: Any) -> Any:
     """Explain Java's other words for `auto.offset.reset`."""
     if value == "none" or str(value).startswith("by_duration"):
         raise ValueError(
-            f"is {value}, which is not taken: write earliest or latest, for groups that have committed nothing. A "
-            "committed offset is never reset, whatever is written here; on_gap says what happens when it is gone"
+            f"is {value}, which is not supported: write earliest or latest, for groups that have committed nothing. "
+            "A committed offset is never reset; on_gap decides what happens when the log no longer has it"
         )
     return value
 
 
 class ConsumerConfig(Section):
-    """How a consumer takes part in its group and fetches."""
+    """Group membership and fetching of a consumer."""
 
     properties: Annotated[MemberProperties, AfterValidator(_checked)] = Field(default_factory=dict)
-    """Kafka's consumer properties of membership and fetching, such as `session.timeout.ms`, `group.instance.id` and
-    `isolation.level`, by their librdkafka names; they win over `kafka.properties`."""
+    """Kafka's consumer properties for membership and fetching, such as `session.timeout.ms`, `group.instance.id` and
+    `isolation.level`, by their librdkafka names. They override `kafka.properties`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -78,7 +81,7 @@ class ConsumerConfig(Section):
 
     @property
     def is_eager(self) -> bool:
-        """Whether every partition of the group stops in each rebalance."""
+        """Whether each rebalance stops every partition of the group."""
         return "cooperative-sticky" not in str(self.properties.get(_STRATEGY, "cooperative-sticky"))
 
     def client_properties(self, shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,25 +111,25 @@ class ConsumerConfig(Section):
         beat = int(properties.get("heartbeat.interval.ms", 0))
         if session and beat * 3 > session:
             found.append(
-                f"heartbeat.interval.ms is {beat}, more than a third of session.timeout.ms, {session}: two lost "
-                f"heartbeats end the membership; write {session // 3} or less"
+                f"heartbeat.interval.ms is {beat}, more than a third of session.timeout.ms ({session}), so two lost "
+                f"heartbeats end the membership: write {session // 3} or less"
             )
         for name in ("fetch.max.bytes", "max.partition.fetch.bytes"):
             if int(properties.get(name, 0)) > batch_bytes:
                 found.append(
-                    f"{name} is {properties[name]}, above batch.max_bytes, {batch_bytes}: one fetch brings more than "
-                    "one delivery takes, and the rest waits in memory; lower it, or raise batch.max_bytes"
+                    f"{name} is {properties[name]}, above batch.max_bytes ({batch_bytes}), so a part of each fetch "
+                    "waits in memory: lower it, or raise batch.max_bytes"
                 )
         brokers = {name for name in _DECIDED_BY_BROKER if name in shared} - properties.keys()
         found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
         return found
 
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
-        """Source: KIP-848; the client refuses these properties."""
+        """Source: KIP-848; the client rejects these properties."""
         for name, instead in _DECIDED_BY_BROKER.items():
             if name in self.properties:
                 raise ValueError(
-                    f"{name} is set, and with group.protocol: consumer the broker decides that: omit it, and {instead}"
+                    f"{name} is set, but with group.protocol: consumer the broker decides it: remove it, and {instead}"
                 )
             found.pop(name, None)
 
@@ -137,11 +140,11 @@ def _check_times(found: Mapping[str, Any]) -> None:
     poll = int(found.get("max.poll.interval.ms", 300_000))
     if beat >= session:
         raise ValueError(
-            f"heartbeat.interval.ms is {beat} and session.timeout.ms {session}, so a member is out before its first "
-            f"heartbeat: write heartbeat.interval.ms: {session // 3} or less"
+            f"heartbeat.interval.ms is {beat} and session.timeout.ms {session}, so a session times out before the "
+            f"first heartbeat: write heartbeat.interval.ms: {session // 3} or less"
         )
     if poll < session:
         raise ValueError(
-            f"max.poll.interval.ms is {poll}, less than session.timeout.ms, {session}, which the client refuses: "
+            f"max.poll.interval.ms is {poll}, less than session.timeout.ms ({session}), which the client rejects: "
             "raise it"
         )

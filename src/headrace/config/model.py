@@ -1,4 +1,4 @@
-"""The model of `headrace.yaml`; parsing, checks, JSON Schema and the reference page are made from it."""
+"""The model of `headrace.yaml`: the source of parsing, checks, JSON Schema and the reference page."""
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -21,16 +21,16 @@ class ControlConfig(Section):
     """Runtime control: pauses, seeks, skips, changed settings, jobs, registrations."""
 
     topic: TopicName = "_headrace-control"
-    """Compacted topic that stores them. Processes that share it are one deployment."""
+    """Compacted topic with all of this. Processes that share it are one deployment."""
 
 
 class HeadraceConfig(Section):
     """The whole file."""
 
     kafka: KafkaConfig = KafkaConfig()
-    """How to reach Kafka."""
+    """Connection to Kafka."""
     schema_registry: SchemaRegistryConfig = SchemaRegistryConfig()
-    """How to reach the schema registry."""
+    """Connection to the schema registry."""
     security: SecurityConfig = SecurityConfig()
     """Who may do what over HTTP."""
     http: HttpConfig = HttpConfig()
@@ -40,7 +40,7 @@ class HeadraceConfig(Section):
     reactive_consumers: dict[str, ReactiveConsumerConfig] = Field(default_factory=dict)
     """Reactive consumers by name."""
     active_consumers: ActiveConsumersConfig = ActiveConsumersConfig()
-    """Consumers that clients create and read over HTTP."""
+    """Active consumers: clients create them and read from them over HTTP."""
     cluster: ClusterConfig = ClusterConfig()
     """Other processes of this deployment that share its active consumers."""
     registrations: RegistrationsConfig = RegistrationsConfig()
@@ -48,21 +48,22 @@ class HeadraceConfig(Section):
     functions: list[Path] = Field(default_factory=list)
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     watched_functions: list[Path] = Field(default_factory=list)
-    """Function files that other processes run. This one only knows their lag, for scale hints while none runs them."""
+    """Function files that other processes run, relative to this file. This process only reports their lag, for scale
+    hints while no process runs them."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""
     functions_libraries: Literal["refuse", "install", "shared"] = "refuse"
-    """The libraries that a function names in `requirements.txt` or `build.commands`. `refuse`: a start without them
-    names the command that installs them. `install`: a start installs them, over the network. `shared`: handlers have
-    the libraries of Headrace."""
+    """Where handlers get the libraries of `requirements.txt` and `build.commands`. `refuse`: they must be installed;
+    otherwise the start fails and names the command. `install`: the start installs them, over the network. `shared`:
+    handlers use the libraries of Headrace."""
     functions_secrets_dir: Path | None = None
-    """Folder with the secrets that function files mount (`spec.volumes`) or name in a `secretKeyRef`: a folder for each
-    secret, in which each key is a file; relative to this file."""
+    """Folder of the secrets that function files mount (`spec.volumes`) or name in a `secretKeyRef`, relative to this
+    file. Each secret is a folder, and each of its keys a file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
     durability: Literal["report", "strict"] = "report"
-    """If the cluster lacks what durability needs (`headrace doctor` lists it): `report` logs it and adds it to the
-    details of readiness, `strict` refuses to start."""
+    """What to do if the cluster fails a check for durability (`headrace doctor` lists them). `report`: log it, and add
+    it to the details of readiness. `strict`: refuse to start."""
     audit: AuditConfig = AuditConfig()
     """The audit."""
     control: ControlConfig = ControlConfig()
@@ -70,9 +71,9 @@ class HeadraceConfig(Section):
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0
-    """How long SIGTERM waits for work in flight."""
+    """How long a process waits for work in flight after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged."""
+    """Lowest severity that is logged."""
 
     @field_validator("http")
     @classmethod
@@ -80,11 +81,13 @@ class HeadraceConfig(Section):
         mode = info.data["security"].mode if "security" in info.data else "none"
         if http.host not in ("127.0.0.1", "localhost", "::1") and (mode == "none" or not http.tls.certificate):
             raise ValueError(
-                f"host is {http.host}, and TLS and authentication are not both on: set http.tls and security.mode, "
+                f"host is {http.host}, but TLS and authentication are not both on: set http.tls and security.mode, "
                 "or listen on 127.0.0.1 behind a proxy that authenticates other machines"
             )
         if mode == "mtls" and not http.tls.client_ca:
-            raise ValueError("security.mode is mtls, and who signs client certificates is not said: set tls.client_ca")
+            raise ValueError(
+                "security.mode is mtls, but no authority for client certificates is set: set tls.client_ca"
+            )
         return http
 
     @model_validator(mode="after")
@@ -105,7 +108,7 @@ class HeadraceConfig(Section):
                 if other != name:
                     raise ValueError(
                         f"reactive_consumers.{name} and {other} read topic {topic} in the same group "
-                        f"{consumer.group}, so each backend would get only a part: give them two groups"
+                        f"{consumer.group}, so each backend would get only a part: use two groups"
                     )
         return self
 
@@ -120,8 +123,8 @@ class HeadraceConfig(Section):
         except CycleError as cause:
             topic, *cycle = cause.args[1]
             raise ValueError(
-                f"a dead letter of topic {topic} that fails again ends in {topic} once more, in an endless cycle "
-                f"through {', '.join(sorted(cycle))}: give one of these consumers another "
-                "dead_letter.topic, or turn it off"
+                f"a dead letter of topic {topic} that fails again would return to {topic}, in an endless cycle "
+                f"through {', '.join(sorted(cycle))}: change dead_letter.topic of one of these consumers, or turn it "
+                "off"
             ) from None
         return self

@@ -16,7 +16,7 @@ def _process_url(url: str) -> str:
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ValueError("has a path or query: write scheme, host and port only")
     if not is_protected(url):
-        raise ValueError("is not https, so that others could read records on their way: use https")
+        raise ValueError("is not https, so the network could read records: use https")
     return url.rstrip("/")
 
 
@@ -24,17 +24,18 @@ ProcessUrl = Annotated[Url, AfterValidator(_process_url)]
 
 
 class ClusterConfig(Section):
-    """Several processes behind one address. Each forwards requests for an instance to the process that has it."""
+    """Several processes behind one address. Each forwards requests for an instance to the process that owns it."""
 
     max_forwarded: ClassVar[int] = 256
-    """Requests that are forwarded to one process at the same time; one more is answered 503."""
+    """Most requests that are forwarded to one process at the same time; one more is answered 503."""
 
     peers: Annotated[list[ProcessUrl], Field(max_length=64)] = Field(default_factory=list)
-    """URLs of the processes, such as `https://localhost:8083`; `url` may be one of them. Empty: none forwards."""
+    """URLs of the processes, such as `https://localhost:8083`; `url` may be one of them. Empty: no forwarding."""
     url: ProcessUrl | None = None
-    """URL of this process for the others. Only this process listens there."""
+    """URL at which the others reach this process, and no other one."""
     secret: SecretStr = SecretStr("")
-    """Signs forwarded requests: `${env:NAME}` or `${file:PATH}`, equal in all processes, 32 characters at least."""
+    """Secret that signs forwarded requests, the same in all processes; at least 32 characters. Write it as
+    `${env:NAME}` or `${file:PATH}`."""
     tls: ClientTls = ClientTls()
     """TLS to the other processes; they need `certificate` and `key` if their `http.tls.client_ca` is set."""
 
@@ -43,10 +44,10 @@ class ClusterConfig(Section):
         if not self.peers:
             return self
         if self.url is None:
-            raise ValueError("peers are set, and url is not: set the URL at which they reach this process")
+            raise ValueError("peers are set, but url is not: set the URL at which they reach this process")
         if len(self.secret.get_secret_value()) < _LEAST_SECRET:
             raise ValueError(
-                f"peers are set, and secret has fewer than {_LEAST_SECRET} characters: set a random one, "
+                f"peers are set, but secret has fewer than {_LEAST_SECRET} characters: set a random one, "
                 "the same in every process"
             )
         return self

@@ -13,19 +13,19 @@ class TransactionsConfig(Section):
     """How requests are written as transactions."""
 
     id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{0,200}$")] = ""
-    """Start of the producers' names in Kafka (`transactional.id`); empty means `headrace-<host>-<http.port>`. \
-A process that opens a name ends the open transactions of the previous process with that name, and fences it. \
-So it must be the same after a restart, and no two running processes may share it. Set it where the host's name \
-changes with a restart; else the transactions of a lost process end only after `transaction.timeout.ms` (10 s)."""
+    """Prefix of `transactional.id` of the producers; empty: `headrace-<host>-<http.port>`. A process with this prefix \
+aborts the open transactions of the process that had it before, and fences it. So it must stay the same after a \
+restart, and no two running processes may share it. Set it if the host name changes with a restart; otherwise the \
+transactions of a lost process end only after `transaction.timeout.ms` (10 s)."""
     producers: Count = 2
-    """Transactions that are written at a time; requests that wait share one. Each is a Kafka client of its own."""
+    """Most transactions that are written at the same time, each by its own Kafka client. Waiting requests share one."""
 
 
 class IdempotencyConfig(Section):
-    """How answers to requests with an `Idempotency-Key` are stored."""
+    """How responses to requests with an `Idempotency-Key` are stored."""
 
     topic: TopicName = "_headrace-idempotency"
-    """Topic that stores the keys over a restart, created with the first key; only Headrace writes it."""
+    """Topic that keeps the keys over a restart; created with the first key. Only Headrace writes to it."""
     window_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     """How long a key is remembered."""
 
@@ -57,23 +57,24 @@ class ProducerConfig(Section):
     value_format: FormatName = "json"
     """Format of values when a request names none."""
     format_codes: Literal["documented", "light-4j"] = "documented"
-    """Formats given as a number: in the documented order, or in that of light-4j's code (1 json, 2 avro)."""
+    """Meaning of a format's number in a request: in the documented order, or as in light-4j's code (1 json, 2 avro)."""
     subject_strategy: Literal["topic", "record", "topic_record"] = "topic"
-    """Subject of a schema: `{topic}-key` and `{topic}-value`, the schema's own full name, or `{topic}-{name}`."""
+    """Subject of a schema. `topic`: `{topic}-key` and `{topic}-value`. `record`: the schema's full name. \
+`topic_record`: `{topic}-{name}`."""
     auto_register: bool = True
-    """Whether schema text in a request is registered when the registry does not have it under the subject."""
+    """Whether a schema in a request is registered if the subject does not have it."""
     unreachable_seconds: Annotated[float, Field(ge=0.1, le=3600), Number] = 5.0
-    """When no broker has answered for so long, requests are answered 503 at once and nothing is handed over."""
+    """After this long without a response from any broker, requests are answered 503 at once and nothing is sent."""
     max_pending_bytes: Annotated[int, Field(ge=1, le=10**12), Number] = 67_108_864
-    """Bytes accepted and not yet acknowledged; above, requests are answered 503 at once."""
+    """Most bytes that are accepted and not yet acknowledged; above, requests are answered 503 at once."""
     properties: ProducerProperties = Field(default_factory=dict)
-    """Kafka's producer properties, such as `acks`, `linger.ms` and `compression.type`, by their librdkafka names; \
-they win over `kafka.properties`."""
+    """Kafka's producer properties, such as `acks`, `linger.ms` and `compression.type`, by their librdkafka names. \
+They override `kafka.properties`."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields of `POST /producers/{topic}`: answered 400, or ignored and listed in the response as the \
-light-4j sidecar's clients need it."""
+    """Unknown fields of `POST /producers/{topic}`. `refuse`: the response is 400. `ignore`: they are listed in the \
+response, as clients of the light-4j sidecar need it."""
     always_200: bool = False
-    """Answer 200 whatever the outcome of the records, as light-4j kafka-sidecar does."""
+    """Whether the response is 200 even if records failed, as in light-4j kafka-sidecar."""
     transactions: TransactionsConfig = TransactionsConfig()
     """`POST /transactions`, and requests with an `Idempotency-Key`."""
     idempotency: IdempotencyConfig = IdempotencyConfig()
@@ -101,10 +102,12 @@ light-4j sidecar's clients need it."""
 
     @property
     def attempt_seconds(self) -> float:
-        """How long one attempt may take: by default a third of the delivery timeout, 30 at most."""
-        third = (self.delivery_timeout_seconds - self.client_properties["linger.ms"] / 1000) / 3
+        """Longest duration of one attempt: by default a third of the delivery timeout, at most 30."""
         written = self.client_properties.get("request.timeout.ms")
-        return float(written) / 1000 if written else min(30.0, third)
+        if written:
+            return float(written) / 1000
+        linger_seconds: float = self.client_properties["linger.ms"] / 1000
+        return min(30.0, (self.delivery_timeout_seconds - linger_seconds) / 3)
 
     def with_properties(self, changes: Mapping[str, Any]) -> Self:
         """Return the same with other values of Kafka's properties."""
@@ -124,13 +127,13 @@ light-4j sidecar's clients need it."""
         found, properties = [], self.client_properties
         if self.acks != "all":
             found.append(
-                f"producer.properties: acks is {self.acks}: a record that is answered may be lost when a broker fails; "
-                "answers of POST /producers carry acks, and dead letters and results of functions still wait for all"
+                f"producer.properties: acks is {self.acks}: an acknowledged record may be lost when a broker fails; "
+                "responses of POST /producers have acks, and dead letters and results of functions still wait for all"
             )
         if not properties["enable.idempotence"] and properties["retries"] and properties[_IN_FLIGHT] > 1:
             found.append(
                 f"producer.properties: enable.idempotence is false, with {properties[_IN_FLIGHT]} requests in flight "
-                f"and retries: a retry may reorder and double records. Set {_IN_FLIGHT}: 1 to keep the order, or "
+                f"and retries: a retry may reorder and duplicate records. Set {_IN_FLIGHT}: 1 to keep the order, or "
                 "enable.idempotence: true for both"
             )
         return found
@@ -159,8 +162,7 @@ light-4j sidecar's clients need it."""
         limit = self.client_properties["delivery.timeout.ms"]
         if linger + attempt >= limit:
             raise ValueError(
-                f"properties have linger.ms {linger} and request.timeout.ms {attempt or 'by default'}, and "
-                f"delivery.timeout.ms is {limit}: a record would time out before both are over; make it longer than "
-                "both together"
+                f"properties have linger.ms {linger} and request.timeout.ms {attempt or 'by default'}, but "
+                f"delivery.timeout.ms is {limit}: make it longer than both together"
             )
         return self

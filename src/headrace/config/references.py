@@ -23,11 +23,11 @@ _PRIVATE_KEY = "PRIVATE KEY-----"
 
 
 class ReferenceProblem(Exception):
-    """A reference has no value; says why, and never the value."""
+    """A reference has no value; the text has the reason, and never the value."""
 
 
 def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callable[[Path], None]) -> str:
-    """Return the text with every reference replaced; `$${` stands for a plain `${`.
+    """Return the text with every reference replaced; `$${` becomes a plain `${`.
 
     Relative paths in `${file:}` start from `folder`, and `on_file` is called with each file before it is read.
 
@@ -51,10 +51,10 @@ def resolve(text: str, environ: Mapping[str, str], folder: Path, on_file: Callab
 
 
 class ReferredSecret(SecretStr):
-    """A secret that is read again from its file whenever it is used, and stays as it was if that fails."""
+    """A secret that is reloaded from its file at each use; if that fails, the last value stays."""
 
     def __init__(self, value: SecretStr, text: str, folder: Path) -> None:
-        """Take its present value, and the text with references, whose relative paths start from `folder`."""
+        """Take the present value, and the text with references, whose relative paths start from `folder`."""
         super().__init__(value.get_secret_value())
         self._text, self._folder = text, folder
 
@@ -72,7 +72,7 @@ def files_in(text: str) -> list[str]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a path names a file; a text that is too long for a path names none, and no error shows it."""
+    """Return whether a path names a file. A text that is too long for a path does not, and no error shows it."""
     try:
         return path.is_file()
     except OSError:
@@ -80,13 +80,13 @@ def is_file(path: Path) -> bool:
 
 
 class FileChanges:
-    """Whether files have changed since the last look. A link counts as the file it leads to, as in secret mounts."""
+    """Whether files have changed since the last check. Links are followed, as secret mounts need it."""
 
     LOOK_SECONDS = 10.0
-    """How often to look."""
+    """How often to check."""
 
     def __init__(self, files: Iterable[Path | None]) -> None:
-        """Take the present state of the files; None is none."""
+        """Take the present state of the files; None is ignored."""
         self._files = [path for path in files if path]
         self._seen = [_stamp(path) for path in self._files]
 
@@ -105,7 +105,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def holds_plain_text(text: str) -> bool:
-    """Return whether a secret written like this is itself in the file: no reference, or one with a default."""
+    """Return whether the file itself has the secret: the text is not a reference, or is one with a default."""
     references = [match[1] for match in _REFERENCE.finditer(text) if match[1]]
     if not references:
         return bool(text)
@@ -119,7 +119,7 @@ def _variable(reference: str, environ: Mapping[str, str]) -> str:
     name, has_default, default = reference.partition(":")
     if not _NAME.fullmatch(name):
         raise ReferenceProblem(
-            "holds a malformed reference: write ${env:NAME}, ${file:/path} or ${NAME:default}, and $${ for a plain ${"
+            "has a malformed reference: write ${env:NAME}, ${file:/path} or ${NAME:default}, and $${ for a plain ${"
         )
     if has_default:
         return environ.get(name) or default
@@ -158,10 +158,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def too_open(path: Path, *, mounted: bool) -> str:
-    """Return why a file must not hold a secret, or an empty text.
+    """Return why a file must not hold a secret; empty if it may.
 
-    One that is `mounted` holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes, so
-    one that belongs to root or to a group of this user is only warned of.
+    A `mounted` file holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes, so one
+    that belongs to root or to a group of this user only causes a warning.
     """
     found = path.stat()
     others, group = found.st_mode & stat.S_IROTH, found.st_mode & stat.S_IRGRP
@@ -172,7 +172,7 @@ def too_open(path: Path, *, mounted: bool) -> str:
         log.warning("%s holds a secret and its mode is %s: others on this machine may read it", path, mode)
         return ""
     if foreign:
-        return f"{path} holds a secret and belongs to another user: give it to the user who runs Headrace"
+        return f"{path} holds a secret and belongs to another user: change its owner to the user who runs Headrace"
     if others or (group and not our_group):
         return (
             f"{path} holds a secret in plain text and its mode is {mode}, so others can read it: chmod 600 {path}, "
@@ -191,7 +191,7 @@ class FileReferences:
     ) -> None:
         self._file = file
         self.folder = folder
-        """What relative paths start from."""
+        """The folder that relative paths start from."""
         self._environ = environ
         self.report = report
         """Takes the path and the sentence of a problem."""
@@ -200,7 +200,7 @@ class FileReferences:
         self.unresolved: set[KeyPath] = set()
         """Paths of references without a value."""
         self._is_open = False
-        """Whether it is reported that others can read a secret in the file itself."""
+        """Whether a secret in the file itself that others can read is already reported."""
 
     def replaced(self, value: Any, at: KeyPath) -> Any:
         """Return a value of the file with its references replaced."""
@@ -228,7 +228,7 @@ class FileReferences:
         return found
 
     def name_of(self, at: KeyPath) -> str:
-        """Return the reference that a value is from, and a blank, for errors; empty if the text may hold a secret."""
+        """Return the reference of a value and a blank, for errors; empty if the text may hold a secret."""
         text = self.texts.get(at, "")
         return f"{text} " if _REFERENCE.fullmatch(text) and not holds_plain_text(text) else ""
 

@@ -1,4 +1,4 @@
-"""The settings of one registration: checked like those of the file, and shown without their secrets."""
+"""The settings of one registration: checked like those of the file, and shown without secrets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,18 +19,18 @@ _MAX_BYTES = 65_536
 def check_size(size_bytes: int) -> None:
     """Raise InvalidRequest if a registration of this size is too large to be decoded."""
     if size_bytes > _MAX_BYTES:
-        raise InvalidRequest(f"it has {size_bytes} bytes, and registrations may have {_MAX_BYTES}: send less")
+        raise InvalidRequest(f"the registration has {size_bytes} bytes; the limit is {_MAX_BYTES}: send less")
 
 
 def read_registration(settings: object, allowed: RegistrationsConfig, shared: Mapping[str, Any]) -> RegistrationConfig:
-    """Return the settings of a registration, which are sent as they stand below a consumer's name in a file.
+    """Return the settings of a registration, which are those below a consumer's name in a file.
 
     Raises:
         InvalidRequest: Every problem, with the name of its setting.
     """
     problems, broken = Problems(), set[KeyPath]()
     if not isinstance(settings, dict):
-        raise InvalidRequest("the body is no JSON object of settings: send what is below a consumer's name in a file")
+        raise InvalidRequest("the body is not a JSON object: send the settings below a consumer's name in a file")
     check_size(len(msgspec.json.encode(settings)))
     _refuse_references(settings, (), problems, broken)
     try:
@@ -56,7 +56,7 @@ def shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_references(value: Any, at: KeyPath, problems: Problems, broken: set[KeyPath]) -> None:
-    """Refuse references that a file may have, and the mask that answers show for a secret."""
+    """Reject references, which only files may have, and the mask that responses show instead of a secret."""
     if len(at) > _MAX_DEPTH:
         raise InvalidRequest("the settings are nested too deeply")
     if isinstance(value, dict):
@@ -67,6 +67,6 @@ def _refuse_references(value: Any, at: KeyPath, problems: Problems, broken: set[
             _refuse_references(item, (*at, index), problems, broken)
     elif isinstance(value, str) and ("${" in value or MASK in value) and len(problems.found) < _MAX_PROBLEMS:
         broken.add(at)
-        text = "holds ${, and references to the machine's environment and files are not for registrations"
-        mask_text = "is what answers show in place of a secret: write the secret itself"
+        text = "has ${, but registrations must not refer to variables and files of the machine: write the value itself"
+        mask_text = "is the mask that responses show instead of a secret: write the secret itself"
         problems.add("", at, mask_text if MASK in value else text)

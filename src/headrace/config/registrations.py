@@ -1,6 +1,6 @@
-"""The settings of registrations: which backends and how much a team may have.
+"""The settings of registrations: the allowed backends and the limits of a team.
 
-A URL has one accepted spelling. A URL that two parsers could read differently is refused (RFC 3986, section 7).
+A URL has one accepted spelling. A URL that two parsers could read differently is rejected (RFC 3986, section 7).
 """
 
 import re
@@ -22,7 +22,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _MAX_RETRY_TOPICS: Final = 3
 _MEMBER: Final = {"fetch.max.bytes": 52_428_800, "max.partition.fetch.bytes": 52_428_800, "session.timeout.ms": 60_000}
-"""Bounds of the consumer's properties."""
+"""Upper limits of the consumer's properties."""
 
 
 class _UrlParts(NamedTuple):
@@ -39,7 +39,7 @@ def _parse(url: str) -> _UrlParts:
     spelt = (f"[{host}]" if ":" in host else host) + ("" if parts.port is None else f":{parts.port}")
     if parts.netloc.lower() != spelt or not _is_plain(host.removeprefix("*.")):
         raise ValueError(
-            f"has the host {parts.netloc[:100]}: write a name of letters, digits and hyphens without a dot at the end, "
+            f"has the host {parts.netloc[:100]}: write a name of letters, digits and hyphens, without a final dot, "
             "or an IP address in its usual spelling"
         )
     if "#" in url or not _PATH.fullmatch(parts.path):
@@ -61,12 +61,13 @@ def _is_plain(host: str) -> bool:
 def _usable(pattern: str) -> str:
     parts = _parse(pattern)
     if urlsplit(pattern).query or "?" in pattern:
-        raise ValueError("has a query: write scheme, host, port and the path that URLs begin with")
-    if why := forbidden_host(parts.host):
+        raise ValueError("has a query: write scheme, host, port and the start of the path")
+    why = forbidden_host(parts.host)
+    if why:
         raise ValueError(f"is refused: {why}")
     base = parts.host.removeprefix("*.")
     if base != parts.host and ("." not in base or not _NAME.fullmatch(base) or _NUMBER.fullmatch(base.split(".")[-1])):
-        raise ValueError("stands for hosts of many owners: write *. and a domain of two parts or more, *.example.com")
+        raise ValueError("covers hosts of many owners: write *. and a domain of two or more parts, *.example.com")
     return pattern
 
 
@@ -80,16 +81,16 @@ def _covers(pattern: _UrlParts, url: _UrlParts) -> bool:
 
 
 class RegistrationsConfig(Section):
-    """Reactive consumers that teams register over HTTP, besides those of this file; off without `backends`."""
+    """Reactive consumers that teams register over HTTP, in addition to those of this file; off without `backends`."""
 
     backends: list[Annotated[Url, AfterValidator(_usable)]] = []
-    """URLs that registered backends may have: scheme, host, port, and what the path begins with, part by part. The
-    host may be `*.example.com`, for any name below it; `localhost` and IP addresses are written out. Link-local and
-    metadata addresses are never allowed, nor is another name that stands for this machine."""
+    """Allowed URLs of registered backends: scheme, host, port, and the first parts of the path. The host may be
+    `*.example.com`, for any name below it; `localhost` and IP addresses are written in full. Link-local and metadata
+    addresses are never allowed, and neither are other names of this machine."""
     max_per_owner: Count = 20
-    """Registrations of one owner, those that are not enabled included."""
+    """Most registrations of one owner, including those that are not enabled."""
     max_in_all: Count = 100
-    """Registrations of all owners together."""
+    """Most registrations of all owners together."""
 
     def refusal(self, url: str) -> str:
         """Return why a registered backend must not have a URL; empty if it may."""
@@ -100,7 +101,7 @@ class RegistrationsConfig(Section):
         if any(_covers(_parse(pattern), parts) for pattern in self.backends):
             return ""
         shown, allowed = url.partition("?")[0], ", ".join(self.backends)
-        return f"is {shown}, which is not allowed here (allowed: {allowed}): choose another, or ask the operator"
+        return f"is {shown}, which is not allowed here (allowed: {allowed}): use another, or contact the operator"
 
 
 class RegisteredBackend(BackendConfig):
@@ -118,14 +119,14 @@ class RegisteredBackend(BackendConfig):
             if why := settings.refusal(url):
                 raise ValueError(f"{name} {why}")
         if self.tls != ClientTls():
-            raise ValueError("tls names files of the machine Headrace runs on, which is not for registrations")
+            raise ValueError("tls names files of Headrace's machine, which registrations must not use: remove it")
         return self
 
     def refuses(self, url: str, address: str) -> str:
         """Return why an address must not be connected to; this machine needs a URL that names it."""
         why = super().refuses(url, address)
         if not why and is_this_machine(address) and urlsplit(url).hostname not in _LOOPBACK:
-            return f"{address} is this machine's own, which registered backends name as localhost"
+            return f"{address} is this machine, which registered backends must name as localhost"
         return why
 
 
@@ -137,7 +138,7 @@ class RegistrationConfig(ReactiveConsumerConfig):
     topic_patterns: Annotated[list[TopicPattern], Field(max_length=20)] = []
     """Patterns of topics to consume."""
     enabled: bool = True
-    """Whether it runs; without it the registration is kept, and its group with its offsets."""
+    """Whether it runs. When false, the registration stays, and so do its group and offsets."""
     backend: RegisteredBackend
     """Where records are delivered."""
 
@@ -154,15 +155,15 @@ class RegistrationConfig(ReactiveConsumerConfig):
             ("backend.timeout_seconds", self.backend.timeout_seconds, 60),
         ):
             if value > bound:
-                raise ValueError(f"{name} is {value}, and registrations may have {bound} here: lower it")
+                raise ValueError(f"{name} is {value}; the limit for registrations is {bound}: lower it")
         if len(self.retry.topics) > _MAX_RETRY_TOPICS:
             raise ValueError(
-                f"retry.topics has {len(self.retry.topics)} delays, and registrations may have {_MAX_RETRY_TOPICS}"
+                f"retry.topics has {len(self.retry.topics)} delays; the limit for registrations is {_MAX_RETRY_TOPICS}"
             )
         if "group.instance.id" in properties:
             raise ValueError(
-                "consumer.properties has group.instance.id, and every process of Headrace would be it: take it out"
+                "consumer.properties has group.instance.id, so every process would be that member: remove it"
             )
         if self.dead_letter.topic != DeadLetterConfig().topic:
-            raise ValueError("dead_letter.topic is not for registrations: dead letters go to the topic's name and .dlq")
+            raise ValueError("dead_letter.topic is fixed for registrations (the topic's name and .dlq): remove it")
         return self

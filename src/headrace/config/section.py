@@ -1,6 +1,6 @@
-"""The base class of every section of `headrace.yaml`, and the kinds of values, among them patterns of topics.
+"""The base class of every section of `headrace.yaml`, and the types of its values, such as patterns of topics.
 
-Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and refuses unknown keys.
+Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and rejects unknown keys.
 """
 
 import math
@@ -27,19 +27,19 @@ def _plain_url(value: str) -> str:
         # Parsers disagree on blanks, backslashes and characters beyond ASCII.
         plain = re.fullmatch(r"[!-\[\]-~]+", value)
         usable = plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        (parts.hostname or "").encode("idna")  # the resolver refuses empty and long labels
+        (parts.hostname or "").encode("idna")  # the resolver rejects empty and long labels
     except ValueError:
         usable = False
     if not usable:
         raise ValueError("should be a URL such as http://localhost:8081")
     if "@" in parts.netloc:
-        raise ValueError("holds a user or password, which URLs spread into logs: set them apart from the URL")
+        raise ValueError("has a user or password, and URLs are logged: remove them, and use the settings for logins")
     return value
 
 
 def _not_dots(name: str) -> str:
     if name in (".", ".."):
-        raise ValueError(f"is {name!r}, which Kafka takes for no topic")
+        raise ValueError(f"is {name!r}, which is not a valid topic name")
     return name
 
 
@@ -76,7 +76,7 @@ class Section(BaseModel):
 
 
 def known_by(*keys: str) -> Callable[[Any], str]:
-    """Return a discriminator of sections that are known by a key that only one of them has; the first is the default.
+    """Return a discriminator for a union of sections: each has a key that the others lack. The first is the default.
 
     The tag of a section is its key in angle brackets, so that no key of a file is mistaken for it.
     """
@@ -103,33 +103,33 @@ _CLASSES: Final = {
 
 
 def compile_pattern(text: str) -> Callable[[str], bool]:
-    """Return a function that says whether a whole name matches.
+    """Return a function that tests whether a whole name matches.
 
     Raises:
-        ValueError: The text is no pattern, or takes too much memory.
+        ValueError: The text is not a valid pattern, or takes too much memory.
     """
     text = _ESCAPE.sub(_ascii, text)
     if math.prod(max(int(least), int(most or 0), 1) for least, most in _COUNT.findall(text)) > _MAX_REPEATS:
         raise ValueError(
-            f"is no pattern: repeats a part more than {_MAX_REPEATS} times. Write one such as metrics\\..*"
+            f"is not a valid pattern: repeats a part more than {_MAX_REPEATS} times. Write one such as metrics\\..*"
         )
     try:
-        _engine(text)  # alone first: "a)|(b" is no pattern
+        _engine(text)  # alone first: "a)|(b" is not valid
         return _engine(f"^(?:{text})$").isinstance_python
     except SchemaError as cause:
         why = str(cause).strip().splitlines()[-1].strip().removeprefix("error: ")
-        raise ValueError(f"is no pattern: {why}. Write one such as metrics\\..* (RE2's syntax)") from None
+        raise ValueError(f"is not a valid pattern: {why}. Write one such as metrics\\..* (RE2 syntax)") from None
 
 
 def _ascii(escape: re.Match[str]) -> str:
     """Return an escape in the alphabet of topic names; with all of Unicode a pattern takes 100 times as long."""
     if escape[1] in "pP":
-        raise ValueError("is no pattern: topics have ASCII letters only. Write one such as [A-Za-z]+ in place of \\p")
+        raise ValueError("is not a valid pattern: topic names are ASCII. Write [A-Za-z]+ or similar instead of \\p")
     return _CLASSES.get(escape[1], escape[0])
 
 
 def fits_any(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that says whether a name matches one of these patterns."""
+    """Return a function that tests whether a name matches one of these patterns."""
     fits = [compile_pattern(text) for text in patterns]
     return lambda name: any(fit(name) for fit in fits)
 

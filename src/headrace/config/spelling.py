@@ -17,7 +17,7 @@ def nearest(written: str, known: Iterable[str], similarity: float = 0.6) -> str:
 
 
 def hint(written: str, known: Iterable[str]) -> str:
-    """Return how a sentence on an unknown name ends: with the intended name, or else with all that are known."""
+    """Return the end of a sentence about an unknown name: the name that was probably intended, else all known ones."""
     known = [*known]
     near = nearest(written, known)
     return f"did you mean {near}?" if near else f"known here are {', '.join(known)}" if known else "none is known here"

@@ -1,4 +1,4 @@
-"""The names of internal topics, which only Headrace writes: what a name alone tells of its topic."""
+"""The names of internal topics, which only Headrace or Kafka writes: the kind of a topic by its name alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from typing import Final, Literal
 
 Kind = Literal["", "state", "retry", "dead_letter"]
-"""`state`: audit, control, idempotency keys, locks, ended offsets, and Kafka's own topics; empty: not internal."""
+"""`state`: audit, control, idempotency keys, locks, completed offsets, and topics of Kafka; empty: not internal."""
 
 BATCHES_TOPIC: Final = "_headrace-eos"
-"""Its only partition has the groups whose offsets count the batches of exactly-once sinks; it never has records."""
+"""It never has records. Groups commit offsets on its only partition to count the batches of exactly-once sinks."""
 _STATE: Final = ("__", "_headrace-")
 _RETRY: Final = re.compile(r".+\.retry\.\d+s")
 _DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")
@@ -31,5 +31,5 @@ def external_topic(topic: str) -> str:
         ValueError: It is an internal topic; the message is for the file that names it.
     """
     if kind_by_name(topic):
-        raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka writes: write a topic of yours")
+        raise ValueError(f"is {topic}, an internal topic that only Headrace or Kafka may write: write another one")
     return topic

@@ -1,7 +1,7 @@
 """YAML text to plain values, with the line of every key. Error messages of the configuration name these lines.
 
-Safe against hostile files: no tags that build objects, a limit on size, depth and the number of values after
-aliases are followed.
+Safe against hostile files: no tags that build objects; limits on the size, the depth, and the number of values with
+all aliases resolved.
 """
 
 import math
@@ -76,10 +76,10 @@ def dotted(path: KeyPath) -> str:
 
 
 def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
-    """Return the text of a configuration file, cut where it is too large.
+    """Return the text of a configuration file, cut off if it is too large.
 
     Raises:
-        HeadraceError: Of the given class: it cannot be read, with the advice, or it is not UTF-8.
+        HeadraceError: The file cannot be read, with the advice, or is not UTF-8; of the given class.
     """
     try:
         with path.open("rb") as file:
@@ -94,11 +94,11 @@ def read_text(path: Path, error: type[HeadraceError], advice: str) -> str:
 def read_tree(text: str, name: str, problems: Problems) -> Any:
     """Return the values of a YAML text; `problems` gets the location of each path.
 
-    Keys without a value are left out, so a section whose lines are all commented out has its defaults. Values with a
-    problem are left out too.
+    Keys without a value are omitted, so a section whose lines are all commented out has its defaults. Values with a
+    problem are omitted too.
     """
     if len(text.encode()) > MAX_BYTES:
-        problems.add(name, (), f"is larger than {MAX_BYTES} bytes: this is no configuration file")
+        problems.add(name, (), f"is larger than {MAX_BYTES} bytes, so it is not a configuration file: name another")
         return {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -167,7 +167,7 @@ class _TreeWalk:
         try:
             return construct(node)
         except (ValueError, yaml.YAMLError):
-            sentence = "is no number: correct it, or put it in quotes if it is text"
+            sentence = "is not a valid number: correct it, or put it in quotes if it is text"
             self._problems.add(self._location(node), path, sentence)
             return None
 

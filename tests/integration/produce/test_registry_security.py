@@ -105,7 +105,7 @@ def test_an_authority_that_changes_on_disk_is_taken_up(
     config = {"kafka": kafka_secured.login(), "schema_registry": {**front, "tls": {"ca": str(authority)}}}
     process, scenario = headrace(config, wait=False), Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     scenario.wait_until(lambda: scenario.ask(f"{process.url}/health/liveness").status == 200, "the listener")
-    wait_for_reason(scenario, process.url, "name its authority in schema_registry.tls.ca")
+    wait_for_reason(scenario, process.url, "set its authority in schema_registry.tls.ca")
     response = send("POST", f"{process.url}/producers/registry-rotation", BODY)
     assert (response.status, "schema_registry.tls.ca" in response.body["description"]) == (503, True)
     shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")

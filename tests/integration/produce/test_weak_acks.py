@@ -23,6 +23,6 @@ def test_responses_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[
     with urllib.request.urlopen(request, timeout=120) as response:
         told = json.load(response)
     assert (told["offsets"], told["acks"]) == (OFFSETS[acks], acks)
-    assert f"producer.properties: acks is {acks}: a record that is answered may be lost" in process.output
-    assert "may reorder and double records" in process.output
+    assert f"producer.properties: acks is {acks}: an acknowledged record may be lost" in process.output
+    assert "may reorder and duplicate records" in process.output
     assert process.terminate() == 0

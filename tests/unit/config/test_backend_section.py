@@ -54,7 +54,7 @@ def test_modes_of_one_record_make_batches_of_one(mode: str) -> None:
     """What is not set fits by itself; what cannot be is refused with the way out."""
     assert consumer(mode).batch.max_records == 1
     assert consumer(mode, {"max_records": 1, "max_bytes": 7}).batch.max_bytes == 7
-    with pytest.raises(ValidationError, match=rf"max_records is 2, and backend\.mode {mode} .*max_in_flight"):
+    with pytest.raises(ValidationError, match=rf"max_records is 2, but backend\.mode {mode} .*max_in_flight"):
         consumer(mode, {"max_records": 2})
 
 

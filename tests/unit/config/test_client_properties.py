@@ -45,7 +45,7 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
         try:
             section.model_validate({"properties": {name: "x"}})
         except ValidationError as refused:
-            assert re.search("is not taken here: |is x: write", str(refused))
+            assert re.search("is not accepted here: |is x: write", str(refused))
 
 
 def test_every_setting_the_table_names_exists() -> None:
@@ -56,7 +56,7 @@ def test_every_setting_the_table_names_exists() -> None:
             model = ReactiveConsumerConfig if section in ReactiveConsumerConfig.model_fields else HeadraceConfig
             kind = model.model_fields[section].annotation
             if field.startswith("properties."):
-                assert "is not taken here" not in misfit(kind, field.removeprefix("properties."))  # type: ignore[arg-type]
+                assert "is not accepted here" not in misfit(kind, field.removeprefix("properties."))  # type: ignore[arg-type]
             else:
                 assert not field or field in kind.model_fields, key.setting  # type: ignore[union-attr]
     for key in PRODUCER_KEYS.values():
@@ -66,7 +66,7 @@ def test_every_setting_the_table_names_exists() -> None:
                 continue
             kind: Any = HeadraceConfig.model_fields[section].annotation
             if field.startswith("properties."):
-                assert "is not taken here" not in misfit(kind, field.removeprefix("properties."))
+                assert "is not accepted here" not in misfit(kind, field.removeprefix("properties."))
             else:
                 assert field.split(".")[-1] in known_keys(tuple(named.split(".")[:-1])), named
 
@@ -76,4 +76,4 @@ def test_a_property_of_tls_and_login_names_its_setting(name: str, setting: str) 
     """It is translated at load; elsewhere it is refused with a setting that exists."""
     assert setting.split(".")[-1] in known_keys(("kafka", "security", *setting.split(".")[:-1]))
     for section in (KafkaConfig, ProducerConfig):
-        assert f"is not taken here: set kafka.security.{setting}, which all clients use" in misfit(section, name)
+        assert f"is not accepted here: set kafka.security.{setting}, which all clients use" in misfit(section, name)

@@ -51,7 +51,7 @@ CONSUMER = "topics: [{topic}], group: {group}, backend: {{url: 'http://localhost
     ("content", "says"),
     [
         (b"a: " + b"[" * 1000 + b"]" * 1000, r"headrace\.yaml: is nested too deeply"),
-        (b"# " + b"x" * 1_100_000, r"headrace\.yaml: is larger than 1048576 bytes: this is no configuration file"),
+        (b"# " + b"x" * 1_100_000, r"headrace\.yaml: is larger than 1048576 bytes, so it is not a configuration file"),
         (b"log_level: \xff", "not UTF-8"),
     ],
     ids=["depth", "size", "encoding"],

@@ -126,7 +126,7 @@ def test_responses_show_no_secret() -> None:
     read_registration(settings, LIST, {})
     assert "hush" not in str(shown(settings))
     assert shown(settings)["group"] == "billing"
-    assert "in place of a secret" in problem_of(shown(settings))
+    assert "instead of a secret" in problem_of(shown(settings))
 
 
 def worst_registrations() -> dict[str, Any]:

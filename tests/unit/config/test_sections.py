@@ -67,3 +67,10 @@ def test_a_complete_section() -> None:
     assert (complete.url, complete.peers) == ("https://one:8082", ["https://one:8082", "https://two:8082"])
     assert SECRET not in repr(complete)
     assert ClusterConfig.model_validate({**COMPLETE, "peers": ["http://127.0.0.1:1"], "url": "http://localhost:2"})
+
+
+def test_only_the_table_allows_a_fraction() -> None:
+    """The client takes half a millisecond for `linger.ms`, and whole numbers elsewhere."""
+    assert ProducerConfig(properties={"linger.ms": "0.5"}).properties == {"linger.ms": 0.5}
+    with pytest.raises(ValueError, match=r"batch\.size is 0\.5|retries is 1\.5: write a whole number"):
+        ProducerConfig(properties={"retries": 1.5})

@@ -67,7 +67,7 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
     assert load(tmp_path, with_attributes("        retry: {topics: [10]}\n")).kafka_triggers[0].retry.topics == [10]
-    with pytest.raises(FunctionInvalid, match=r"keep_key_order does not go with ordering: partition"):
+    with pytest.raises(FunctionInvalid, match=r"keep_key_order needs another order than partition"):
         load(tmp_path, with_attributes("        retry: {topics: [10], keep_key_order: true}\n"))
     with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))

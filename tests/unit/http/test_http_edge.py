@@ -361,7 +361,7 @@ async def test_a_registration_above_its_limit_is_not_decoded(server: Any) -> Non
     request = b"PUT /reactive-consumers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     response = await server.ask(request + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert response.status == 400
-    assert "65537 bytes, and registrations may have 65536" in response.body.decode()
+    assert "65537 bytes; the limit is 65536" in response.body.decode()
 
 
 READ = b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -74,5 +74,5 @@ def test_one_offset_needs_records_that_end_one_after_the_other(settings: dict[st
     if is_taken:
         ReactiveConsumerConfig.model_validate(reactive)
         return
-    with pytest.raises(ValueError, match="one offset per partition says what is done only when"):
+    with pytest.raises(ValueError, match="records must be completed one after the other"):
         ReactiveConsumerConfig.model_validate(reactive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka import Admin, poll_thread
 from headrace.kafka.positions import ReadPolicy
+from headrace.records import Record, TopicPartition
 
 
 class Leader:
@@ -95,6 +97,28 @@ def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytes
         await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new client")
         await member.turns()
         assert (client.log.count("close"), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
+
+    with_member(monkeypatch, test)
+
+
+def test_a_listener_that_fails_ends_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the listener missed must not be passed by what comes after it: nothing more is handed over or committed."""
+
+    async def test(member: Member) -> None:
+        handed: list[int] = []
+
+        def fail(partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
+            handed.extend(record.offset for record in records)
+            raise ZeroDivisionError
+
+        member.listener.on_records = fail
+        member.client.assign(P0)
+        member.client.give(Message(P0, 0), Message(P0, 1))
+        with pytest.raises(AssertionError):
+            await member.until(lambda: False, "the end of the member")
+        assert isinstance(member.consumer.death, ZeroDivisionError)
+        assert (handed, member.client.commits) == ([0], [])
+        member.consumer.death = None
 
     with_member(monkeypatch, test)
 

@@ -78,7 +78,7 @@ def certificates(folder: Path, authority: str = "ca") -> None:
     Authority(folder, authority).issue("client")
 
 
-def tls_bed(folder: Path) -> Harness:
+def tls_harness(folder: Path) -> Harness:
     certificates(folder)
     return Harness(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
 
@@ -128,7 +128,7 @@ def test_while_the_login_is_refused_a_change_is_found_at_once(tmp_path: Path) ->
 
 def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Certificate and key are written one after the other, the first of them in two parts."""
-    harness = tls_bed(tmp_path)
+    harness = tls_harness(tmp_path)
     (tmp_path / "next").mkdir()
     files = Authority(tmp_path / "next", "ca").issue("client")
     certificate = files.certificate.read_text()
@@ -162,11 +162,14 @@ def test_a_store_that_is_half_written_changes_nothing(tmp_path: Path) -> None:
     assert not harness.look()
 
 
-def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> None:
-    """A new client gets what was read before; the same content again is no change."""
-    harness = tls_bed(tmp_path)
+def test_a_file_that_is_missing_or_empty_for_a_while_changes_nothing(tmp_path: Path) -> None:
+    """A new client gets what was read before, and never the system's authorities; the same content is no change."""
+    harness = tls_harness(tmp_path)
     before = (tmp_path / "ca.pem").read_text()
     (tmp_path / "ca.pem").unlink()
+    assert not harness.look()
+    assert client_properties(harness.kafka, "x")["ssl.ca.pem"] == before
+    harness.write("ca.pem", "")
     assert not harness.look()
     assert client_properties(harness.kafka, "x")["ssl.ca.pem"] == before
     harness.write("ca.pem", before)
@@ -175,17 +178,9 @@ def test_a_file_that_is_missing_for_a_while_changes_nothing(tmp_path: Path) -> N
     assert harness.owner.replacement(harness.client) is None
 
 
-def test_an_empty_authority_is_never_the_authorities_of_the_system(tmp_path: Path) -> None:
-    """Nothing falls back to a weaker way."""
-    harness = tls_bed(tmp_path)
-    harness.write("ca.pem", "")
-    assert not harness.look()
-    assert "BEGIN" in client_properties(harness.kafka, "x")["ssl.ca.pem"]
-
-
 def test_a_client_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log has a warning, and the owner continues."""
-    harness = tls_bed(tmp_path)
+    harness = tls_harness(tmp_path)
 
     def fail() -> Client:
         raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG))

@@ -24,11 +24,11 @@ class Allocator:
     A worker that has a frame gets a second one only while no worker that could serve is idle.
     """
 
-    def __init__(self, workers: int, take_back: Callable[[int], bool] | None = None) -> None:
-        """Prepare; `take_back` takes the second frame of a worker back for an idle one; returns whether it could."""
+    def __init__(self, workers: int, recall: Callable[[int], bool] | None = None) -> None:
+        """Prepare; `recall` recalls the second frame of a worker for an idle one; returns whether it could."""
         self._frames: list[dict[asyncio.Future[int | None], Sequence[int]]] = [{} for _ in range(workers)]
         """Per worker: what it was given, oldest first, and which workers could have had it."""
-        self._take_back = take_back
+        self._recall = recall
         self._sharing = False
         self._up: dict[int, None] = {}
         """The one first that was given a frame longest ago."""
@@ -84,7 +84,7 @@ class Allocator:
         self._assign()
 
     def frame_ended(self, worker: int) -> None:
-        """Record that a frame of a worker was answered or taken back."""
+        """Record that a frame of a worker was completed or recalled."""
         frames = self._frames[worker]
         if frames:
             del frames[next(iter(frames))]
@@ -135,14 +135,14 @@ class Allocator:
         return best if best is not None and len(self._frames[best]) < FRAMES_PER_WORKER else None
 
     def _share(self, again: bool = True) -> None:
-        """Have second frames taken back that idle workers can begin."""
+        """Recall second frames that idle workers can begin."""
         idle = [number for number in self._up if not self._frames[number]]
-        if self._sharing or not self._take_back or not idle:
+        if self._sharing or not self._recall or not idle:
             return
         self._sharing = True
         for worker, frames in enumerate(self._frames):
             if idle and len(frames) > 1 and any(number in [*frames.values()][-1] for number in idle):
-                if self._take_back(worker):
+                if self._recall(worker):
                     idle = idle[1:]
                 elif again:  # its caller was given the worker in this turn of the loop, and sends the frame in the next
                     asyncio.get_running_loop().call_soon(self._share, False)

@@ -4,41 +4,34 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
-from itertools import repeat
-from typing import Any
 
 from headrace import errors
-from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.topic_names import kind_by_name
-from headrace.delivery.dead_letter import REFUSALS
 from headrace.delivery.outcomes import (
     ACK,
-    AWAITING_ACK,
     NOT_BEGUN,
     REPLAY,
     Delivery,
     Destination,
     PartitionListener,
     Reply,
-    in_turn,
     not_taken,
 )
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
+from headrace.functions.frame_schemas import FrameSchemas
 from headrace.functions.held_outputs import HeldOutputs
+from headrace.functions.outputs import FunctionOutputs
 from headrace.functions.suspects import Suspects
 from headrace.functions.triggers.trigger import Trigger
-from headrace.functions.worker_log import FailureLog
 from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
-from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
+from headrace.records import Produce, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline
 
-_QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1
 """Of a request for a worker: an idle one needs a moment to begin it."""
-_MAGIC = 0
 
 
 class FunctionDestination(PartitionListener):
@@ -63,20 +56,16 @@ class FunctionDestination(PartitionListener):
     ) -> None:
         """Prepare; with `held` the outputs are not written, but held for a transaction."""
         self._workers = workers
-        self._trigger, self._trigger_index = trigger, workers.triggers.index(trigger)
+        self._trigger = trigger
+        self._trigger_index = workers.triggers.index(trigger)
         self._partition_workers = PartitionWorkers(len(workers.workers))
-        self._clock = clock
-        self._produce, self._held = produce, held
-        self._registry = registry
         self._topics = topics
-        self._kind_of = kind_of
-        """Returns the kind of an internal topic, which no handler may write; empty for others."""
-        self._failures = FailureLog(workers.spec.name, trigger.name, clock)
-        self._schemas: dict[int, protocol.Schema] = {}
+        self._schemas = FrameSchemas(registry, trigger)
+        self._held = held
+        self._outputs = FunctionOutputs(workers.spec.name, trigger, clock, produce, kind_of, held)
         self._attempts = _attempts_in_order(trigger)
-        self._in_turn = trigger.ordering == "partition"
         self._ending: set[TopicPartition] = set()
-        """Partitions that are about to be given up."""
+        """Partitions that are about to be revoked."""
         batch = trigger.batch
         self._suspects = Suspects(batch.batch_size if batch.mode == "enable" else 1)
 
@@ -114,31 +103,37 @@ class FunctionDestination(PartitionListener):
         return _in_order(len(records), indexes.values(), await asyncio.gather(*parts, return_exceptions=True))
 
     async def _deliver_to(self, workers: Sequence[int], delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
-        """Deliver records to one of these workers and return a reply for each."""
+        """Deliver records to one of these workers and return a reply for each: `NOT_BEGUN` for those left out."""
         replies: list[Reply] = []
         ending = frozenset[TopicPartition]() if delivery.replay else self._ending
-        while len(replies) < len(records):
-            if delivery.partition in ending:
-                return replies + [NOT_BEGUN] * (len(records) - len(replies))
+        while len(replies) < len(records) and delivery.partition not in ending:
             part = self._suspects.part_of(delivery.partition, records[len(replies) :] if replies else records)
             try:
-                ended = await self._attempt(workers, delivery, part, ending)
+                completed = await self._attempt(workers, delivery, part, ending)
             except errors.DeliveryError as cause:
                 if not replies:
                     raise
-                return replies + [not_taken(cause)] * (len(records) - len(replies))  # the others have ended
-            replies += ended
-            failed = ended.count(ACK) < len(ended) and any(reply.error and not reply.permanent for reply in ended)
-            # What Kafka did not take of the last record, it takes later; until then no further one is begun.
-            waits = self._in_turn and ended and ended[-1].error and not (ended[-1].reached or ended[-1].permanent)
-            if waits or (failed and self._is_in_order(delivery)):
-                return replies + [NOT_BEGUN] * (len(records) - len(replies))
-        return replies
+                return replies + [not_taken(cause)] * (len(records) - len(replies))
+            replies += completed
+            if self._must_stop(delivery, completed):
+                break
+        return replies + [NOT_BEGUN] * (len(records) - len(replies))
+
+    def _must_stop(self, delivery: Delivery, replies: Sequence[Reply]) -> bool:
+        """Return whether no further record of a delivery may begin after these replies."""
+        if replies.count(ACK) == len(replies):
+            return False
+        # Kafka takes the outputs of the last record later; in order, no record overtakes it.
+        last = replies[-1]
+        in_turn = self._trigger.ordering == "partition"
+        waits = in_turn and last.error and not (last.reached or last.permanent)
+        failed = any(reply.error and not reply.permanent for reply in replies)
+        return bool(waits) or (failed and self._is_in_order(delivery))
 
     def _is_in_order(self, delivery: Delivery) -> bool:
-        """Return whether no record of a delivery may be begun after one that failed, because that is delivered again.
+        """Return whether no record may begin after one that failed, because that one is delivered again.
 
-        After the last attempt a record becomes a dead letter, and the others need not wait for that.
+        After the last attempt a record becomes a dead letter, and the others need not wait for it.
         """
         return delivery.attempt < self._attempts
 
@@ -177,21 +172,30 @@ class FunctionDestination(PartitionListener):
         output = result.outputs.pop() if result.outputs else None
         record = Record(partition.topic, partition.partition, 0, request.timestamps_ms[0], None, None)
         request_id = (request.keys[0] or b"").decode(errors="replace")
-        [reply] = await self._settle(RecordBatch.of([record]), [result], request=request_id)
+        [reply] = await self._outputs.settle(RecordBatch.of([record]), [result], request=request_id)
         return reply, output if result.error or not reply.error else None
 
     async def _attempt(
         self, workers: Sequence[int], delivery: Delivery, records: RecordBatch, ending: Set[TopicPartition]
     ) -> Sequence[Reply]:
-        """Deliver records as one frame; return a reply for each that was begun."""
-        schemas, partition = await self._schemas_of(records), delivery.partition
+        """Deliver records as one frame. Return replies for the first of them; the others have to be delivered again."""
+        partition = delivery.partition
+        schemas = await self._schemas.of(records)
         headers = records.headers
         if delivery.replay:
-            own = [(REPLAY, delivery.replay.encode())]
-            headers = [[*(each or ()), *own] for each in headers or [None] * len(records)]
-        count, columns = await self._count_partitions(partition.topic), (records.offsets, records.timestamps_ms)
-        how = self._trigger_index, self._is_in_order(delivery)
-        work = protocol.Work(*partition, count, *columns, records.keys, records.values, headers, *how)
+            replay = (REPLAY, delivery.replay.encode())
+            headers = [[*(each or ()), replay] for each in headers or [None] * len(records)]
+        work = protocol.Work(
+            *partition,
+            await self._count_partitions(partition.topic),
+            records.offsets,
+            records.timestamps_ms,
+            records.keys,
+            records.values,
+            headers,
+            self._trigger_index,
+            self._is_in_order(delivery),
+        )
         frame = protocol.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
@@ -199,102 +203,28 @@ class FunctionDestination(PartitionListener):
         except errors.WorkerLost as lost:
             handled["failure"] += 1
             return self._blame(partition, records, lost)
-        if response is None:
-            return []
         results: Sequence[protocol.AnyResult] = ()
         if isinstance(response, protocol.Results):
             results = response.results
             records = records[: len(results)]
+        if not len(records):
+            return []
         failures = len([1 for result in results if type(result) is protocol.Result and result.error])
         handled["failure"] += failures
         handled["success"] += len(records) - failures
         if self._held:
             await self._held.begin(records)
-        mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
         self._suspects.ended(partition, records.offsets)
-        return await self._settle(records, results, mode)
+        mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
+        return await self._outputs.settle(records, results, mode)
 
     def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
-        """Count a worker's death; return the end of the only record if it is to blame, else nothing has ended."""
-        if not (deaths := self._suspects.died(partition, records, min(lost.parameters["begun"], len(records)))):
+        """Count the death of a worker. Return the reply of the only record if it is to blame, else none."""
+        deaths = self._suspects.died(partition, records, min(lost.parameters["begun"], len(records)))
+        if not deaths:
             return []
         text = f"{deaths} workers in a row died of it: {lost.description}"
         return [Reply(lost.parameters["error"] or "WorkerLost", text, permanent=True, calls=deaths)]
-
-    async def _settle(
-        self, records: RecordBatch, results: Sequence[protocol.AnyResult], mode: str = "disable", request: str = ""
-    ) -> list[Reply]:
-        """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output."""
-        replies = [AWAITING_ACK if mode == "explicitOnly" else ACK] * len(records)
-        outgoing, owners = list[OutgoingRecord](), list[int]()
-        topic = self._trigger.output_topic
-        if {*map(type, results)} == {bytes}:  # as in most frames with outputs, which need no loop
-            bodies: Any = results
-            outgoing, owners = [*map(OutgoingRecord, repeat(topic), records.keys, bodies)], [*range(len(bodies))]
-            results = ()
-        plain = [protocol.Result([protocol.Output(each, [])]) if isinstance(each, bytes) else each for each in results]
-        emitted = {output.topic for result in plain if result for output in result.outputs if output.topic}
-        internal = {each for each in emitted if self._kind_of(each)}
-        for index, (key, result) in enumerate(zip(records.keys, plain, strict=False)):
-            if result is None:
-                continue
-            if result.error:
-                replies[index] = _reply(result)
-            elif result.held and mode == "enable":
-                replies[index] = AWAITING_ACK
-            if result.stack:
-                self._failures.add(records[index], result, request)
-            if internal and (refused := [output.topic for output in result.outputs if output.topic in internal]):
-                text = f"the handler emits to {refused[0]}, an internal topic that only Headrace or Kafka writes"
-                replies[index] = Reply("TopicInternal", text, permanent=True)
-                continue
-            for output in result.outputs:
-                # Often the headers of the event: Headrace's own among them are not the output's.
-                headers = [header for header in output.headers if not is_reserved(header[0])]
-                own = key if output.key is None else output.key
-                outgoing.append(OutgoingRecord(output.topic or topic, own, output.body, headers or None))
-                owners.append(index)
-        if not outgoing:
-            return replies
-        if self._held:
-            offsets = [records.offsets[index] for index in owners]
-            results_of = self._held.hold(records.topic_partition, offsets, outgoing)
-        else:
-            results_of = await self._write(outgoing)
-        return self._judge(replies, owners, outgoing, results_of)
-
-    def _judge(
-        self,
-        replies: list[Reply],
-        owners: Sequence[int],
-        outgoing: Sequence[OutgoingRecord],
-        results: Sequence[Produced | errors.HeadraceError],
-    ) -> list[Reply]:
-        """Return the replies of records, by the results of their outputs; raise if Kafka took none of these."""
-        written = zip(owners, outgoing, results, strict=True)
-        problems = [(index, to, problem) for index, to, problem in written if not isinstance(problem, Produced)]
-        trouble: errors.DestinationUnavailable | None = None
-        for index, record, problem in reversed(problems):  # of a record the first one stays
-            if isinstance(problem, REFUSALS):
-                replies[index] = Reply(type(problem).__name__, f"its output: {problem.description}")
-            else:
-                # Kafka or the topic is the trouble, not the record: using up attempts would send every record that
-                # is received meanwhile to the dead letter topic. So the record waits, and its handler runs again.
-                trouble = _unavailable(problem, record.topic)
-                replies[index] = not_taken(trouble)
-        if trouble and (len(replies) == 1 or len(problems) == len(outgoing)):
-            raise trouble
-        return in_turn(replies) if trouble and self._in_turn else replies
-
-    async def _write(self, outgoing: Sequence[OutgoingRecord]) -> Sequence[Produced | errors.HeadraceError]:
-        while True:
-            try:
-                return await self._produce(outgoing)
-            except errors.ProducerQueueFull:
-                # The handler has finished, so wait for the producer instead of running it again.
-                await self._clock.sleep(_QUEUE_FULL_PAUSE_SECONDS)
-            except errors.HeadraceError as cause:
-                raise _unavailable(cause, ", ".join(sorted({record.topic for record in outgoing}))) from cause
 
     async def _count_partitions(self, topic: str) -> int:
         try:
@@ -302,29 +232,6 @@ class FunctionDestination(PartitionListener):
         except errors.HeadraceError as cause:
             text = f"the number of partitions of {topic} is not known: {cause.description}"
             raise errors.DestinationUnavailable(text) from cause
-
-    async def _schemas_of(self, records: RecordBatch) -> dict[int, protocol.Schema]:
-        """Return the schemas that these records name and the registry has."""
-        ids: set[int] = set()
-        if self._trigger.value_format in SCHEMA_TYPES:
-            ids |= _schema_ids(records.values)
-        if self._trigger.key_format in SCHEMA_TYPES:
-            ids |= _schema_ids(records.keys)
-        found: dict[int, protocol.Schema] = {}
-        for schema_id in ids:
-            if schema_id not in self._schemas:
-                try:
-                    schema = await self._registry.by_id(schema_id)
-                    texts = await self._registry.texts_of(schema.references)
-                    self._schemas[schema_id] = protocol.Schema(schema_id, schema.type, schema.text, texts)
-                except errors.SchemaNotFound:
-                    continue  # the worker finds no schema for the record, so that becomes a dead letter
-                except errors.HeadraceError as cause:
-                    raise errors.DestinationUnavailable(
-                        f"schema {schema_id} cannot be read: {cause.description}", schema_id=schema_id
-                    ) from cause
-            found[schema_id] = self._schemas[schema_id]
-        return found
 
 
 def _in_order(
@@ -349,21 +256,6 @@ def _attempts_in_order(trigger: Trigger) -> float:
     if trigger.ordering != "partition" or "retry" not in (retry.action_of_error(""), *retry.errors.values()):
         return 0
     return math.inf if trigger.on_failure == "stop" else retry.attempts
-
-
-def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:
-    """Return the ids in the registry's framing; bytes without it are left to the worker."""
-    heads = {data[:5] for data in framed if data}
-    return {int.from_bytes(head[1:], "big") for head in heads if len(head) == 5 and head[0] == _MAGIC}
-
-
-def _unavailable(cause: errors.HeadraceError, topic: str) -> errors.DestinationUnavailable:
-    return errors.DestinationUnavailable(f"outputs to {topic} are not acknowledged: {cause.description}", topic=topic)
-
-
-def _reply(result: protocol.Result) -> Reply:
-    bad, shared = result.undecodable, result.shared
-    return Reply(result.error, result.reason, stack=result.stack, reached=not bad, permanent=bad, shared=shared)
 
 
 class RecordSizeLimit:

@@ -13,6 +13,8 @@ from headrace.functions import protocol
 from headrace.records import TopicPartition
 
 Response = protocol.Done | protocol.Results
+NOTHING_BEGUN = protocol.Results([])
+"""The response of a frame of which no record was begun."""
 
 _NUMBERS = 256
 _FRAME_SECONDS = 0.05
@@ -43,8 +45,8 @@ class Frame(NamedTuple):
     number: int
     records: int
     partition: TopicPartition
-    response: asyncio.Future[Response | None]
-    """None if the frame was taken back."""
+    response: asyncio.Future[Response]
+    """`NOTHING_BEGUN` if the frame was recalled."""
 
 
 class FramesInFlight:
@@ -76,7 +78,7 @@ class FramesInFlight:
         """Numbers of the frames in flight."""
         return {frame.number for frame in self._frames}
 
-    def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Response | None]:
+    def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Response]:
         """Count a frame that is about to be sent, and return its response."""
         if not self._frames:
             self.look_anew()
@@ -109,22 +111,22 @@ class FramesInFlight:
             frame.response.set_result(response)
         return records
 
-    def take_back(self) -> int:
-        """Take back the frames that the worker has not begun; return how many."""
+    def recall(self) -> int:
+        """Recall the frames that the worker has not begun; return how many."""
         numbers = b""
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(self.claims, _NUMBERS) if self._frames else b""
-        taken = [frame for frame in self._frames if frame.number in numbers]
-        for frame in taken:
+        recalled = [frame for frame in self._frames if frame.number in numbers]
+        for frame in recalled:
             self._frames.remove(frame)
             if not frame.response.done():
-                frame.response.set_result(None)
-        return len(taken)
+                frame.response.set_result(NOTHING_BEGUN)
+        return len(recalled)
 
     def stop(self, partitions: Collection[TopicPartition]) -> Frame | None:
         """Let the worker stop between two records, if it is at work on these partitions; return the frame at work.
 
-        Frames that it has not begun must be taken back before.
+        Recall the frames that it has not begun before.
         """
         frame = self._frames[-1] if self._frames else None
         if frame is None or frame.partition not in partitions:

@@ -10,11 +10,12 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, Set
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.functions.frames import Frame, FramesInFlight, Response, open_shared_page
+from headrace.functions.worker_connection import WorkerConnection
 from headrace.functions.worker_log import WorkerOutput
 from headrace.records import TopicPartition
 from headrace.runtime import ChildProcess, Deadline, Service
@@ -78,7 +79,7 @@ class _Kill(NamedTuple):
     """What the record at work is blamed for; empty if the reason has nothing to do with it."""
 
 
-class WorkerProcess(asyncio.Protocol):
+class WorkerProcess:
     """A started worker. It serves one frame at a time, and has the next one at hand."""
 
     acknowledge: Callable[[protocol.Ack], str] = staticmethod(
@@ -89,7 +90,7 @@ class WorkerProcess(asyncio.Protocol):
     def __init__(
         self, label: str, on_ended: Callable[[int, float], None], about: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Prepare; `on_ended` gets records and seconds of each answered frame, 0 and 0 for each that was taken back.
+        """Prepare; `on_ended` gets the records and seconds of each completed frame, and 0 and 0 for a recalled one.
 
         `about` are fields of its lines in the log.
         """
@@ -101,15 +102,11 @@ class WorkerProcess(asyncio.Protocol):
         self.at_rest = asyncio.Event()
         self.at_rest.set()
         self._on_ended = on_ended
-        self._reader = protocol.FrameReader(protocol.decode_to_parent)
-        self._known_schemas: set[int] = set()
+        self._connection = WorkerConnection(self._take, self.kill, self._disconnected)
         self._drain_callback = _DrainCallback(self._kill_in_callback)
         self._killed = _Kill()
         self._output = WorkerOutput(label, about)
         self._frames: FramesInFlight | None = None
-        self._disconnected = asyncio.Event()
-        self._disconnected.set()
-        self._transport: Any = None
         self._child: ChildProcess | None = None
         self._starting = asyncio.Lock()
 
@@ -143,7 +140,7 @@ class WorkerProcess(asyncio.Protocol):
         await loop.connect_read_pipe(lambda: self._output, reading)
         try:
             await self._start_child(owner, setup.folder, worker_end, write_end)
-            self._transport, _ = await loop.create_unix_connection(lambda: self, sock=own_end)
+            await self._connection.open(own_end, setup)
         except BaseException:
             self._output.close()
             own_end.close()
@@ -154,7 +151,6 @@ class WorkerProcess(asyncio.Protocol):
         finally:
             worker_end.close()
             os.close(write_end)
-        self._transport.write(protocol.encode_frame(setup))
 
     async def _start_child(self, owner: Service, folder: str, worker_end: socket.socket, output: int) -> None:
         shared = open_shared_page()
@@ -178,46 +174,43 @@ class WorkerProcess(asyncio.Protocol):
 
     async def serve(
         self, partition: TopicPartition, frame: bytearray, records: int, schemas: Mapping[int, protocol.Schema]
-    ) -> Response | None:
-        """Send one frame of work and return its response; None if it was taken back.
+    ) -> Response:
+        """Send one frame of work and return its response: `NOTHING_BEGUN` if it was recalled.
 
-        If cancelled, a frame that was begun still ends, and another one is taken back.
+        If cancelled, a frame that was begun still completes, and another one is recalled.
 
         Raises:
             WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had
                 begun, the last of which it was at; 0 means it had not touched the frame. `error` is empty if it ended
                 by itself, `timeout` or `memory` if it was killed for that.
         """
-        if self._transport is None:  # its caller was given the process before it
+        if not self._connection.has_begun:  # its caller was given the process before it
             raise self._lost(f"{self.label} is not started yet", 0)
         if self._ends:
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         assert self._frames
-        for schema_id in schemas.keys() - self._known_schemas:
-            self._transport.write(protocol.encode_frame(schemas[schema_id]))
-            self._known_schemas.add(schema_id)
         response = self._frames.add(records, partition)
         self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
-        self._transport.write(frame)
+        self._connection.send_work(frame, schemas)
         try:
             return await asyncio.shield(response)
         except asyncio.CancelledError:
-            self.take_back()
+            self.recall()
             raise
 
-    def take_back(self) -> bool:
-        """Take back the frames that the worker has not begun, whose callers get None; return whether there were any."""
-        taken = self._frames.take_back() if self._frames and not self.ended.done() else 0
-        for _ in range(taken):
+    def recall(self) -> bool:
+        """Recall the frames that the worker has not begun; return whether there were any."""
+        recalled = self._frames.recall() if self._frames and not self.ended.done() else 0
+        for _ in range(recalled):
             self._frame_left(0, 0.0)
-        return taken > 0
+        return recalled > 0
 
     def stop_frames(self, partitions: Collection[TopicPartition]) -> Frame | None:
         """Let the worker begin no more records of these partitions; return its frame of them that is at work."""
         if self.ended.done() or not self._frames or not self._frames.has(partitions):
             return None
-        self.take_back()
+        self.recall()
         return self._frames.stop(partitions)
 
     async def give_up(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
@@ -253,7 +246,7 @@ class WorkerProcess(asyncio.Protocol):
         ended = callback.ended
         if ended is None or ended.done():
             ended = callback.requested(self._frames.numbers if self._frames else frozenset())
-            self._transport.write(protocol.encode_frame(protocol.Drain()))
+            self._connection.send(protocol.Drain())
         seconds = deadline.remaining_seconds
         await asyncio.wait([ended], timeout=seconds)
         if ended.done():
@@ -287,24 +280,13 @@ class WorkerProcess(asyncio.Protocol):
         if self._child:
             if not self.at_rest.is_set():
                 self._child.kill()
-            elif self._transport and not self._transport.is_closing():
-                self._transport.write_eof()  # a handler may have taken the signal for itself
+            else:
+                self._connection.end()  # a handler may have taken the signal for itself
             await self._child.stop(deadline)
             await asyncio.wait([self.ended])
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._disconnected.clear()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for message in self._reader.feed(data):
-                self._take(message)
-        except protocol.WireBroken as cause:
-            self.kill(f"the worker does not follow the protocol: {cause}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disconnected.set()
-        # A worker without its wire is of no use; mostly it is ending anyway, and then its exit code has the reason.
+    def _disconnected(self) -> None:
+        # A worker without a connection is of no use. Mostly it is ending already, and its exit code has the reason.
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 
@@ -315,8 +297,7 @@ class WorkerProcess(asyncio.Protocol):
         elif isinstance(message, protocol.Ack):
             if self._ends:  # it gets no response any more, so it must not count
                 return
-            response = protocol.Acked(message.number, self.acknowledge(message))
-            self._transport.write(protocol.encode_frame(response))
+            self._connection.send(protocol.Acked(message.number, self.acknowledge(message)))
         elif isinstance(message, protocol.HasDrainCallback):
             self._drain_callback.exists = True
         elif isinstance(message, protocol.Drained):
@@ -346,11 +327,10 @@ class WorkerProcess(asyncio.Protocol):
         self.kill("")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OUTPUT_SECONDS):
-                await self._disconnected.wait()  # answers that it has sent count
+                await self._connection.closed.wait()  # responses that it has sent count
                 await self._output.ended.wait()
         self._output.close()
-        if self._transport:
-            self._transport.close()
+        self._connection.close()
         reason, error = self._killed
         why, tail = reason or _exit_text(code), self._output.tail
         text = f"{self.label} ended: {why}"
@@ -368,7 +348,7 @@ class WorkerProcess(asyncio.Protocol):
     @property
     def _ends(self) -> bool:
         """Whether nothing can be sent to it; `ended` will have the reason, a moment later."""
-        return bool(self._killed.reason) or self.ended.done() or self._transport.is_closing()
+        return bool(self._killed.reason) or self.ended.done() or self._connection.is_closing
 
     def _lost(self, text: str, begun: int) -> WorkerLost:
         return WorkerLost(text, worker=self.label, begun=begun, error=self._killed.error)

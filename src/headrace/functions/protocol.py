@@ -1,10 +1,11 @@
 """The messages between the parent and a worker, and their frames.
 
 A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
-`Drain`. The worker answers `Ready` or `Unfit` once, then in order one `Done` or `Results` per `Work` and one `Drained`
-per `Drain`. It answers no `Work` that the parent has taken back. It sends `HasDrainCallback` once if there is a
-callback, and `Ack` at any time; the parent answers each by one `Acked`. A `Work` is many records of one partition as
-columns, because per-record cost decides the throughput. Standard library and msgspec only.
+`Drain`. The worker sends `Ready` or `Unfit` once, then in order one `Done` or `Results` for each `Work`, and one
+`Drained` for each `Drain`. A `Work` that the parent has recalled gets no response. The worker sends `HasDrainCallback`
+once if there is a callback. It may send `Ack` at any time, and the parent answers each with one `Acked`. A `Work` has
+many records of one partition as columns, because the cost per record limits the throughput. This module needs only the
+standard library and msgspec.
 """
 
 from collections.abc import Callable

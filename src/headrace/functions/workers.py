@@ -10,7 +10,7 @@ from types import MappingProxyType
 from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
 from headrace.functions import protocol
 from headrace.functions.allocator import Allocator
-from headrace.functions.frames import FramePace, Response
+from headrace.functions.frames import NOTHING_BEGUN, FramePace, Response
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import Trigger
@@ -49,6 +49,8 @@ class _Slot:
         """Why the last process never got ready; empty once one did."""
         self.partitions = set[TopicPartition]()
         """Whose events the process has had."""
+        self.is_reloading = False
+        """Whether the process is about to be replaced by one with the present files."""
 
 
 class FunctionService(Service):
@@ -77,13 +79,13 @@ class FunctionService(Service):
         """How many records make a frame now."""
         self.restarts = 0
         """Workers that ended by themselves, or were killed, and were replaced."""
-        # Workers that triggers share do not know whose line it is; its event has the topic.
-        self._about = {"function": spec.name} | ({"trigger": name} if len(triggers) == 1 else {})
         self._clock = clock
-        self._acknowledgers, self._deliver_again = acknowledgers, deliver_again
+        self._acknowledgers = acknowledgers
+        self._deliver_again = deliver_again
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
-        self._allocator = Allocator(len(self._slots), self._take_back)
-        self._stopping, self._reloading, self._installing = False, set[WorkerProcess](), asyncio.Lock()
+        self._allocator = Allocator(len(self._slots), self._recall)
+        self._stopping = False
+        self._installing = asyncio.Lock()
         self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
         """What its workers do."""
 
@@ -164,13 +166,12 @@ class FunctionService(Service):
         records: int,
         schemas: Mapping[int, protocol.Schema],
         ending: Set[TopicPartition] = frozenset(),
-    ) -> Response | None:
+    ) -> Response:
         """Let one of these workers do one encoded frame of work and return its response.
 
-        It is None if no worker has begun the frame before the partition was one of those that are `ending`.
-
-        A frame that its worker has not begun goes to another worker if the first ends, or if the other is idle.
-        If cancelled, a frame that was begun still ends, and its response is dropped.
+        It is `NOTHING_BEGUN` if the partition is `ending` before a worker has begun the frame. A frame that its worker
+        has not begun goes to another worker if the first one ends, or if the other one is idle. If cancelled, a frame
+        that was begun still completes, and its response is dropped.
 
         Raises:
             WorkerLost: The worker ended in the middle of the frame; parameters as in `WorkerProcess.serve`.
@@ -178,7 +179,7 @@ class FunctionService(Service):
         """
         while partition not in ending:
             number = await self._choose(candidates, partition)
-            if number is not None and partition in ending:  # given up in the turn in which it was given the worker
+            if number is not None and partition in ending:  # revoked in the turn in which it was given the worker
                 self._allocator.frame_ended(number)
             if number is None or partition in ending:
                 continue
@@ -193,10 +194,10 @@ class FunctionService(Service):
                 if self._slots[number].process is process:
                     self._allocator.lost(number)  # else it could be chosen again before its end is recorded
                 continue
-            if response is not None:
+            if response != NOTHING_BEGUN:
                 self.metrics.answered(self._clock.monotonic() - began)
                 return response
-        return None
+        return NOTHING_BEGUN
 
     async def _choose(self, candidates: Sequence[int], partition: TopicPartition) -> int | None:
         began, idle, immediate = self._clock.monotonic(), self._allocator.idle, self._allocator.can_serve(candidates)
@@ -208,9 +209,9 @@ class FunctionService(Service):
         self.metrics.allocated(self._clock.monotonic() - began, not immediate, idle / len(self._slots))
         return number
 
-    def _take_back(self, number: int) -> bool:
+    def _recall(self, number: int) -> bool:
         process = self._slots[number].process
-        return process is not None and process.take_back()
+        return process is not None and process.recall()
 
     async def _keep_alive(self, number: int) -> None:
         slot = self._slots[number]
@@ -222,8 +223,8 @@ class FunctionService(Service):
             slot.up = False
             if self._stopping:
                 return
-            if slot.process in self._reloading:
-                self._reloading.discard(slot.process)
+            if slot.is_reloading:
+                slot.is_reloading = False
                 self._allocator.starting(number)
                 continue
             self.restarts += 1
@@ -242,7 +243,7 @@ class FunctionService(Service):
 
     async def _live(self, number: int, slot: _Slot) -> str:
         """Run one process from its start to its end and return why it ended."""
-        about = {**self._about, "worker": str(number)}
+        about = {**self._log_fields, "worker": str(number)}
         process = WorkerProcess(f"{self.name} worker {number}", functools.partial(self._frame_ended, number), about)
         process.acknowledge = self.acknowledge
         slot.process, spec = process, self.spec
@@ -316,10 +317,10 @@ class FunctionService(Service):
     async def _replace(self, number: int, process: WorkerProcess, why: str) -> None:
         """End a process once it has ended its frame; frames that it has not begun go to another one."""
         self._allocator.lost(number)
-        process.take_back()
+        process.recall()
         await process.at_rest.wait()
         await process.call_drain_callback(Deadline(self._clock, self._termination_seconds))  # which may acknowledge
-        process.take_back()  # a caller that had the worker before may have sent a frame behind the callback
+        process.recall()  # a caller that had the worker before may have sent a frame behind the callback
         await process.at_rest.wait()
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
 
@@ -329,7 +330,7 @@ class FunctionService(Service):
         Raises:
             FunctionInvalid: It does not come up.
         """
-        trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None, self._about)
+        trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None, self._log_fields)
         try:
             if why := await self._start(trial, 0, spec):
                 raise FunctionInvalid(why)
@@ -340,12 +341,18 @@ class FunctionService(Service):
         """Replace every worker by one of this spec and the present files."""
         self.spec = spec
         for number, slot in enumerate(self._slots):
-            if slot.process and slot.up and slot.process not in self._reloading:
+            if slot.process and slot.up and not slot.is_reloading:
                 self._reload(number, slot.process)
 
     def _reload(self, number: int, process: WorkerProcess) -> None:
-        self._reloading.add(process)
+        self._slots[number].is_reloading = True
         self.spawn(self._replace(number, process, "its files have changed"), f"reload {number}")
+
+    @property
+    def _log_fields(self) -> dict[str, str]:
+        """Fields of the log lines of its workers; those of shared workers name no trigger."""
+        trigger = {"trigger": self.triggers[0].name} if len(self.triggers) == 1 else {}
+        return {"function": self.spec.name, **trigger}
 
     @property
     def _termination_seconds(self) -> float:

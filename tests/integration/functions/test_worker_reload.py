@@ -54,7 +54,11 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
         write_function(REPLY.format(response="new"), workers=2, outputTopic="out")
         for _ in range(4):  # more than the failures after which callers are refused
             await reload.reload()
-            await function.until(lambda: not service._reloading and all(slot.up for slot in service._slots))
+            await function.until(
+                lambda: (
+                    not any(slot.is_reloading for slot in service._slots) and all(slot.up for slot in service._slots)
+                )
+            )
         assert before.isdisjoint({function.pid(number) for number in range(2)})
         assert await reply(function) == b"new"
         assert (service.restarts, service.readiness().ready) == (0, True)
@@ -89,7 +93,7 @@ async def test_a_reload_replaces_all_pools_or_none(
         before = function.pid()
         with pytest.raises(FunctionInvalid, match="no database"):
             await reload.reload()
-        assert not function.service._reloading
+        assert not any(slot.is_reloading for slot in function.service._slots)
         assert (await reply(function), function.pid()) == (b"old", before)
         await other.stop()
 
@@ -115,7 +119,11 @@ async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
         await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
         (tmp_path / "go").touch()
         await function.ready()
-        await function.until(lambda: not function.service._reloading and function.service.readiness().ready)
+        await function.until(
+            lambda: (
+                not any(slot.is_reloading for slot in function.service._slots) and function.service.readiness().ready
+            )
+        )
         assert await reply(function) == b"new"
 
 

@@ -15,7 +15,7 @@ from headrace.records import TopicPartition
 
 
 class Frame:
-    """One caller: it takes a worker again when its frame is taken back, or its worker has ended."""
+    """One caller: it takes a worker again when its frame is recalled, or its worker has ended."""
 
     def __init__(self, model: Model, candidates: Sequence[int]) -> None:
         self.model, self.candidates = model, candidates
@@ -41,17 +41,17 @@ class Model:
     """Workers with at most two frames each, of which the first is at work."""
 
     def __init__(self, workers: int) -> None:
-        self.pool = Allocator(workers, self.take_back)
+        self.pool = Allocator(workers, self.recall)
         self.held: list[deque[Frame]] = [deque() for _ in range(workers)]
         self.up: set[int] = set()
         self.down: set[int] = set()
         self.frames: list[Frame] = []
 
-    def take_back(self, worker: int) -> bool:
-        """Take back the second frame, which the worker has not begun."""
+    def recall(self, worker: int) -> bool:
+        """Recall the second frame, which the worker has not begun."""
         if len(self.held[worker]) < 2:
             return False
-        self.held[worker].pop().left.set_result("taken back")
+        self.held[worker].pop().left.set_result("recalled")
         self.pool.frame_ended(worker)
         return True
 

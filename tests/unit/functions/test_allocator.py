@@ -80,16 +80,16 @@ async def test_callers_are_refused_only_while_every_worker_is_down() -> None:
     assert await waits == 1
 
 
-async def test_a_second_frame_is_taken_back_for_a_worker_that_is_idle() -> None:
+async def test_a_second_frame_is_recalled_for_a_worker_that_is_idle() -> None:
     """Only if nothing waits, and only a frame that the idle worker may serve."""
     taken: list[int] = []
 
-    def take_back(worker: int) -> bool:
+    def recall(worker: int) -> bool:
         taken.append(worker)
         pool.frame_ended(worker)
         return True
 
-    pool = Allocator(2, take_back)
+    pool = Allocator(2, recall)
     pool.started(0)
     assert [await pool.acquire((0, 1)), await pool.acquire((0,))] == [0, 0]
     pool.started(1)

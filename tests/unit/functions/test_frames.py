@@ -14,7 +14,7 @@ from yaml_table import table
 
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
-from headrace.functions.frames import FramePace, FramesInFlight, open_shared_page
+from headrace.functions.frames import NOTHING_BEGUN, FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
 from headrace.testing.pump_harness import Harness, running
 
@@ -43,16 +43,16 @@ async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, ex
     frames.close()
 
 
-async def test_a_frame_is_begun_by_the_worker_or_taken_back_and_never_both() -> None:
+async def test_a_frame_is_begun_by_the_worker_or_recalled_and_never_both() -> None:
     """Who reads its number first has it."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     for _ in range(600):  # numbers begin anew after 256
         first, second = frames.add(1, P), frames.add(1, P)
         number = os.read(frames.claims, 1)[0]
-        assert frames.take_back() == 1
-        assert (first.done(), await second) == (False, None)
+        assert frames.recall() == 1
+        assert (first.done(), await second) == (False, NOTHING_BEGUN)
         assert frames.numbers == {number}
-        assert frames.take_back() == 0
+        assert frames.recall() == 0
         frames.answered(protocol.Done())
         assert await first == protocol.Done()
     frames.close()

@@ -191,10 +191,12 @@ def test_an_output_that_is_not_acknowledged_holds_back_its_record_and_what_follo
         error,
         [error] * 3,
     ]
-    target = destination(FakeWorkers(outputs), kafka)
+    workers = FakeWorkers(outputs)
+    target = destination(workers, kafka)
     stuck = Reply(why, reached=False)
     assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, NOT_BEGUN]
-    target._in_turn = False
+    workers.triggers = [workers.triggers[0].model_copy(update={"ordering": "none"})]
+    target = destination(workers, kafka)
     assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, ACK]
     for _ in range(2):
         with pytest.raises(DestinationUnavailable, match=why):

@@ -12,6 +12,7 @@ import pytest
 from headrace.delivery.outcomes import ACK
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
+from headrace.functions.frames import NOTHING_BEGUN
 from headrace.functions.process import WorkerProcess
 from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
@@ -193,5 +194,5 @@ async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_en
         response = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
         await asyncio.sleep(0)
         (folder / "go").touch()
-        result = await response  # without WorkerLost: None if it was recalled before the worker began it
-        assert result is None or isinstance(result, protocol.Done)
+        result = await response  # without WorkerLost: NOTHING_BEGUN if it was recalled before the worker began it
+        assert isinstance(result, protocol.Done) or result == NOTHING_BEGUN

@@ -1,7 +1,7 @@
 """`python -m headrace.functions.worker WIRE PROGRESS CLAIMS`: one worker process on three inherited descriptors.
 
 WIRE is a socket to the parent. PROGRESS is a file whose first 8 bytes the parent watches. CLAIMS is a pipe that has
-the number of each frame until it is begun or taken back. SIGTERM lets the present frame end; the parent handles the
+the number of each frame until it is begun or recalled. SIGTERM lets the present frame end; the parent handles the
 terminal's interrupt.
 """
 

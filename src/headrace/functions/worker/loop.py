@@ -181,15 +181,35 @@ def prepare(
     return runs, serving
 
 
+class _Claims:
+    """Which of the received frames may begin: the parent recalls a frame by taking its number from the pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.number = 0
+        """Of the last frame that was received."""
+        self._pipe = pipe
+        self._claimed: int | None = None
+        """The number that was read last, until its frame is received."""
+
+    def claim(self) -> bool:
+        """Count a frame that was received, and return whether it may begin; else the parent has recalled it."""
+        self.number = (self.number + 1) % _NUMBERS
+        if self._claimed is None:
+            with contextlib.suppress(BlockingIOError):
+                self._claimed = int.from_bytes(os.read(self._pipe, 1))
+        if self._claimed != self.number:
+            return False
+        self._claimed = None
+        return True
+
+
 class Worker:
     """One worker process's life."""
 
     def __init__(self, end: socket.socket, progress: mmap.mmap, claims: int) -> None:
         self.end = end
         self._progress = progress
-        self._claims = claims
-        self._claimed: int | None = None  # the number that was read last, until its frame is received
-        self._number = 0
+        self._claims = _Claims(claims)
         self._reader = protocol.FrameReader(protocol.decode_to_worker)
         self._received: deque[protocol.ToWorker] = deque()
         self._runs: _Plain | _OnEventLoop = _Plain(self.read)
@@ -240,10 +260,10 @@ class Worker:
                     self._send(self._drain(platform))
                 elif isinstance(message, protocol.Schema):
                     serving.bodies.learn(message)
-                elif isinstance(message, protocol.Work) and self._claim():
+                elif isinstance(message, protocol.Work) and self._claims.claim():
                     if self._stop_requested:
                         break  # the parent sees that it was not begun
-                    response = self._runs.run(serving.serve(message, self._number + 1))
+                    response = self._runs.run(serving.serve(message, self._claims.number + 1))
                     self._drained = False
                     self._report_callback(platform)
                     self._write(response)
@@ -255,17 +275,6 @@ class Worker:
                 self._runs.call(platform.on_drain)
             if platform.on_termination:
                 self._runs.call(platform.on_termination)
-
-    def _claim(self) -> bool:
-        """Count a frame that was received, and return whether it may begin; else the parent has taken it back."""
-        self._number = (self._number + 1) % _NUMBERS
-        if self._claimed is None:
-            with contextlib.suppress(BlockingIOError):
-                self._claimed = int.from_bytes(os.read(self._claims, 1))
-        if self._claimed != self._number:
-            return False
-        self._claimed = None
-        return True
 
     def _report_callback(self, platform: Platform) -> None:
         """Report a drain callback to the parent, before it takes the worker for idle."""

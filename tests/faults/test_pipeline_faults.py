@@ -29,7 +29,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.failpoints import VARIABLE
 from headrace.testing.secured import kafka_settings
-from tests.integration.pipelines.test_pipelines import gone, until
+from tests.integration.pipelines.test_pipelines import QUICK, gone, until
 from tests.postgres_server import PostgresServer, postgres_server
 
 pytestmark = pytest.mark.heavy
@@ -54,7 +54,7 @@ class Copying:
             "trigger": {"interval_seconds": 0.5, "max_records": BATCH},
             "sources": {"a": {"topic": source, "schema": "id INT, pad STRING"}},
             "flows": {},
-            "driver": {"shuffle_partitions": 1},
+            "driver": {"shuffle_partitions": 1, **QUICK},
         }
         self.add_flow("copy", {"topic": out, "key": "id", **sink})
 
@@ -316,26 +316,6 @@ def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: flo
     assert set(found) == set(range(scenario.sent))
     assert found.total() == len(found)
     assert restarts == 0 or seconds > 60
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scope", EXACT)
-@pytest.mark.timeout(600)
-def test_a_once_run_is_exactly_once_over_a_second_run(copying: Callable[..., Copying], scope: str) -> None:
-    """Each run continues with the next batch number."""
-    scenario = copying(**EXACT[scope])
-    scenario.spec["trigger"] = {"once": True, "max_records": BATCH}
-
-    async def main() -> None:
-        for _ in range(2):
-            scenario.send(3 * BATCH)
-            async with scenario.running() as run:
-                await until(lambda: run.status()["state"] == "finished", run)
-
-    asyncio.run(main())
-    found = scenario.found()
-    assert set(found) == set(range(scenario.sent))
-    assert found.total() == len(found)
 
 
 @pytest.mark.long

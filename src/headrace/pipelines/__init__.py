@@ -1,5 +1,5 @@
-"""Pipelines: SQL and Python over Kafka topics, run by Spark in a driver process of their own.
+"""Pipelines: SQL and Python over Kafka topics, run by Spark in a separate driver process.
 
-This file exports nothing on purpose: the driver process imports `spec` and `graph` through it, and meets nothing
-of the process that watches it.
+This file exports nothing on purpose: the driver process imports `spec` and `graph` through it, and must not load the
+code of the process that watches it.
 """

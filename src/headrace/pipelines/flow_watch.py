@@ -10,7 +10,7 @@ from headrace.runtime import Clock
 _PYTHON_ATTEMPTS = 5
 _PYTHON_ADVICE = "Correct the code, filter such records out, or give Python more memory; then resume the pipeline"
 _START_SECONDS = 300.0
-"""A start is no stall before this time without progress: Java, sources and checkpoints may need minutes."""
+"""A start counts as stalled after this time at the earliest: Java, sources and checkpoints may need minutes."""
 
 
 class FlowWatch:

@@ -42,7 +42,7 @@ class DriverTask(Section):
     expect: dict[str, Rows | None] = {}
     """Flow or view to its expected rows; None only returns the rows that it has."""
     streaming: bool = False
-    """Whether each step is a micro-batch of its own; otherwise all steps are one table."""
+    """Whether each step is a separate micro-batch; otherwise all steps are one table."""
 
 
 SECRETS_FILE = "secrets.properties"

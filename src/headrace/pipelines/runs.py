@@ -51,7 +51,7 @@ class PipelineRun(Service):
         admin: Admin,
         registry: SchemaRegistryConfig = SchemaRegistryConfig(),  # noqa: B008 immutable
     ) -> None:
-        """Prepare a run, with a folder of its own in `state_dir` for checkpoints and logs.
+        """Prepare a run, with its own folder in `state_dir` for checkpoints and logs.
 
         Raises:
             ConfigError: Java's Kafka client cannot do what the settings of TLS and login ask for.

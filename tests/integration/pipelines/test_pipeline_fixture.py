@@ -29,7 +29,6 @@ def test_rows_of_a_pipeline_for_given_rows(pipeline_rows: Any, tmp_path: Path) -
     given = {"passages": [{"plate": "B 1", "cents": 400}], "owners": [{"plate": "B 1", "owner": "Carl"}]}
     assert pipeline_rows(file, "by_owner", given) == [{"owner": "Carl", "cents": 400}]
     steps = {"passages": [[{"gate": "north"}], [{"gate": "north"}]]}
-    assert pipeline_rows(file, "by_gate", steps) == [{"gate": "north", "n": 2}]
     streamed = pipeline_rows(file, "by_gate", steps, streaming=True)
     assert streamed == [{"gate": "north", "n": 1}, {"gate": "north", "n": 2}]
     with pytest.raises(PipelineInvalid, match=r"given\.passages has the column plte"):

@@ -1,4 +1,4 @@
-"""What shall fail, late rows, real-time mode and made rows of a pipeline, on a real broker and a real Spark."""
+"""Permanent failures, late rows, real-time mode and generated rows of a pipeline, on a real broker and a real Spark."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.integration.pipelines.test_pipelines import produce, records_of, runn
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 
+LARGE = "SELECT id, repeat('x', if(id = 9, 2000000, 1)) AS text FROM passages"
 REALTIME = {"trigger": {"realtime": True, "checkpoint_seconds": 5}}
 
 
@@ -27,10 +28,12 @@ REALTIME = {"trigger": {"realtime": True, "checkpoint_seconds": 5}}
         ({}, {}, {"rules": {"small": {"check": "id < 9", "otherwise": "fail"}}}, "a row breaks rule small"),
         ({}, {"value_format": "avro", "schema": None}, {}, "sources.passages: "),
         ({}, {}, {"sql": "SELECT idd FROM passages"}, "flows.f: UNRESOLVED_COLUMN.WITH_SUGGESTION"),
+        ({}, {}, {"sql": LARGE}, "RecordTooLarge"),
+        ({}, {}, {"sql": LARGE, "sink": {"delivery": "exactly_once"}}, "RECORD_TOO_LARGE"),
         (REALTIME, {}, {"sql": "SELECT id, count(*) AS n FROM passages GROUP BY id"}, "use trigger.interval_seconds"),
     ],
 )
-async def test_what_shall_fail_fails_for_good(
+async def test_a_permanent_failure_is_not_retried(
     kafka: Any,
     topic: Any,
     schema_registry: Any,
@@ -44,7 +47,7 @@ async def test_what_shall_fail_fails_for_good(
     again."""
     read_from, out = topic(), topic()
     given = {"topic": read_from, "schema": "id INT", **source}
-    written = {"sql": "SELECT * FROM passages", "sink": {"topic": out}, **flow}
+    written = {"sql": "SELECT * FROM passages", **flow, "sink": {"topic": out, **flow.get("sink", {})}}
     spec = {
         "name": "strict",
         "sources": {"passages": {name: value for name, value in given.items() if value}},
@@ -59,25 +62,9 @@ async def test_what_shall_fail_fails_for_good(
         assert reason in run.readiness().reason
         assert "c4nary" not in run.readiness().reason
         assert run.status()["restarts"] == 0
-    assert b'{"id":9}' not in [record.value for record in await records_of(settings, out)]
-
-
-async def test_a_handler_that_shall_fail_names_the_record(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """Its flow stops. Readiness names the record and the error; the value is not shown."""
-    source, out = topic(), topic()
-    (tmp_path / "main.py").write_text("def handler(context, event):\n    raise KeyError(event.body['secret'])\n")
-    spec = {
-        "name": "fails",
-        "folder": str(tmp_path),
-        "sources": {"a": {"topic": source, "schema": "x INT"}},
-        "flows": {"f": {"handler": "main:handler", "reads": ["a"], "on_error": "fail", "sink": {"topic": out}}},
-    }
-    produce(kafka.bootstrap_servers, source, [b'{"secret": "c4nary"}'])
-    async with running(spec, KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "state") as run:
-        await until(lambda: run.status()["state"] == "failed", run)
-        assert run.status()["restarts"] == 0
-        assert f"{source}-0-0 failed with KeyError after 1 attempts, and on_error is fail" in run.readiness().reason
-        assert "c4nary" not in run.readiness().reason
+    values = [record.value for record in await records_of(settings, out)]
+    assert b'{"id":9}' not in values
+    assert len(values) == len(set(values))
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])
@@ -162,7 +149,7 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any,
     assert await values(f"{source}.dlq") == {b"{bad"}
 
 
-async def test_made_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
+async def test_generated_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
     """For tries: no topic is needed."""
     spec = {
         "name": "tryout",

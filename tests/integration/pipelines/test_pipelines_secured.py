@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import stat
 import time
 import urllib.error
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
@@ -19,10 +18,11 @@ from confluent_kafka.admin._acl import AclBinding, AclOperation
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
+from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.security import allowed
 from headrace.testing.secured import SecuredCluster
-from tests.integration.pipelines.test_pipelines import produce, working_below
+from tests.integration.pipelines.test_pipelines import produce, rows, working_below
 from tests.least_rights import rows_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
@@ -54,17 +54,11 @@ def send(servers: str, topic: str, numbers: range) -> None:
 
 def ids(servers: str, topic: str, wanted: int) -> list[int]:
     """Read a topic until it has as many records as wanted, and return their ids in order."""
-    group = {"group.id": f"reader-{topic}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, **group})
-    consumer.subscribe([topic])
-    found: list[int] = []
     end = time.monotonic() + LIMIT_SECONDS
-    while len(found) < wanted and time.monotonic() < end:
-        record = consumer.poll(0.2)
-        if record is not None and not record.error():
-            found.append(json.loads(record.value())["id"])
-    consumer.close()
-    return sorted(found)
+    while True:
+        found = [row["id"] for _, row in asyncio.run(rows(KafkaConfig(bootstrap_servers=servers), topic))]
+        if len(found) >= wanted or time.monotonic() > end:
+            return sorted(found)
 
 
 def get(process: HeadraceProcess, path: str) -> str:

@@ -14,13 +14,13 @@ from headrace.pipelines import driver_inputs
 from headrace.pipelines.driver_process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
-from tests.pipeline_bench import Bench, Started
+from tests.pipeline_harness import Harness, Started
 from tests.running_server import pytest_pyfunc_call, server  # noqa: F401
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Start a run: `async with started() as bench`."""
+    """Start a run: `async with started() as harness`."""
 
     async def toolchain() -> Toolchain:
         return Toolchain((), ClassArchive(Java(Path("java"), Path("java/bin/java"), 17, ""), Path("jars")))
@@ -33,17 +33,17 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         kafka: KafkaConfig | None = None,
         missing: Mapping[str, Exception] | None = None,
         spec: PipelineSpec | None = None,
-    ) -> AsyncIterator[Bench]:
-        bench = Bench(tmp_path, kafka or KafkaConfig(), spec)
-        bench.missing.update(missing or {})
+    ) -> AsyncIterator[Harness]:
+        harness = Harness(tmp_path, kafka or KafkaConfig(), spec)
+        harness.missing.update(missing or {})
         monkeypatch.setattr(driver_inputs, "run_blocking", at_once)
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", bench.start_driver)
+        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", harness.start_driver)
         monkeypatch.setattr(driver_inputs, "find_toolchain", toolchain)
-        await bench.run.start()
-        await bench.clock.settle()
+        await harness.run.start()
+        await harness.clock.settle()
         try:
-            yield bench
+            yield harness
         finally:
-            await bench.run.stop()
+            await harness.run.stop()
 
     return start

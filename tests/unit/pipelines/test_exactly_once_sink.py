@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,9 @@ def batch(rows: str) -> Any:
     return SimpleNamespace(toArrow=lambda: rows, sparkSession=SimpleNamespace(sparkContext=context))
 
 
-def sink(target: Target, checkpoint: Path, *, planned: int = -1, accepts: bool = False) -> ExactlyOnceSink:
+def sink(
+    target: Target, checkpoint: Path, *, planned: int = -1, accepts: bool = False, reads: list[int] | None = None
+) -> ExactlyOnceSink:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     for number in range(planned + 1):
         (checkpoint / "offsets" / str(number)).touch()
@@ -70,7 +73,12 @@ def sink(target: Target, checkpoint: Path, *, planned: int = -1, accepts: bool =
         target.name = query
         return target
 
-    return ExactlyOnceSink("f", make, checkpoint, accepts=accepts)
+    def read(batch: Any, number: int) -> Any:
+        if reads is not None:
+            reads.append(number)
+        return batch.toArrow()
+
+    return ExactlyOnceSink("f", make, checkpoint, accepts=accepts, read=read)
 
 
 def test_batches_follow_each_other(tmp_path: Path) -> None:
@@ -83,61 +91,45 @@ def test_batches_follow_each_other(tmp_path: Path) -> None:
     assert target.name == "id of sql.streaming.queryId"
 
 
-@pytest.mark.parametrize(("number", "written"), [(5, ["rows"]), (6, [])])
-def test_a_batch_that_comes_again_is_written_once(tmp_path: Path, number: int, written: list[str]) -> None:
-    """After a restart Spark gives the last batch again, whether it was written or not."""
-    target = Target(number)
-    sink(target, tmp_path, planned=5)(batch("rows"), 5)
-    assert target.rows == written
-    assert target.number == 6
-
-
-@pytest.mark.parametrize(("number", "text"), [(7, "is an old copy"), (3, "its last is 2")])
+@pytest.mark.parametrize(
+    ("known", "number", "refusal", "accepted"),
+    [
+        (5, 5, "", ["rows"]),  # Spark gives the last batch again, which the target does not have
+        (6, 5, "", []),  # or has
+        (None, 6, "", ["rows"]),  # Kafka has forgotten the group, and this batch is new
+        (None, 5, r"it has none.*accept_unknown_batch: true", ["rows"]),  # or it may have been written
+        (3, 5, "its last is 2", ["rows"]),
+        (7, 5, "is an old copy", None),
+    ],
+)
 @pytest.mark.parametrize("accepts", [True, False])
-def test_another_checkpoint_is_refused(tmp_path: Path, number: int, text: str, *, accepts: bool) -> None:
-    """A number that does not follow would repeat rows or leave some out; only the second can be accepted."""
-    target = Target(number)
+def test_a_batch_after_a_restart_is_written_once_or_refused(
+    tmp_path: Path, known: int | None, number: int, refusal: str, accepted: list[str] | None, *, accepts: bool
+) -> None:
+    """A number that does not follow would repeat rows or leave some out; only a batch in doubt can be accepted."""
+    target = Target(known)
     write = sink(target, tmp_path, planned=5, accepts=accepts)
-    if accepts and number < 5:
-        write(batch("rows"), 5)
-        assert target.rows == ["rows"]
-        return
-    with pytest.raises(PipelineInvalid, match=text):
-        write(batch("rows"), 5)
-    assert isinstance(write.failure, PipelineInvalid)
-    assert target.rows == []
-
-
-@pytest.mark.parametrize("accepts", [True, False])
-def test_a_batch_in_doubt_without_a_number_is_refused(tmp_path: Path, *, accepts: bool) -> None:
-    """Kafka forgets groups after a week: a batch that may have been written before is not written again unasked."""
-    target = Target(None)
-    write = sink(target, tmp_path, planned=5, accepts=accepts)
-    if accepts:
-        write(batch("rows"), 5)
-        assert target.rows == ["rows"]
+    if refusal and not (accepts and accepted):
+        with pytest.raises(PipelineInvalid, match=refusal):
+            write(batch("rows"), number)
+        assert isinstance(write.failure, PipelineInvalid)
+        assert target.rows == []
     else:
-        with pytest.raises(PipelineInvalid, match=r"it has none.*accept_unknown_batch: true"):
-            write(batch("rows"), 5)
-
-
-def test_a_new_batch_without_a_number_is_written(tmp_path: Path) -> None:
-    """A run a month after the last finds no number either; nothing of its first batch can be there."""
-    target = Target(None)
-    sink(target, tmp_path, planned=5)(batch("rows"), 6)
-    assert (target.rows, target.number) == (["rows"], 7)
+        write(batch("rows"), number)
+        assert (target.rows, target.number) == (accepted, number + 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("number", [None, 6])
 def test_a_failure_on_either_side_of_the_commit_repeats_nothing(tmp_path: Path, when: str, number: int | None) -> None:
-    """The target is opened again, asked, and only then written to, until the batch is there once."""
+    """The target is opened again, which returns its number, and only then written to, until the batch is there once."""
     target = Target(number)
     target.failures = [(when, KafkaTimeout("lost")), (when, KafkaTimeout("lost"))]
-    write = sink(target, tmp_path, planned=5)
+    reads = list[int]()
+    write = sink(target, tmp_path, planned=5, reads=reads)
     write(batch("rows 6"), 6)
     write(batch("rows 7"), 7)
-    assert target.rows == ["rows 6", "rows 7"]
+    assert (target.rows, reads) == (["rows 6", "rows 7"], [6, 7])  # reading with tasks writes, so it happens once
     assert target.opened == 3
     assert write.failure is None
 
@@ -162,25 +154,19 @@ def test_what_does_not_go_away_is_raised_at_once(tmp_path: Path) -> None:
     assert write.failure.description == "no right"
 
 
-def test_what_stays_for_a_minute_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver then starts again, with its pauses."""
+@pytest.mark.parametrize(("seconds", "failures", "opened"), [(10, 100, 8), (100, 1, 2)])
+def test_a_failure_is_raised_after_a_minute_of_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, failures: int, opened: int
+) -> None:
+    """The minute begins when the first attempt has failed, which may take longer itself."""
     target = Target()
-    target.failures = [("before", KafkaTimeout("lost"))] * 100
-    times = iter(range(0, 1000, 10))
+    target.failures = [("before", KafkaTimeout("lost"))] * failures
+    times = iter(range(0, 1000, seconds))
     monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
-    with pytest.raises(KafkaTimeout):
+    expected = pytest.raises(KafkaTimeout) if failures > 1 else contextlib.nullcontext()
+    with expected:
         sink(target, tmp_path)(batch("rows"), 0)
-    assert target.opened == 8
-
-
-def test_a_failure_that_took_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction may fail after more than a minute; the minute of tries begins then."""
-    target = Target()
-    target.failures = [("before", KafkaTimeout("lost after 100 seconds"))]
-    times = iter(range(0, 1000, 100))
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
-    sink(target, tmp_path)(batch("rows"), 0)
-    assert target.rows == ["rows"]
+    assert (target.opened, target.rows) == (opened, [] if failures > 1 else ["rows"])
 
 
 @pytest.mark.parametrize("security", table(__file__, "secrets_are_in_the_document_for_standard_input_only"))
@@ -252,20 +238,6 @@ def test_speculation_is_refused_with_scope_task() -> None:
     """The second task of a pair would fence the first, and the first the second when it is tried again."""
     for scope, value, count in (("task", "true", 1), ("task", True, 1), ("task", False, 0), ("batch", True, 0)):
         assert len(problems_of(exact(scope, settings={"spark.speculation": value}))) == count
-
-
-def test_rows_are_read_as_the_sink_says(tmp_path: Path) -> None:
-    """With tasks that write there are none left, and reading them again would write them again."""
-    target, calls = Target(), list[int]()
-    target.failures = [("before", KafkaTimeout("lost"))]
-
-    def read(batch: Any, number: int) -> str:
-        calls.append(number)
-        return "none left"
-
-    write = ExactlyOnceSink("f", lambda query: target, tmp_path, accepts=False, read=read)
-    write(batch("rows"), 0)
-    assert (target.rows, calls) == (["none left"], [0])
 
 
 def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:

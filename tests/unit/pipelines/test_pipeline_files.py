@@ -1,4 +1,4 @@
-"""Pipeline files: what they may say, and how their mistakes are told."""
+"""Pipeline files: what they may say, and how their mistakes are reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.certificates import Authority
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver_tasks import TaskDriver
-from headrace.pipelines.load import load_pipeline, load_pipelines
+from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.spec import PipelineSpec
 
 GOOD = table(__file__, "good")
@@ -114,21 +114,8 @@ def test_without_the_parser_a_check_says_that_sql_is_unchecked(
     assert caplog.messages == [f"{path}:1: the SQL of pipeline delays is not checked: install headrace[pipelines]"]
 
 
-def test_a_circle_over_two_flows_is_found(tmp_path: Path) -> None:
-    """What one flow writes and another reads must not come back to where it began."""
-    text = (
-        "name: p\n"
-        "sources: {a: {topic: a, schema: x INT}, b: {topic: b, schema: x INT}}\n"
-        "flows:\n"
-        "  there: {sql: SELECT * FROM a, sink: {topic: b}}\n"
-        "  back: {sql: SELECT * FROM b, sink: {topic: a}}\n"
-    )
-    (told,) = problems(tmp_path, text)
-    assert "is part of a loop" in told
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing file and a file that is no text are told in a sentence."""
+    """A missing file and a file that is not text have a sentence."""
     with pytest.raises(PipelineInvalid, match=r"none\.yaml: cannot be read: No such file"):
         load_pipeline(tmp_path / "none.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
@@ -136,15 +123,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_pipeline(tmp_path / "bytes.yaml")
     assert problems(tmp_path, "name: [") != []
     assert problems(tmp_path, "just text") != []
-
-
-def test_two_pipelines_of_one_name_are_refused(tmp_path: Path) -> None:
-    """They would write to the same checkpoints."""
-    for name in ("a.yaml", "b.yaml"):
-        (tmp_path / name).write_text(GOOD)
-    assert len(load_pipelines([tmp_path / "a.yaml"])) == 1
-    with pytest.raises(PipelineInvalid, match=r"b\.yaml: name: .*a\.yaml has the name delays too"):
-        load_pipelines([tmp_path / "a.yaml", tmp_path / "b.yaml"])
 
 
 def secured(folder: Path, security: str, servers: str = "other:1") -> str:

@@ -123,18 +123,6 @@ def test_an_internal_topic_is_not_written(call: Call) -> None:
     assert {"key": "headrace.dlq.error", "value": b"TopicInternal"} in row["headers"]
 
 
-def test_async_handlers_and_async_set_up(call: Call) -> None:
-    """Coroutines are awaited on the event loop of the worker."""
-    code = (
-        "import asyncio\n"
-        "async def init_context(context):\n    context.user_data.lock = asyncio.Lock()\n"
-        "async def handler(context, event):\n"
-        "    async with context.user_data.lock:\n        await asyncio.sleep(0)\n"
-        "    return event.body + 1"
-    )
-    assert [row["value"] for row in call(code, b"1", b"2")] == [b"2", b"3"]
-
-
 def test_types_and_explicit_acknowledgements(call: Call) -> None:
     """`Event[T]` makes a T of the body. An explicit acknowledgement says why there is none."""
     code = (
@@ -186,12 +174,6 @@ def test_attempts_call_only_failed_records_again(call: Call) -> None:
     rows = call(code, b"1", b"2", b"3", attempts=3)
     assert [row["value"] for row in rows if row["topic"] == "out"] == [b"1", b"2", b"3"]
     assert [row["value"] for row in rows if row["topic"] == "log"] == [b"[1]", b"[1, 2, 3, 2, 2]", b"[1, 2, 3]"]
-
-
-def test_drop_counts_and_writes_nothing(call: Call) -> None:
-    """The row without a topic is only counted."""
-    rows = call(FAILS, b"1", b"2", on_error="drop")
-    assert [(row["topic"], row["failed"]) for row in rows] == [("out", False), (None, True)]
 
 
 def test_fail_names_the_record_and_not_its_value(call: Call, capfd: pytest.CaptureFixture[str]) -> None:

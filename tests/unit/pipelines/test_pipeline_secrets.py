@@ -16,7 +16,7 @@ from headrace.pipelines import driver_inputs, protocol
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime import Deadline, Service
-from tests.pipeline_bench import READY, Started
+from tests.pipeline_harness import READY, Started
 
 
 def _login(password: str, ca: str = "") -> KafkaSecurity:
@@ -34,23 +34,23 @@ async def test_changed_secrets_are_taken_up_between_micro_batches(started: Start
     Authority(tmp_path, "ca")
     kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
     secrets = tmp_path / "delays" / "secrets.properties"
-    async with started(kafka) as bench:
-        bench.lives[0].tell(*READY)
-        await bench.clock.settle()
+    async with started(kafka) as harness:
+        harness.drivers[0].report(*READY)
+        await harness.clock.settle()
         assert "c4nary-1" in text_of(secrets)
-        assert "c4nary-1" not in bench.plans[0].model_dump_json()
+        assert "c4nary-1" not in harness.plans[0].model_dump_json()
         kafka.security.use(_login("c4nary-2", str(tmp_path / "none.pem")))
-        await bench.clock.advance(10)
-        assert (len(bench.lives), bench.reason) == (1, "")
+        await harness.clock.advance(10)
+        assert (len(harness.drivers), harness.reason) == (1, "")
         kafka.security.use(_login("c4nary-2"))
-        await bench.clock.advance(10)
-        assert [life.stops for life in bench.lives] == [1, 0]
-        assert bench.reason == ""
+        await harness.clock.advance(10)
+        assert [driver.stops for driver in harness.drivers] == [1, 0]
+        assert harness.reason == ""
         assert "c4nary-2" in text_of(secrets)
-        bench.lives[1].tell(*READY)
-        await bench.clock.advance(30)
-        assert [life.stops for life in bench.lives] == [1, 0]
-        await bench.run.drain(Deadline(bench.clock, 5))
+        harness.drivers[1].report(*READY)
+        await harness.clock.advance(30)
+        assert [driver.stops for driver in harness.drivers] == [1, 0]
+        await harness.run.drain(Deadline(harness.clock, 5))
         assert not secrets.exists()
 
 
@@ -61,13 +61,13 @@ async def test_no_secret_is_left_without_a_driver(
     """The driver ends while changed secrets are read, or the run ends while a driver starts."""
     Authority(tmp_path, "ca")
     kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
-    async with started(kafka) as bench:
+    async with started(kafka) as harness:
 
         async def failing(function: Callable[[], Any]) -> Any:
-            bench.lives[0].tell(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
-            bench.lives[0].end(1)
-            await bench.clock.settle()
-            assert bench.run.status()["state"] == "failed"
+            harness.drivers[0].report(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+            harness.drivers[0].end(1)
+            await harness.clock.settle()
+            assert harness.run.status()["state"] == "failed"
             return function()
 
         async def endless(owner: Service, plan: protocol.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
@@ -77,20 +77,20 @@ async def test_no_secret_is_left_without_a_driver(
         if moment == "renewal":
             monkeypatch.setattr(driver_inputs, "run_blocking", failing)
             kafka.security.use(_login("c4nary-2"))
-            await bench.clock.advance(10)
+            await harness.clock.advance(10)
         else:
             monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", endless)
-            bench.lives[0].end(1)
-            await bench.clock.advance(1)
-            await bench.run.stop()
+            harness.drivers[0].end(1)
+            await harness.clock.advance(1)
+            await harness.run.stop()
     assert not list((tmp_path / "delays").iterdir())
 
 
 async def test_certificates_that_cannot_be_read_are_waited_for(started: Started, tmp_path: Path) -> None:
     """No driver starts without them; the reason names the file."""
-    async with started(KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))) as bench:
-        assert not bench.lives
-        assert "tls.ca" in bench.reason
+    async with started(KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))) as harness:
+        assert not harness.drivers
+        assert "tls.ca" in harness.reason
         Authority(tmp_path, "ca")
-        await bench.clock.advance(1)
-        assert len(bench.lives) == 1
+        await harness.clock.advance(1)
+        assert len(harness.drivers) == 1

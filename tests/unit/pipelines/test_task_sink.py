@@ -118,7 +118,7 @@ def test_other_keys_are_refused(target: Target, tmp_path: Path, records: Any, *,
 
 @pytest.mark.parametrize("accepts", [True, False])
 def test_a_task_of_a_lost_driver_changes_nothing(target: Target, tmp_path: Path, *, accepts: bool) -> None:
-    """It comes to life again when the next driver has gone on."""
+    """It continues after the next driver has written further batches."""
     target.number = 7
     with pytest.raises(PipelineInvalid):
         run(tmp_path, 5, (b"a", b"1"), accepts=accepts)

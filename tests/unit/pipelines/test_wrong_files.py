@@ -13,13 +13,6 @@ from headrace.pipelines.load import load_pipeline, load_pipelines
 from tests.wrong_pipelines import CASES, KNOWN_TO_SPARK, said_of, write_wrong
 
 
-def test_the_corpus_has_many_causes() -> None:
-    """Fifty files with twenty-five causes; a cause is a sentence without names."""
-    causes = {" ".join(line.split(": ", 2)[-1].split()[:3]) for name in CASES for line in said_of(name)}
-    assert len(CASES) >= 50
-    assert len(causes) >= 25
-
-
 @pytest.mark.parametrize("name", [name for name in CASES if name not in KNOWN_TO_SPARK])
 def test_a_wrong_file_is_refused_with_line_cause_and_remedy(tmp_path: Path, name: str) -> None:
     """Without Spark, and all problems at once."""

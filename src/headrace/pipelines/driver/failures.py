@@ -76,7 +76,7 @@ def part(path: str) -> Iterator[None]:
 
 
 def _traces(cause: BaseException) -> list[str]:
-    """Return the traces of Java. The error of a query has no trace of its own causes; that of its cause has."""
+    """Return the traces of Java. The error of a query lacks the trace of its causes; the error of its cause has it."""
     found = [getattr(each, "_stackTrace", None) or "" for each in (cause, getattr(cause, "_cause", None))]
     return [*found, getattr(cause, "_stacktrace", None) or "", str(cause).partition("JVM stacktrace:")[2]]
 

@@ -28,7 +28,7 @@ _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it write
 _RETRIES = 6  # of a call of a Spark Connect server that does not answer: about half a minute
 _LONGEST_BACKOFF_MS = 10_000
 _HEAP_FULL = 3  # exit code of a JVM that ends because of -XX:+ExitOnOutOfMemoryError
-_TASK_FAILURES = 4  # without a limit of failures, no task in the driver's process is tried again
+_TASK_FAILURES = 4  # without this limit, tasks in the driver's process are not retried
 _SETTINGS = Path(__file__).with_name("spark.properties")
 _LOOPBACK = "127.0.0.1"
 _PROVIDERS = "org.apache.kafka.automatic.config.providers=org.apache.kafka.common.config.provider.FileConfigProvider"

@@ -117,7 +117,7 @@ def _test(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
             spark.createDataFrame([], spark.table(corrupt).schema).createOrReplaceTempView(corrupt)
         schema, below, steps = spark.table(name).schema, folder / name, task.given.get(name) or [[]]
         below.mkdir(parents=True)
-        if fixed or not task.streaming:  # Spark would read several files in an order of its own
+        if fixed or not task.streaming:  # Spark would not read several files in this order
             steps = [[row for step in steps for row in step]]
         for number, step in enumerate(steps):
             file = below / f"{number}.json"

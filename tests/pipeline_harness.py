@@ -44,7 +44,7 @@ def progress(batch_id: int, **values: Any) -> protocol.FlowProgress:
     return protocol.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
 
 
-def held(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
+def delayed(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
     """Return an event, and a function that does the work when the event is set."""
     event = asyncio.Event()
 
@@ -56,7 +56,7 @@ def held(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[...
 
 
 class FakeDriver:
-    """One life: tells what it is given, and ends when the test or the run says so."""
+    """A driver that reports what a test gives it, and ends when the test or the run says so."""
 
     pid = 4711
 
@@ -65,9 +65,9 @@ class FakeDriver:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stops = 0
         self.last: list[protocol.AnyEvent] = []
-        self.words = ""
+        self.output = ""
 
-    def tell(self, *events: protocol.AnyEvent) -> None:
+    def report(self, *events: protocol.AnyEvent) -> None:
         for event in events:
             self.queue.put_nowait(event)
 
@@ -85,25 +85,25 @@ class FakeDriver:
 
     async def stop(self, deadline: Deadline) -> None:
         self.stops += 1
-        self.tell(*self.last)
+        self.report(*self.last)
         self.end(0)
 
     def kill(self) -> None:
         self.end(-9)
 
     def last_output(self) -> str:
-        return self.words
+        return self.output
 
     def bound_output(self) -> None:
         pass
 
 
-class Bench:
+class Harness:
     """A run with everything around it faked."""
 
     def __init__(self, folder: Path, kafka: KafkaConfig, spec: PipelineSpec | None = None) -> None:
         self.clock = ManualClock()
-        self.lives: list[FakeDriver] = []
+        self.drivers: list[FakeDriver] = []
         self.plans: list[protocol.DriverPlan] = []
         self.missing: dict[str, Exception] = {}
         self.topic_id = "1"
@@ -135,13 +135,13 @@ class Bench:
         self.plans.append(plan)
         plan.folder.mkdir(exist_ok=True)
         write_secrets(plan.folder, security.secrets)
-        self.lives.append(FakeDriver())
-        return self.lives[-1]
+        self.drivers.append(FakeDriver())
+        return self.drivers[-1]
 
     def publish_slowly(self) -> asyncio.Event:
         """Let the driver read a batch whose positions Kafka takes only after the event that is returned."""
-        answered, self.run._publisher._publish = held(self.alter_group_offsets)
-        self.lives[0].tell(*READY, progress(0))
+        answered, self.run._publisher._publish = delayed(self.alter_group_offsets)
+        self.drivers[0].report(*READY, progress(0))
         return answered
 
     async def pause_and_resume(self) -> asyncio.Future[None]:
@@ -157,4 +157,4 @@ class Bench:
         return self.run.readiness().reason
 
 
-Started = Callable[..., AbstractAsyncContextManager[Bench]]
+Started = Callable[..., AbstractAsyncContextManager[Harness]]

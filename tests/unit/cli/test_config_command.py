@@ -100,7 +100,7 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]\nkafka: {security: {tls: {verify_certificate: false}}}")
     (folder / "p.yaml").write_text(PIPELINE)
     assert headrace("config", "check") == 78
-    assert "Java's Kafka client, which pipelines use, always verifies" in capsys.readouterr().err
+    assert "Java's Kafka client, which always verifies" in capsys.readouterr().err
 
 
 def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -385,7 +385,7 @@ async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None
         assert (await function.ask("GET", "/", sec_fetch_site="cross-site", **bearer)).status == 403
         assert (await function.ask("GET", "/", content_encoding="gzip", **bearer)).status == 200
         port = int(function.web.url.rpartition(":")[2])
-        with pytest.raises(PortTaken, match=r"set the port of fn\.web to another one"):
+        with pytest.raises(PortTaken, match=r"change the port of fn\.web"):
             Listening(folder, port=port).web.claim()
 
 

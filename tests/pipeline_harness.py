@@ -1,4 +1,4 @@
-"""The watching side of a pipeline with everything around it faked."""
+"""Pipelines for unit tests: small files, and a run with everything around it faked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from headrace.config.kafka import KafkaConfig
+from headrace.errors import HeadraceError
 from headrace.pipelines import protocol
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.driver_process import Toolchain
@@ -27,6 +28,52 @@ SPEC = PipelineSpec.model_validate(
         "flows": {"by_carrier": {"sql": "SELECT * FROM flights", "sink": {"topic": "late"}}},
     }
 )
+
+
+def document(sink: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Return a pipeline `p` whose flow `f` copies the topic `t` to the topic `out`."""
+    flow = {"sql": "SELECT * FROM a", "sink": {"topic": "out", **(sink or {})}}
+    return {"name": "p", "sources": {"a": {"topic": "t", "schema": "x INT"}}, "flows": {"f": flow}, **more}
+
+
+def plan_of(spec: PipelineSpec, **more: Any) -> protocol.DriverPlan:
+    """Return a plan to run a pipeline in the folder `/s/p`, with two jars."""
+    usual = {"bootstrap_servers": "b:1", "folder": Path("/s/p"), "jars": (Path("/j/a.jar"), Path("/j/b.jar"))}
+    return protocol.DriverPlan(spec=spec, **(usual | more))
+
+
+class FakeTarget:
+    """The target of an exactly-once sink: numbers and rows that are committed, and failures before or after that."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        self.digest = ""
+        self.rows: list[Any] = []
+        self.failures: list[tuple[str, HeadraceError]] = []
+        self.opened = 0
+        self.closed = 0
+        self.name = ""
+
+    def open(self) -> int | None:
+        self.opened += 1
+        return self.number
+
+    def write(self, number: int, rows: Any, digest: str = "") -> None:
+        when, failure = self.failures.pop(0) if self.failures else ("", None)
+        if when != "before":
+            self.number = number + 1
+            self.digest = digest
+            self.rows.append(rows)
+        if failure:
+            raise failure
+
+    def poll(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 READY = [protocol.SessionReady(4.0), protocol.FlowRunning("by_carrier")]
 
 

@@ -22,6 +22,7 @@ from headrace.devcluster.certificates import STORE_PASSWORD, Authority, KeyFiles
 from headrace.errors import ConfigError
 from headrace.pipelines.connector import connector_options, refusal, require_supported, write_secrets
 from headrace.pipelines.spec import PipelineSpec
+from tests.pipeline_harness import document
 
 
 def security(**values: Any) -> KafkaSecurity:
@@ -149,13 +150,7 @@ JAVA_ERRORS = yaml.safe_load(Path(__file__).with_name("java_errors.yaml").read_t
 def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
     """Cause and fix, in the words of readiness and `doctor`."""
     kafka = KafkaConfig(bootstrap_servers="b:1", security=security(sasl=scram("app", "c4nary")))
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "p",
-            "sources": {"a": {"topic": "in", "schema": "x INT"}},
-            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out"}}},
-        }
-    )
+    spec = PipelineSpec.model_validate(document(sources={"a": {"topic": "in", "schema": "x INT"}}))
     assert expected in refusal(reported, kafka, spec)
 
 

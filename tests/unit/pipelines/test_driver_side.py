@@ -27,21 +27,13 @@ from headrace.pipelines.protocol import DriverPlan, FlowFailed, FlowFinished, Fl
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
 from tests.integration.pipelines.test_pipeline_cluster import write_steps
+from tests.pipeline_harness import document, plan_of
 
 
 def plan(**trigger: Any) -> DriverPlan:
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "p",
-            "trigger": trigger,
-            "sources": {"a": {"topic": "t", "schema": "x INT", "starting": "latest"}},
-            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out"}}},
-            "driver": {"heap_bytes": 1_073_741_824, "cores": 3, "shuffle_partitions": 5},
-        }
-    )
-    return DriverPlan(
-        spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/j/a.jar"), Path("/j/b.jar"))
-    )
+    sources = {"a": {"topic": "t", "schema": "x INT", "starting": "latest"}}
+    driver = {"heap_bytes": 1_073_741_824, "cores": 3, "shuffle_partitions": 5}
+    return plan_of(PipelineSpec.model_validate(document(trigger=trigger, sources=sources, driver=driver)))
 
 
 def report(**values: Any) -> dict[str, Any]:
@@ -65,8 +57,8 @@ def report(**values: Any) -> dict[str, Any]:
     return found | {"sources": [{"description": "KafkaV2[Subscribe[t]]"} | source for source in found["sources"]]}
 
 
-def test_the_driver_meets_nothing_of_its_parent() -> None:
-    """The process that runs Spark loads neither the loop's rooms nor the Kafka client."""
+def test_the_driver_loads_no_code_of_its_parent() -> None:
+    """The process that runs Spark loads neither the event loop nor the Kafka client."""
     code = (
         "import sys, headrace.pipelines.driver.__main__\n"
         "print([name for name in sys.modules if name.startswith(('headrace.runtime', 'headrace.kafka', "

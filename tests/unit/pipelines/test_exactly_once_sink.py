@@ -13,7 +13,7 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
+from headrace.errors import KafkaTimeout, KafkaUnauthorized, PipelineInvalid
 from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace.pipelines.driver.session import settings
 from headrace.pipelines.graph import problems_of
@@ -22,33 +22,7 @@ from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
-
-
-class Target:
-    """Numbers and rows that are committed, and failures to come: before or after the commit."""
-
-    def __init__(self, number: int | None = None) -> None:
-        self.number = number
-        self.rows: list[Any] = []
-        self.failures: list[tuple[str, HeadraceError]] = []
-        self.opened = 0
-        self.name = ""
-        self.digest = ""
-
-    def open(self) -> int | None:
-        self.opened += 1
-        return self.number
-
-    def write(self, number: int, rows: Any, digest: str = "") -> None:
-        when, failure = self.failures.pop(0) if self.failures else ("", None)
-        if when != "before":
-            self.number, self.digest = number + 1, digest
-            self.rows.append(rows)
-        if failure:
-            raise failure
-
-    def poll(self) -> None:
-        pass
+from tests.pipeline_harness import FakeTarget, document, plan_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +36,14 @@ def batch(rows: str) -> Any:
 
 
 def sink(
-    target: Target, checkpoint: Path, *, planned: int = -1, accepts: bool = False, reads: list[int] | None = None
+    target: FakeTarget, checkpoint: Path, *, planned: int = -1, accepts: bool = False, reads: list[int] | None = None
 ) -> ExactlyOnceSink:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     for number in range(planned + 1):
         (checkpoint / "offsets" / str(number)).touch()
         (checkpoint / "offsets" / f".{number}.crc").touch()
 
-    def make(query: str) -> Target:
+    def make(query: str) -> FakeTarget:
         target.name = query
         return target
 
@@ -83,7 +57,7 @@ def sink(
 
 def test_batches_follow_each_other(tmp_path: Path) -> None:
     """The target is opened once, and named after the query."""
-    target = Target()
+    target = FakeTarget()
     write = sink(target, tmp_path)
     for number in range(3):
         write(batch(f"rows {number}"), number)
@@ -107,7 +81,7 @@ def test_a_batch_after_a_restart_is_written_once_or_refused(
     tmp_path: Path, known: int | None, number: int, refusal: str, accepted: list[str] | None, *, accepts: bool
 ) -> None:
     """A number that does not follow would repeat rows or leave some out; only a batch in doubt can be accepted."""
-    target = Target(known)
+    target = FakeTarget(known)
     write = sink(target, tmp_path, planned=5, accepts=accepts)
     if refusal and not (accepts and accepted):
         with pytest.raises(PipelineInvalid, match=refusal):
@@ -123,7 +97,7 @@ def test_a_batch_after_a_restart_is_written_once_or_refused(
 @pytest.mark.parametrize("number", [None, 6])
 def test_a_failure_on_either_side_of_the_commit_repeats_nothing(tmp_path: Path, when: str, number: int | None) -> None:
     """The target is opened again, which returns its number, and only then written to, until the batch is there once."""
-    target = Target(number)
+    target = FakeTarget(number)
     target.failures = [(when, KafkaTimeout("lost")), (when, KafkaTimeout("lost"))]
     reads = list[int]()
     write = sink(target, tmp_path, planned=5, reads=reads)
@@ -136,7 +110,7 @@ def test_a_failure_on_either_side_of_the_commit_repeats_nothing(tmp_path: Path, 
 
 def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path) -> None:
     """The group was there, so its absence says nothing about the commit that failed."""
-    target = Target(6)
+    target = FakeTarget(6)
     target.failures = [("after", KafkaTimeout("lost"))]
     target.open = lambda numbers=[None, 6]: numbers.pop()  # type: ignore[misc]
     with pytest.raises(PipelineInvalid, match="does not know whether it has batch 6"):
@@ -145,7 +119,7 @@ def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path)
 
 def test_what_does_not_go_away_is_raised_at_once(tmp_path: Path) -> None:
     """Spark ends the query, and the run's status has the reason."""
-    target = Target()
+    target = FakeTarget()
     target.failures = [("before", KafkaUnauthorized("no right"))]
     write = sink(target, tmp_path)
     with pytest.raises(KafkaUnauthorized):
@@ -159,7 +133,7 @@ def test_a_failure_is_raised_after_a_minute_of_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, failures: int, opened: int
 ) -> None:
     """The minute begins when the first attempt has failed, which may take longer itself."""
-    target = Target()
+    target = FakeTarget()
     target.failures = [("before", KafkaTimeout("lost"))] * failures
     times = iter(range(0, 1000, seconds))
     monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
@@ -173,10 +147,7 @@ def test_a_failure_is_raised_after_a_minute_of_retries(
 def test_secrets_are_in_the_document_for_standard_input_only(security: dict[str, Any]) -> None:
     """What the driver reads from it is the same; printed or dumped otherwise, a plan shows none."""
     kafka = KafkaConfig(security=KafkaSecurity.model_validate(security))
-    flow = {"sql": "SELECT * FROM a", "sink": {"topic": "out", "delivery": "exactly_once"}}
-    sources = {"a": {"topic": "t", "schema": "x INT"}}
-    spec = PipelineSpec.model_validate({"name": "p", "sources": sources, "flows": {"f": flow}})
-    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", kafka=kafka, folder=Path("/s/p"), jars=(Path("/a.jar"),))
+    plan = plan_of(exact("batch"), kafka=kafka)
     assert DriverPlan.model_validate_json(plan.document()) == plan
     assert ("s3cret" in plan.document().decode()) == bool(security)
     assert "s3cret" not in repr(plan) + str(plan) + plan.model_dump_json()
@@ -193,7 +164,7 @@ def test_a_password_of_a_file_is_read_again_for_each_driver(tmp_path: Path) -> N
         "      postgres: {database: d, user: u, password: '${file:password}'}\n      table: t\n      keys: [x]\n"
     )
     spec = load_pipeline(file)
-    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/a.jar"),))
+    plan = plan_of(spec)
     assert b"one-s3cret" in plan.document()
     secret.write_text("two-s3cret")
     assert b"two-s3cret" in plan.document()
@@ -207,19 +178,15 @@ def test_what_a_sink_cannot_do_is_refused(
     tmp_path: Path, trigger: dict[str, Any], sink: dict[str, Any], text: str
 ) -> None:
     """Each with file, line and what to do."""
-    flows = {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out", **sink}}}
-    sources = {"a": {"topic": "t", "schema": "x INT"}}
     file = tmp_path / "p.yaml"
-    file.write_text(yaml.safe_dump({"name": "p", "trigger": trigger, "sources": sources, "flows": flows}))
+    file.write_text(yaml.safe_dump(document(sink, trigger=trigger)))
     with pytest.raises(PipelineInvalid, match=rf"p\.yaml:\d+: flows\.f\.sink.*{text}"):
         load_pipeline(file)
 
 
 def exact(scope: str, **driver: Any) -> PipelineSpec:
     """Return a pipeline with a sink of this scope."""
-    flow = {"sql": "SELECT * FROM a", "sink": {"topic": "out", "delivery": "exactly_once", "scope": scope}}
-    sources = {"a": {"topic": "t", "schema": "x INT"}}
-    return PipelineSpec.model_validate({"name": "p", "sources": sources, "flows": {"f": flow}, "driver": driver})
+    return PipelineSpec.model_validate(document({"delivery": "exactly_once", "scope": scope}, driver=driver))
 
 
 def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
@@ -229,8 +196,7 @@ def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
         ("task", "local[3,4]", "exactly once, each task visible on its own"),
     ):
         spec = exact(scope, cores=3)
-        plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=Path("/s/p"), jars=(Path("/a.jar"),))
-        assert (settings(plan)["spark.master"], guarantee(spec.flows["f"])) == (master, text)
+        assert (settings(plan_of(spec))["spark.master"], guarantee(spec.flows["f"])) == (master, text)
         assert spec.transactions == {scope}
 
 
@@ -252,7 +218,7 @@ def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:
 @pytest.mark.parametrize(("end", "accepts"), [(20, False), (30, False), (30, True)])
 def test_a_checkpoint_that_is_one_batch_old_is_refused(tmp_path: Path, end: int, *, accepts: bool) -> None:
     """Spark plans the last batch again, with what has arrived since: other records with the number of those written."""
-    target = Target()
+    target = FakeTarget()
     (tmp_path / "offsets").mkdir()
     for number, offset in ((0, 10), (1, 20)):
         (tmp_path / "offsets" / str(number)).write_text(

@@ -26,8 +26,8 @@ from headrace.formats.protobuf import ProtobufCodec
 from headrace.formats.sql_types import sql_columns
 from headrace.pipelines.connector import ConnectorSecurity, with_registry, write_secrets
 from headrace.pipelines.driver import value_codecs
-from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.spec import PipelineSpec
+from tests.pipeline_harness import document, plan_of
 
 NONE = ConnectorSecurity({}, {}, frozenset())
 FLIGHT = table(__file__, "flight")
@@ -339,17 +339,9 @@ def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
     """The newest of the subject, or the one of an id; a file that does not exist is named."""
     _, server = registry
     server.schemas |= {3: avro(), 4: avro(record("int"))}
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "p",
-            "folder": str(tmp_path),
-            "sources": {"a": {"topic": "t", "schema": "x INT"}},
-            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "out", **settings}}},
-        }
-    )
-    plan = DriverPlan(spec=spec, bootstrap_servers="b:1", folder=tmp_path, jars=())
+    spec = PipelineSpec.model_validate(document(settings, folder=str(tmp_path)))
     with pytest.raises(PipelineInvalid, match=reason):
-        value_codecs.encoded(None, plan, "f")
+        value_codecs.encoded(None, plan_of(spec, folder=tmp_path), "f")
 
 
 @pytest.mark.parametrize("hours", [1_000_000_000, -1_000_000_000])

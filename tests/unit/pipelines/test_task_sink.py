@@ -16,40 +16,28 @@ from headrace.pipelines.connector import write_secrets
 from headrace.pipelines.driver import task_sink
 from headrace.pipelines.driver.task_sink import TaskWriter
 from headrace.pipelines.protocol import KAFKA, with_secrets
+from tests.pipeline_harness import FakeTarget
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}}
 
 
-class Target:
-    """What Kafka has of a task: the number of the next batch and the digest of the last."""
+class FakeTask(FakeTarget):
+    """What Kafka has of a task."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.digest = ""
-        self.values: list[bytes] = []
-        self.name = ""
-        self.kafka = KafkaConfig()
-        self.closed = 0
-
-    def __call__(self, kafka: KafkaConfig, name: str, timeout_seconds: float) -> Target:
-        self.kafka, self.name = kafka, name
+    def __call__(self, kafka: KafkaConfig, name: str, timeout_seconds: float) -> FakeTask:
+        self.kafka = kafka
+        self.name = name
         return self
 
-    def open(self) -> int | None:
-        return self.number
-
-    def write(self, number: int, rows: Any, digest: str) -> None:
-        self.number, self.digest = number + 1, digest
-        self.values += rows["value"].to_pylist()
-
-    def close(self) -> None:
-        self.closed += 1
+    @property
+    def values(self) -> list[bytes | None]:
+        return [value for table in self.rows for value in table["value"].to_pylist()]
 
 
 @pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Target:
+def target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTask:
     """The target of task 3, which reaches Kafka by the secrets file."""
-    made = Target()
+    made = FakeTask()
     write_secrets(tmp_path, {KAFKA: with_secrets(KafkaConfig(security=KafkaSecurity.model_validate(LOGIN)))})
     monkeypatch.setattr(task_sink, "BatchTransactions", made)
     context = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 3))
@@ -71,7 +59,7 @@ def batch_of(records: tuple[tuple[bytes | None, bytes | None], ...]) -> pyarrow.
     return pyarrow.RecordBatch.from_arrays(arrays, ["key", "value"])
 
 
-def test_a_task_has_its_own_name_and_the_login_of_the_secrets_file(target: Target, tmp_path: Path) -> None:
+def test_a_task_has_its_own_name_and_the_login_of_the_secrets_file(target: FakeTask, tmp_path: Path) -> None:
     """The number of the task follows the query's id; what travels to the worker has no secret."""
     run(tmp_path, 0, (b"k", b"v"), (None, b"w"), (None, None))
     assert (target.name, target.number, target.values, target.closed) == ("headrace.p.f.id.3", 1, [b"v", b"w", None], 1)
@@ -80,7 +68,7 @@ def test_a_task_has_its_own_name_and_the_login_of_the_secrets_file(target: Targe
 
 
 @pytest.mark.parametrize("number", [None, 2, 5])
-def test_a_task_is_written_once_however_often_it_comes(target: Target, tmp_path: Path, number: int | None) -> None:
+def test_a_task_is_written_once_however_often_it_comes(target: FakeTask, tmp_path: Path, number: int | None) -> None:
     """It may have had no records for some batches. Order and values within the task may differ, keys may not."""
     target.number = number
     run(tmp_path, 5, (b"a", b"1"), (b"b", b"2"), (b"b", b"3"))
@@ -88,7 +76,7 @@ def test_a_task_is_written_once_however_often_it_comes(target: Target, tmp_path:
     assert (target.values, target.number) == ([b"1", b"2", b"3"], 6)
 
 
-def test_a_task_without_records_writes_nothing(target: Target, tmp_path: Path) -> None:
+def test_a_task_without_records_writes_nothing(target: FakeTask, tmp_path: Path) -> None:
     """The number of the whole micro-batch says that it has ended."""
     run(tmp_path, 5)
     assert (target.number, target.closed) == (None, 1)
@@ -104,7 +92,7 @@ OTHER: tuple[tuple[tuple[bytes | None, bytes | None], ...], ...] = (
 
 @pytest.mark.parametrize("records", OTHER)
 @pytest.mark.parametrize("accepts", [True, False])
-def test_other_keys_are_refused(target: Target, tmp_path: Path, records: Any, *, accepts: bool) -> None:
+def test_other_keys_are_refused(target: FakeTask, tmp_path: Path, records: Any, *, accepts: bool) -> None:
     """A key that is random sends its row to another task: some would be repeated and some missing, in silence."""
     run(tmp_path, 5, (b"a", b"1"), (b"b", b"2"))
     if accepts:
@@ -117,7 +105,7 @@ def test_other_keys_are_refused(target: Target, tmp_path: Path, records: Any, *,
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_a_task_of_a_lost_driver_changes_nothing(target: Target, tmp_path: Path, *, accepts: bool) -> None:
+def test_a_task_of_a_lost_driver_changes_nothing(target: FakeTask, tmp_path: Path, *, accepts: bool) -> None:
     """It continues after the next driver has written further batches."""
     target.number = 7
     with pytest.raises(PipelineInvalid):

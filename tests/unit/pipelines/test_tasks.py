@@ -17,7 +17,7 @@ from headrace.pipelines import driver_tasks, protocol
 from headrace.pipelines.driver import tasks as answering
 from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime.jvm import ClassArchive, Java
-from tests.pipeline_harness import SPEC, FakeDriver
+from tests.pipeline_harness import SPEC, FakeDriver, plan_of
 
 FILE = "name: delays\nsources: {}\nflows: {}\n"
 LOST = protocol.Failed("ConnectionRefusedError", "[Errno 111] Connection refused", retriable=True)
@@ -111,9 +111,7 @@ def test_a_response_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch
     row = {"text": "ä" * 1_000_000}
     for count, kind in ((10, protocol.TaskResult), (40, protocol.Failed)):
         monkeypatch.setattr(answering, "kept_rows", lambda *_, count=count: {"stores": [row] * count})
-        plan = protocol.DriverPlan(
-            spec=SPEC, bootstrap_servers="b:1", folder=Path(), jars=(), task=protocol.DriverTask(kind="state")
-        )
+        plan = plan_of(SPEC, task=protocol.DriverTask(kind="state"))
         events: list[Any] = []
         answering.serve_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
         assert [type(event) for event in events] == [kind]

@@ -36,7 +36,9 @@ def test_a_handler_is_called_in_the_foreground(write_function: Write, capsys: py
     assert call(capsys, "--value", "refuse", code=1).out == "failed: status 422: bad\n"
     found = json.loads(call(capsys, "--value", "ä", "--output", "json").out)
     assert (found["ok"], found["outputs"][1]["value"]) == (True, "ä")
-    assert "--record flights is not valid: write TOPIC:PARTITION:OFFSET" in call(capsys, "--record", "flights", code=1).err
+    assert (
+        "--record flights is not valid: write TOPIC:PARTITION:OFFSET" in call(capsys, "--record", "flights", code=1).err
+    )
 
 
 async def test_headers_in_bulk_and_not_utf_8_reach_the_handler(write_function: Write, running: Run) -> None:

@@ -461,7 +461,7 @@ def test_nothing_is_sent_while_it_cannot_be_saved_as_ended(fake: FakeKafka, monk
     monkeypatch.setattr(fake, "produce", refused)
     for _ in range(3):
         with pytest.raises(
-            KafkaUnauthorized, match="failed to write ended dead letters to _headrace-redriven: no right Write"
+            KafkaUnauthorized, match="failed to write completed dead letters to _headrace-redriven: no right Write"
         ):
             run(fake)
     assert fake.values == []

@@ -147,7 +147,7 @@ JAVA_ERRORS = yaml.safe_load(Path(__file__).with_name("java_errors.yaml").read_t
 
 
 @pytest.mark.parametrize(("reported", "expected"), JAVA_ERRORS)
-def test_what_java_reports_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
+def test_a_report_of_java_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
     """Cause and fix, in the words of readiness and `doctor`."""
     kafka = KafkaConfig(bootstrap_servers="b:1", security=security(sasl=scram("app", "c4nary")))
     spec = PipelineSpec.model_validate(document(sources={"a": {"topic": "in", "schema": "x INT"}}))

@@ -45,7 +45,7 @@ PASSING: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("cause", "error", "words"), LASTING)
-def test_what_a_further_start_would_meet_again_is_not_tried(cause: Exception | str, error: str, words: str) -> None:
+def test_permanent_errors_are_not_retried(cause: Exception | str, error: str, words: str) -> None:
     """The event has a name, the reason and what to do; no value of a record is in it."""
     event = failure_event(PySparkException(FAILED + cause) if isinstance(cause, str) else cause, "flows.f")
     assert (event.error, event.part, event.retriable) == (error, "flows.f", False)
@@ -55,21 +55,21 @@ def test_what_a_further_start_would_meet_again_is_not_tried(cause: Exception | s
 
 
 @pytest.mark.parametrize(("text", "error", "shown"), PASSING)
-def test_everything_else_is_tried_again(text: str, error: str, shown: str) -> None:
+def test_all_other_errors_are_retried(text: str, error: str, shown: str) -> None:
     """It may go away. The first lines are shown, without values of records."""
     event = failure_event(RuntimeError(text), "flows.f")
     assert (event.error, event.text, event.retriable) == (error, shown, True)
 
 
-def test_a_full_heap_is_told_with_the_setting() -> None:
-    """Java's exit code for it becomes advice; any other is told as it is."""
+def test_a_full_heap_is_reported_with_the_setting() -> None:
+    """Java's exit code for it becomes advice; any other is reported as it is."""
     assert "give it more with driver.heap_bytes" in str(JvmEnded(3))
     assert str(JvmEnded(-9)) == "the JVM ended with exit code -9"
 
 
 @pytest.mark.parametrize(("text", "reason"), table(__file__, "a_lost_connect_server_is_named_and_waited"))
 def test_a_lost_connect_server_is_named_and_waited_for(text: str, reason: str) -> None:
-    """Whatever was asked for when it was lost."""
+    """Whatever the request was when it was lost."""
     event = failure_event(PySparkException(text), "sources.a")
     assert (event.error, event.text) == ("SERVER_LOST", f"the Spark Connect server was lost: {reason}")
     assert (event.retriable, event.part) == (True, "")
@@ -90,7 +90,7 @@ class _OfServer(PySparkException):
     _stacktrace = "Caused by: org.apache.kafka.common.errors.GroupAuthorizationException: access group: g"
 
 
-def test_a_refusal_by_kafka_is_known_by_its_cause() -> None:
+def test_a_rejection_by_kafka_is_recognised_by_its_cause() -> None:
     """Spark names the flow only; what Kafka's client reports is below it, and it is retried.
 
     Errors of a call to a Connect server have it as an attribute, the error of a query in its text.

@@ -68,8 +68,8 @@ def test_the_driver_loads_no_code_of_its_parent() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_progress_of_spark_becomes_our_event() -> None:
-    """Counts of all sources add up; lag is what was there and not read."""
+def test_progress_of_spark_becomes_an_event() -> None:
+    """Counts of all sources add up; the lag is the number of records that were not read."""
     event = to_event("f", report())
     assert (event.batch_id, event.input_records, event.records_per_second) == (3, 12, 6.5)
     assert (event.corrupt_records, event.tombstone_records, event.lag_records) == (4, 2, 6)
@@ -117,16 +117,6 @@ def test_an_idle_report_names_the_batch_that_ended() -> None:
                     sources=[source])
     )  # fmt: skip
     assert (event.batch_id, event.input_records, event.positions, event.lag_records) == (-1, 0, {}, None)
-
-
-def test_settings_come_from_the_plan() -> None:
-    """Cores, heap, jars and shuffle partitions are the file's; Spark listens on loopback only."""
-    found = settings(plan())
-    assert found["spark.master"] == "local[3]"
-    assert found["spark.driver.memory"] == "1048576k"
-    assert found["spark.driver.extraClassPath"] == "/j/a.jar:/j/b.jar"
-    assert found["spark.sql.shuffle.partitions"] == "5"
-    assert found["spark.driver.bindAddress"] == "127.0.0.1"
 
 
 def test_a_source_waits_briefly_only_when_latency_counts() -> None:
@@ -247,7 +237,15 @@ def test_a_cluster_gets_jars_secrets_and_settings() -> None:
     assert found["spark.driver.extraJavaOptions"].endswith(" -Dx=1")
     assert found["spark.speculation"] == "true"
     assert "127.0.0.1" not in found.values()
-    assert "spark.files" not in settings(plan())
+
+
+def test_without_a_cluster_settings_come_from_the_file() -> None:
+    """Spark listens on loopback only, and has the file's cores, heap and shuffle partitions."""
+    found = settings(plan())
+    assert "spark.files" not in found
+    assert (found["spark.master"], found["spark.driver.memory"]) == ("local[3]", "1048576k")
+    assert found["spark.driver.extraClassPath"] == "/j/a.jar:/j/b.jar"
+    assert (found["spark.sql.shuffle.partitions"], found["spark.driver.bindAddress"]) == ("5", "127.0.0.1")
 
 
 @pytest.mark.parametrize(("driver", "problem"), table(__file__, "settings_that_cannot_be_passed_on_are_refused"))
@@ -257,7 +255,7 @@ def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], p
         PipelineSpec.model_validate({**plan().spec.model_dump(), "driver": driver})
 
 
-def test_modules_of_any_age_are_sent_and_what_is_no_file_is_not(tmp_path: Path) -> None:
+def test_modules_of_any_age_are_sent_and_other_entries_are_not(tmp_path: Path) -> None:
     """Files of reproducible images are from 1970, and an editor locks a file by a link that leads nowhere."""
     (tmp_path / "tolls.py").touch()
     os.utime(tmp_path / "tolls.py", (0, 0))
@@ -339,7 +337,7 @@ def test_progress_is_reported_when_the_clock_was_set_back() -> None:
     assert [event.batch_id for event in found if isinstance(event, FlowProgress)] == [7, 8, 9]
 
 
-def test_what_one_start_prints_is_bounded(tmp_path: Path) -> None:
+def test_the_output_of_a_driver_is_bounded(tmp_path: Path) -> None:
     """A handler that prints each record, or a console sink, would fill the disk; the newest output is kept."""
     errors = tmp_path / "driver.err"
     driver = DriverProcess(None, errors)  # type: ignore[arg-type]

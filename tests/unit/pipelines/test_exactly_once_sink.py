@@ -117,7 +117,7 @@ def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path)
         sink(target, tmp_path, planned=5)(batch("rows"), 6)
 
 
-def test_what_does_not_go_away_is_raised_at_once(tmp_path: Path) -> None:
+def test_a_permanent_failure_is_raised_at_once(tmp_path: Path) -> None:
     """Spark ends the query, and the run's status has the reason."""
     target = FakeTarget()
     target.failures = [("before", KafkaUnauthorized("no right"))]

@@ -1,4 +1,4 @@
-"""The limits of one read. What becomes of the records is tried in `test_active_machine.py`."""
+"""The limits of one read. `test_active_machine.py` follows the records."""
 
 from __future__ import annotations
 

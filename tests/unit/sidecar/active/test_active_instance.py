@@ -142,7 +142,7 @@ async def test_lags_stay_known_during_a_request_to_kafka(harness: ActiveHarness,
 @pytest.mark.parametrize("ends", ["delete", "unsubscribe", "drain"])
 @with_reader
 async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveHarness, /, ends: str) -> None:
-    """At once, with nothing; a wait of half an hour would be in vain."""
+    """At once and without records, though its wait is half an hour."""
     await delivered(harness)
     began = asyncio.get_running_loop().time()
     waiting = asyncio.ensure_future(harness.instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
@@ -394,7 +394,7 @@ async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(
 
 @with_reader
 async def test_offsets_go_into_no_transaction_while_the_member_is_unknown(harness: ActiveHarness, /) -> None:
-    """Kafka checks nothing without a generation, and the thread has not been told yet."""
+    """Kafka checks nothing without a generation."""
     await delivered(harness)
     assert (await harness.run(harness.instance.for_transaction([processed(P0, 1)])))[0].member()
     harness.clients[-1].generation = -1
@@ -425,7 +425,7 @@ async def test_a_client_that_names_no_assignment_is_refused_once(harness: Active
 
 @with_reader
 async def test_what_was_not_delivered_before_a_revoke_does_not_come_back(harness: ActiveHarness, /) -> None:
-    """One partition has another member by then, and the other begins anew."""
+    """By then one partition has another member, and the other was assigned again."""
     found = await read(harness)
     harness.clients[-1].rebalance("on_revoke", P0, P1)
     harness.clients[-1].rebalance("on_assign", P0)

@@ -36,7 +36,7 @@ class Target:
 
 
 def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
-    """Return what is answered to a body, and what is noted."""
+    """Return the response to a body, and the audit events."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     sent: list[Any] = []
 
@@ -63,8 +63,8 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
 @pytest.mark.parametrize("name", ["record", "consumerRecord"])
-def test_each_result_has_a_note_and_all_are_answered(settings: Any, name: str) -> None:
-    """Whatever the switches say; by either name of the record, and with fields nobody asked for."""
+def test_each_result_has_an_event_and_all_are_returned(settings: Any, name: str) -> None:
+    """With every setting, under either name of the record, and with unknown fields."""
     results = [
         {name: {**RECORD, "value": {"card": "4111"}, "more": 1}, "processed": True, "key": "k", "timestamp": 5},
         {name: RECORD, "processed": False, "stacktrace": "Traceback", "correlationId": "c-1", "more": [1]},
@@ -117,7 +117,7 @@ def test_nothing_to_report_is_fine() -> None:
     ],
 )
 def test_a_report_that_is_not_as_it_should_be_is_refused(body: Any, index: int | None, text: str) -> None:
-    """400 with the original's code and the place; nothing is noted."""
+    """400 with light-4j's code and the index; nothing is audited."""
     with pytest.raises(AuditNotTaken) as refused:
         report(body)
     assert (refused.value.code, refused.value.status) == ("ERR30004", 400)

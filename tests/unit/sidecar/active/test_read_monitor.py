@@ -1,4 +1,4 @@
-"""The service that asks Kafka where the partitions of active consumers end."""
+"""The service that fetches the end offsets of the partitions that active consumers read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.testing import ManualClock
     [(TopicNotFound("topic t does not exist", topic="t"), ""), (ValueError("a defect"), "ends failed: ValueError(")],
 )
 async def test_no_error_ends_it(error: Exception, named: str) -> None:
-    """Whatever it is; and no more than so many ends are asked for."""
+    """Known or not; and at most 10,000 end offsets are requested."""
     asked: list[int] = []
 
     async def known_ends(partitions: Any) -> dict[TopicPartition, int]:

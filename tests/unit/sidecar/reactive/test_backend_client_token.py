@@ -1,4 +1,4 @@
-"""Tokens towards a backend: kept until shortly before their end, asked for by one at a time."""
+"""Tokens for a backend: kept until shortly before they expire, requested by one task at a time."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def test_a_token_is_renewed_shortly_before_its_end(lasts: Any, renewed: fl
     assert await giver.token.value() == "t2"
 
 
-async def test_many_who_need_a_token_ask_once() -> None:
-    """Those who wait beside the one who asks have its token, or its refusal."""
+async def test_many_tasks_request_a_token_once() -> None:
+    """Tasks that wait meanwhile get the same token, or the same error."""
     giver = Giver()
     giver.gate = asyncio.Event()
     waiting = [asyncio.ensure_future(giver.token.value()) for _ in range(20)]
@@ -72,8 +72,8 @@ async def test_many_who_need_a_token_ask_once() -> None:
     assert await giver.token.value() == "t3"
 
 
-async def test_who_gives_up_leaves_the_question_to_the_next() -> None:
-    """A cancelled wait blocks nobody."""
+async def test_a_cancelled_request_is_repeated_by_the_next_task() -> None:
+    """A cancelled task does not block the others."""
     giver = Giver()
     giver.gate = asyncio.Event()
     first, second = asyncio.ensure_future(giver.token.value()), asyncio.ensure_future(giver.token.value())

@@ -34,7 +34,7 @@ def entry(sent: Record, key: str | None = None, value: str | None = None) -> Any
 
 
 def test_an_entry_is_the_record_with_its_identity() -> None:
-    """Fields of the original, and the delivery's id, attempt and epoch beside them; JSON whatever the names hold."""
+    """The fields of light-4j with the delivery's id, attempt and epoch; valid JSON for every name."""
     assert entry(record(headers=HEADERS), '"k"', '{"n":12345678901234567890}') == {
         **PLACE,
         "offset": 7,
@@ -60,7 +60,7 @@ def test_each_record_has_a_correlation_id(headers: list[Header] | None, expected
 
 
 def test_null_key_and_value_are_left_out() -> None:
-    """A tombstone has no value field, as in the original; empty is not null."""
+    """A tombstone has no value field, as in light-4j; empty is not null."""
     assert not {"key", "value"} & entry(record()).keys()
     assert entry(record(), '""', '""') | {"key": "", "value": ""} == entry(record(), '""', '""')
 
@@ -105,7 +105,7 @@ def test_any_order_of_echoed_results_gives_each_record_its_own(count: int, data:
 
 @pytest.mark.parametrize("echo", [{}, {"record": None}, {"record": {}}, {"record": {"key": "k"}}])
 def test_results_without_coordinates_are_matched_by_position(echo: dict[str, Any]) -> None:
-    """The original's contract; the stack trace travels on."""
+    """As in light-4j; the stack trace is kept."""
     found = outcomes([{"processed": True, **echo}, {"processed": False, "stacktrace": "boom", **echo}], 7, 8)
     assert (found[0], found[1].reason) == (ACK, "boom")
 
@@ -126,7 +126,7 @@ def test_what_is_not_said_to_be_done_is_not_done(response: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("said", [True, False, None, "yes"])
 def test_a_failure_is_permanent_if_the_backend_says_so(said: object) -> None:
-    """Then no attempt is used up in vain; another word is ignored, as unknown fields are."""
+    """Only with `true`; other values are ignored, like unknown fields."""
     assert outcomes([result(7, False, permanent=said)])[0].permanent is (said is True)
 
 

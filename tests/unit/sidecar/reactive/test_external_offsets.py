@@ -1,4 +1,4 @@
-"""Where a backend that keeps offsets lets a group go on: with a client that answers from a list."""
+"""Where a group resumes if its backend stores the offsets: with a client that responds from a list."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_each_partition_is_asked_for_with_its_epoch() -> None:
     ],
 )
 def test_anything_else_is_no_response(status: int, body: bytes, says: str) -> None:
-    """Nothing is guessed: to begin elsewhere would lose or repeat what the store has."""
+    """Nothing is guessed: another offset would lose or repeat records."""
     with pytest.raises(DestinationUnavailable, match=says):
         ask(Client((status, body)), TopicPartition("c", 12))
 

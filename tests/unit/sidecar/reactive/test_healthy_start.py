@@ -1,4 +1,4 @@
-"""A consumer begins with the first response to a health question, and only then can it be drained, stopped or dead."""
+"""A consumer starts with the first successful health check; before, there is nothing to drain or stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.testing import ManualClock
 
 
 class FakeBackend:
-    """Answers with the statuses it is given, the last one for ever; 0 is no response."""
+    """Responds with the given statuses, and then always with the last one; 0 is no response."""
 
     url = "http://localhost/"
 
@@ -31,7 +31,7 @@ class FakeBackend:
 
 
 class Consumer(Service):
-    """Notes what is asked of it."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         super().__init__("consumer")
@@ -75,7 +75,7 @@ def run(
 
 
 def test_consumption_begins_with_the_first_success() -> None:
-    """Not before, whatever else is answered; readiness says what it waits for; one question per interval."""
+    """Not before; readiness says what it waits for; one request per interval."""
     backend = FakeBackend(0, 503, 302, 204)
 
     async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
@@ -95,7 +95,7 @@ def test_consumption_begins_with_the_first_success() -> None:
 
 
 def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
-    """It has nothing to drain or stop, and nobody asks any more."""
+    """It has nothing to drain or stop, and the backend gets no more requests."""
     backend = FakeBackend(503)
 
     async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
@@ -107,8 +107,8 @@ def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
     assert backend.asked == 1
 
 
-def test_the_death_of_the_consumer_is_told() -> None:
-    """Whoever watches knows the one it was given."""
+def test_the_death_of_the_consumer_is_reported() -> None:
+    """As the death of the service that was started."""
     told: list[Service] = []
 
     async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:

@@ -85,7 +85,7 @@ def test_a_delivery_is_one_request(mode: str, status: int, response: bytes) -> N
 
 @pytest.mark.parametrize("mode", get_args(BackendMode))
 def test_a_backend_can_tell_a_replay_from_a_first_delivery(mode: str) -> None:
-    """By a header of the request, and in batches by what stands beside the attempt; the identity is the same."""
+    """By a header of the request, and in batches by a field of each entry; the identity is the same."""
     client = FakeClient(200, ONE)
     once = Delivery("g", TopicPartition("t", 0), 1, [Record("t", 0, 7, 0, None, b"1")], 1)
     deliver(destination(client, mode), once)
@@ -141,7 +141,7 @@ def test_statuses_that_speak_of_the_backend_blame_no_record(mode: str, status: i
 
 
 def test_a_backend_says_how_long_to_wait() -> None:
-    """`Retry-After` goes to whoever decides when the next delivery begins."""
+    """`Retry-After` delays the next delivery."""
     client = FakeClient(503, **{"retry-after": "7"})
     with pytest.raises(DestinationUnavailable) as raised:
         deliver(destination(client), TWO)
@@ -150,7 +150,7 @@ def test_a_backend_says_how_long_to_wait() -> None:
 
 @pytest.mark.parametrize("status", [400, 500])
 def test_any_other_failure_is_one_of_each_record(status: int) -> None:
-    """With its status and the beginning of what was said, for the policy to judge."""
+    """With its status and the beginning of its body, for the policy."""
     outcomes = deliver(destination(FakeClient(status, b"\xffno" + b"x" * 9999)), TWO)
     assert [(o.permanent, o.error, o.status, o.reason[:3]) for o in outcomes] == [
         (False, f"HTTP {status}", status, "\ufffdno")
@@ -159,7 +159,7 @@ def test_any_other_failure_is_one_of_each_record(status: int) -> None:
 
 
 def test_records_that_cannot_be_read_do_not_keep_the_others_back() -> None:
-    """They are dead letters at once, and each outcome stands in the place of its record."""
+    """They are dead letters at once, and outcomes are in the order of the records."""
     client = FakeClient(200, DONE)
     outcomes = deliver(destination(client), delivery(b"{", b"2", b"\xff", b"4"))
     assert [outcome.permanent for outcome in outcomes] == [True, False] * 2
@@ -177,7 +177,7 @@ def test_nothing_is_posted_when_nothing_can_be_read(mode: str) -> None:
     assert client.posts == []
 
 
-def test_a_registry_that_is_down_costs_nobody_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_is_down_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without schemas it is not known what is sound."""
 
     async def prepare(_: Any, __: Any) -> None:

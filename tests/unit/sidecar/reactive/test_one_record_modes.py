@@ -49,7 +49,7 @@ def headers_of(sent: Record, read: PayloadDecoder | None = None, write: Any = si
 
 
 def test_identity_and_place_are_headers() -> None:
-    """What a batch has in each entry, a single record has beside its value."""
+    """What a batch has in each entry is in headers of a single record."""
     assert headers_of(record(key=b"k1")) == {
         "Content-Type": "application/json",
         "Idempotency-Key": "g:orders:3:7",
@@ -232,7 +232,7 @@ def test_a_time_that_no_calendar_has_is_left_out(at: int) -> None:
 
 
 def test_an_event_of_the_binary_mode_is_passed_on() -> None:
-    """Attributes and data as they came, and nothing of ours among them."""
+    """Attributes and data unchanged, and nothing added."""
     sent = record(b"[1, 2]", as_binary())
     assert event(sent) == {**EVENT, "datacontenttype": "application/json", "data": [1, 2]}
     attributes = {**{f"ce-{name}": text for name, text in EVENT.items()}, "ce-id": "e%201", "ce-source": "/shop/%C3%A4"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import time
 import urllib.error
@@ -28,14 +29,25 @@ class Response(NamedTuple):
     def code(self) -> str:
         return self.body["code"] if isinstance(self.body, dict) else ""
 
+    @property
+    def reason(self) -> str:
+        """The slug of its error."""
+        return self.body["metadata"]["reason"] if self.status >= 400 else ""
 
-def send(method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
+
+def send(
+    method: str,
+    url: str,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Response:
     """Send a request."""
     data = None if body is None else json.dumps(body).encode()
     given = {"Content-Type": "application/json"} if data else {}
     request = urllib.request.Request(url, data, {**given, **(headers or {})}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS, context=context) as response:
             text = response.read()
             return Response(response.status, json.loads(text) if text else None)
     except urllib.error.HTTPError as response:
@@ -61,7 +73,7 @@ class Instance:
         return response.body
 
     def read(self, count: int, query: str = "") -> list[Any]:
-        """Read until there are so many records, with one empty read after the last."""
+        """Read until there are this many records, with one empty read after the last."""
         found: list[Any] = []
         for _ in range(100):
             last = 0 < count <= len(found)
@@ -79,7 +91,7 @@ class Instance:
         return self
 
     def wait_reading(self) -> None:
-        """Wait until a read waits. A read of its own could take a record, so the table of instances tells."""
+        """Wait until a read waits, by the table of instances: another read could take a record."""
         process, _, path = self.url.partition("/consumers/")
         table, name = f"{process}/adm/consumers?group={path.partition('/')[0]}", self.created.body["instance_id"]
         readers = lambda: [one["name"] for one in send("GET", table).body["consumers"] if one["isReading"]]  # noqa: E731
@@ -144,7 +156,7 @@ class Connection:
         return body.decode()
 
     def events(self, count: int) -> list[tuple[str, Any]]:
-        """Receive so many events: id and data of each."""
+        """Receive this many events: id and data of each."""
 
         def found() -> list[tuple[str, Any]]:
             blocks = [
@@ -177,5 +189,5 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
     """Wait for a condition."""
     end = time.monotonic() + _LIMIT_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"timed out waiting for {what}"
         time.sleep(0.02)

@@ -24,8 +24,8 @@ def part(url: str, source: str, partition: int | str = 0, **query: Any) -> JsonR
     return Scenario.ask(f"{url}/topics/{source}/partitions/{partition}/records?{urlencode(query)}")
 
 
-def transactional(site: Scenario, source: str, count: int, *, commit: bool) -> confluent_kafka.Producer:
-    """Write records in a transaction of its own."""
+def transactional(site: Scenario, source: str, count: int, *, commit: bool | None) -> confluent_kafka.Producer:
+    """Write records in a transaction, which stays open with None."""
     producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": source})
     producer.init_transactions()
     producer.begin_transaction()
@@ -34,7 +34,7 @@ def transactional(site: Scenario, source: str, count: int, *, commit: bool) -> c
     producer.flush()
     if commit:
         producer.commit_transaction()
-    else:
+    elif commit is False:
         producer.abort_transaction()
     return producer
 
@@ -74,12 +74,7 @@ def test_a_tool_reads_a_whole_partition_in_parts(url: str, site: Scenario, sourc
 
 def test_an_open_transaction_ends_a_part_where_others_may_not_read(url: str, site: Scenario, source: str) -> None:
     site.write(source, OutgoingRecord(source, None, b"1", None, 0))
-    producer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": source})
-    producer.init_transactions()
-    producer.begin_transaction()
-    for _ in range(3):
-        producer.produce(source, b"2", partition=0)
-    producer.flush()
+    producer = transactional(site, source, 3, commit=None)
     response = part(url, source)
     assert [record["value"] for record in response.body["records"]] == [1]
     assert (response.body["next_offset"], response.body["end_offset"]) == (1, 1)

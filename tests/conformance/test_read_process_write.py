@@ -117,7 +117,7 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topi
 def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
     url: str, site: Scenario, topic: Any
 ) -> None:
-    """By a commit, a transaction, a seek and a stream; the other partition goes on, and what is new is taken."""
+    """By a commit, a transaction, a seek and a stream; the other partition continues with its new records."""
     source, target = topic(2), topic()
     for partition in range(2):
         site.write(source, OutgoingRecord(source, None, b"1", None, partition))
@@ -169,22 +169,3 @@ def test_an_instance_whose_process_was_away_is_fenced(site: Scenario, topic: Any
     site.wait_until(lambda: other.write(["heir"], {0: 1}).status == 200, "the heir to write")
     site.wait_committed(source, source, 2)
     site.wait_until(lambda: [json.loads(r.value) for r in site.records(target)] == ["heir"], "one record")
-
-
-def test_an_instance_of_another_principal_is_not_there(
-    site: Scenario, topic: Any, headrace: Callable[..., Any]
-) -> None:
-    source, target = topic(), topic()
-    site.write_json(source, 1)
-    tokens = {name: f"{name:->32}" for name in ("first", "second")}
-    principals = {name: {"token": f"${{env:{name}}}", "scopes": ["kafka:w"]} for name in tokens}
-    security = {"mode": "token", "principals": principals}
-    url = headrace({**site.config, "security": security}, env=tokens).url
-    body = {
-        "topics": [{"topic": target, "records": [{"value": 1}]}],
-        "consumer": {"group": source, "instanceId": "one", "offsets": [{"topic": source, "partition": 0, "offset": 0}]},
-    }
-    first, second = ({"Authorization": f"Bearer {token}"} for token in tokens.values())
-    assert send("POST", f"{url}/consumers/{source}", {"name": "one"}, first).status == 200
-    own, foreign = (send("POST", f"{url}/transactions", body, who).code for who in (first, second))
-    assert (own, foreign) == ("ERR40066", "ERR12200")

@@ -252,21 +252,6 @@ def test_attempts_are_bounded(proxy: CuttingProxy, topic: Any) -> None:
     assert proxy.cuts == 3
 
 
-def test_a_partition_of_another_member_is_said(client: HeadraceClient, site: Any, topic: Any) -> None:
-    """The commit of it is refused once; later commits do not name it again."""
-    name = topic(2)
-    for partition in range(2):
-        client.produce_all(name, [NewRecord(partition, partition=partition)])
-    with client.consumer(name, [name]) as consumer:
-        read(consumer, 2)
-        with client.consumer(name, [name]) as other:
-            site.wait_until(lambda: len(other.assigned()) == 1 and len(consumer.assigned()) == 1, "a partition each")
-            with pytest.raises(CommitRefused):
-                consumer.commit()
-            assert consumer.commit() == {}
-            read(other, 1)
-
-
 def test_a_refused_transaction_loses_and_repeats_nothing(client: HeadraceClient, site: Any, topic: Any) -> None:
     """One of two partitions was revoked: the records of the other come again, to the same consumer."""
     name, target = topic(2), topic()

@@ -1,4 +1,4 @@
-"""The client of a backend against raw servers on loopback that keep to nothing (reliability.md E5 to E7, E11, H6)."""
+"""The client of a backend against raw servers on loopback that keep to nothing."""
 
 from __future__ import annotations
 
@@ -7,66 +7,61 @@ import re
 
 import pytest
 from raw_server import OK, always, client_for, run, served, until, why_not
+from staged import staged
 
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
 
 
-def test_connections_are_kept_and_serve_one_request_at_a_time() -> None:
+@staged(run)
+async def test_connections_are_kept_and_serve_one_request_at_a_time() -> None:
     """One after the other on one connection; at the same time on as many as there are requests."""
-
-    async def main() -> None:
-        async with served(always(*[OK] * 100)) as server:
-            with client_for(server.url) as client:
-                for _ in range(3):
-                    assert (await client.post(b"x")).body == b"ok"
-                assert server.connections == 1
-                await asyncio.gather(*(client.post(b"%d" % n) for n in range(4)))
-                assert server.connections == 4
-                assert sorted(body for _, body in server.requests[3:]) == [b"0", b"1", b"2", b"3"]
-
-    run(main)
+    async with served(always(*[OK] * 100)) as server:
+        with client_for(server.url) as client:
+            for _ in range(3):
+                assert (await client.post(b"x")).body == b"ok"
+            assert server.connections == 1
+            await asyncio.gather(*(client.post(b"%d" % n) for n in range(4)))
+            assert server.connections == 4
+            assert sorted(body for _, body in server.requests[3:]) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
-    """Target, static headers and those of the request; what would change the way it is read is left out (H6)."""
-
-    async def main() -> None:
-        async with served(always(OK, OK)) as server:
-            fixed = {"Authorization": "Bearer s", "Content-Type": "text/plain"}
-            with client_for(f"{server.url}/a b?q=1&r=%20ü", headers=fixed) as client:
-                sent = [
-                    ("X-Line", "one\r\nX-Evil: 1\0"),
-                    ("X-Name", "Łódź, 100%"),
-                    ("X-Bad: 1\r\nX-Evil", "1"),
-                    ("", "1"),
-                    ("Transfer-Encoding", "chunked"),
-                    ("content-LENGTH", "0"),
-                    ("Host", "evil"),
-                    ("Connection", "close"),
-                    ("content-TYPE", "application/json"),
-                    ("authorization", "other"),
-                    ("X-Line", "again"),
-                ]
-                await client.post(b"body", sent)
-                await client.get("/health?full=1")
-        head, body = server.requests[0]
-        assert body == b"body"
-        assert head.split("\r\n") == [
-            "POST /in/a%20b?q=1&r=%20%C3%BC HTTP/1.1",
-            f"Host: 127.0.0.1:{server.port}",
-            "Accept-Encoding: identity",
-            "Authorization: Bearer s",
-            "Content-Type: text/plain",
-            "X-Line: one%0D%0AX-Evil: 1%00",
-            "X-Name: %C5%81%C3%B3d%C5%BA, 100%",
-            "X-Line: again",
-            "Content-Length: 4",
-            "",
-            "",
-        ]
-        assert server.requests[1][0].startswith("GET /health?full=1 HTTP/1.1\r\n")
-
-    run(main)
+@staged(run)
+async def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
+    """Target, static headers and those of the request; what would change the way it is read is left out."""
+    async with served(always(OK, OK)) as server:
+        fixed = {"Authorization": "Bearer s", "Content-Type": "text/plain"}
+        with client_for(f"{server.url}/a b?q=1&r=%20ü", headers=fixed) as client:
+            sent = [
+                ("X-Line", "one\r\nX-Evil: 1\0"),
+                ("X-Name", "Łódź, 100%"),
+                ("X-Bad: 1\r\nX-Evil", "1"),
+                ("", "1"),
+                ("Transfer-Encoding", "chunked"),
+                ("content-LENGTH", "0"),
+                ("Host", "evil"),
+                ("Connection", "close"),
+                ("content-TYPE", "application/json"),
+                ("authorization", "other"),
+                ("X-Line", "again"),
+            ]
+            await client.post(b"body", sent)
+            await client.get("/health?full=1")
+    head, body = server.requests[0]
+    assert body == b"body"
+    assert head.split("\r\n") == [
+        "POST /in/a%20b?q=1&r=%20%C3%BC HTTP/1.1",
+        f"Host: 127.0.0.1:{server.port}",
+        "Accept-Encoding: identity",
+        "Authorization: Bearer s",
+        "Content-Type: text/plain",
+        "X-Line: one%0D%0AX-Evil: 1%00",
+        "X-Name: %C5%81%C3%B3d%C5%BA, 100%",
+        "X-Line: again",
+        "Content-Length: 4",
+        "",
+        "",
+    ]
+    assert server.requests[1][0].startswith("GET /health?full=1 HTTP/1.1\r\n")
 
 
 COMPLETE = {
@@ -78,6 +73,7 @@ COMPLETE = {
         True,
     ),
     "trailers": (b"HTTP/1.1 200 \r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nX: y\r\n\r\n", 200, b"", True),
+    "a redirect": (b"HTTP/1.1 307 M\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", 307, b"", True),
     "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
     "interims": (b"HTTP/1.1 103 Hint\r\nX: 1\r\n\r\n" * MAX_INTERIMS + OK, 200, b"ok", True),
     "identity": (OK.replace(b"\r\n\r\n", b"\r\nContent-Encoding: identity\r\n\r\n"), 200, b"ok", True),
@@ -91,37 +87,18 @@ COMPLETE = {
 
 
 @pytest.mark.parametrize("case", COMPLETE)
-def test_whole_responses_are_read_and_only_sound_connections_kept(case: str) -> None:
+@staged(run)
+async def test_whole_responses_are_read_and_only_sound_connections_kept(case: str) -> None:
     """Every framing of HTTP/1.1; what leaves doubt about where the next response begins ends the connection."""
     raw, status, body, kept = COMPLETE[case]
-
-    async def main() -> None:
-        first = always(raw, then="eof") if case == "until close" else always(raw, OK)
-        async with served(first, always(OK)) as server:
-            with client_for(server.url) as client:
-                response = await client.post(b"x")
-                assert (response.status, response.body) == (status, body)
-                assert case != "an error" or response.headers == {"retry-after": "7", "content-length": "0"}
-                assert (await client.post(b"x")).body == b"ok"
-                assert server.connections == (1 if kept else 2)
-
-    run(main)
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("target", ["http://127.0.0.1:{port}/other", "http://169.254.169.254/", "file:///etc/passwd"])
-def test_redirects_are_responses(status: int, target: str) -> None:
-    """They are never followed (E7)."""
-
-    async def main() -> None:
-        async with served(always()) as other:
-            moved = f"HTTP/1.1 {status} M\r\nLocation: {target.format(port=other.port)}\r\nContent-Length: 0\r\n\r\n"
-            async with served(always(moved.encode())) as server:
-                with client_for(server.url) as client:
-                    assert (await client.post(b"x")).status == status
-            assert (len(server.requests), other.connections) == (1, 0)
-
-    run(main)
+    first = always(raw, then="eof") if case == "until close" else always(raw, OK)
+    async with served(first, always(OK)) as server:
+        with client_for(server.url) as client:
+            response = await client.post(b"x")
+            assert (response.status, response.body) == (status, body)
+            assert case != "an error" or response.headers == {"retry-after": "7", "content-length": "0"}
+            assert (await client.post(b"x")).body == b"ok"
+            assert server.connections == (1 if kept else 2)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -154,108 +131,80 @@ BROKEN = {
     "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
     "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
     "a large body": (HEAD + b"Content-Length: 1048577\r\n\r\n", "larger than 1048576 bytes"),
+    "a large body until close": (HEAD + b"\r\n" + b"x" * 1_048_577, "larger than 1048576 bytes"),
     "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than 1048576 bytes"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_whole_response_is_none_and_the_connection_is_not_used_again(case: str) -> None:
-    """The reason is said in words that name the backend and not its query; the next request has a new connection."""
+@staged(run)
+async def test_what_is_no_whole_response_is_none_and_the_connection_is_not_used_again(case: str) -> None:
+    """The reason names the backend without its query; the next request has a new connection."""
     raw, reason = BROKEN[case]
-
-    async def main() -> None:
-        ends = "response" in reason and not reason.startswith("head")
-        async with served(always(raw, then="close") if ends else always(raw, OK)) as server:
-            with client_for(f"{server.url}?key=secret") as client:
-                text = await why_not(client)
-                assert text.startswith(f"waiting for the backend {server.url}: ")
-                assert re.search(reason, text), text
-                assert "secret" not in text
-                await why_not(client)
-                assert server.connections == 2
-
-    run(main)
+    ends = "response" in reason and not reason.startswith("head")
+    async with served(always(raw, then="close") if ends else always(raw, OK)) as server:
+        with client_for(f"{server.url}?key=secret") as client:
+            text = await why_not(client)
+            assert text.startswith(f"waiting for the backend {server.url}: ")
+            assert re.search(reason, text), text
+            assert "secret" not in text
+            await why_not(client)
+            assert server.connections == 2
 
 
-def test_a_connection_whose_response_is_not_awaited_serves_nobody_else() -> None:
-    """What comes late is no response to the next request."""
+@staged(run)
+async def test_a_connection_whose_response_is_not_awaited_serves_nobody_else() -> None:
+    """A late response is not one to the next request."""
+    gate = asyncio.Event()
 
-    async def main() -> None:
-        gate = asyncio.Event()
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(HEAD)
+        await gate.wait()
+        writer.write(b"Content-Length: 4\r\n\r\nlate")
+        await reader.read()
 
-        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await server.request(reader)
-            writer.write(HEAD)
-            await gate.wait()
-            writer.write(b"Content-Length: 4\r\n\r\nlate")
-            await reader.read()
-
-        async with served(slow, always(OK)) as server:
-            with client_for(server.url) as client:
-                task = asyncio.ensure_future(client.post(b"x"))
-                await until(lambda: len(server.requests) == 1)
-                task.cancel()
-                await asyncio.wait({task})
-                gate.set()
-                assert (await client.post(b"x")).body == b"ok"
-                assert server.connections == 2
-
-    run(main)
+    async with served(slow, always(OK)) as server:
+        with client_for(server.url) as client:
+            task = asyncio.ensure_future(client.post(b"x"))
+            await until(lambda: len(server.requests) == 1)
+            task.cancel()
+            await asyncio.wait({task})
+            gate.set()
+            assert (await client.post(b"x")).body == b"ok"
+            assert server.connections == 2
 
 
-def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> None:
-    """No byte of a response came, so the request goes once more on a new connection; after a byte it does not."""
-
-    async def main() -> None:
-        async with served(always(OK, b"", then="close"), always(OK, b"HTTP/1.1 ", then="close"), always(OK)) as server:
-            with client_for(server.url) as client:
-                await client.post(b"1")
-                assert (await client.post(b"2")).body == b"ok"
-                assert "before its response was complete" in await why_not(client, b"3")
-                assert (await client.post(b"4")).body == b"ok"
-        assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
-
-    run(main)
+@staged(run)
+async def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> None:
+    """Without a byte of a response, the request is repeated once on a new connection; after a byte it is not."""
+    async with served(always(OK, b"", then="close"), always(OK, b"HTTP/1.1 ", then="close"), always(OK)) as server:
+        with client_for(server.url) as client:
+            await client.post(b"1")
+            assert (await client.post(b"2")).body == b"ok"
+            assert "before its response was complete" in await why_not(client, b"3")
+            assert (await client.post(b"4")).body == b"ok"
+    assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
 
 
-def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
-    """Bytes that come while nobody waits are no response to what is sent next."""
+@staged(run)
+async def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
+    """Bytes without a request are not a response to the next one."""
 
-    async def main() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await server.request(reader)
-            writer.write(OK)
-            await gate.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
-            await reader.read()
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(OK)
+        await gate.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+        await reader.read()
 
-        gate = asyncio.Event()
-        async with served(talk, always(OK)) as server:
-            with client_for(server.url) as client:
-                await client.post(b"x")
-                gate.set()
-                await until(lambda: server.ended == 1)
-                assert (await client.post(b"x")).body == b"ok"
-
-    run(main)
-
-
-def test_a_response_before_the_whole_request_ends_the_connection() -> None:
-    """The response counts; who answers early will not read the rest as what it is."""
-
-    async def main() -> None:
-        async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-            await asyncio.Event().wait()
-
-        async with served(early, always(OK)) as server:
-            with client_for(server.url) as client:
-                assert (await client.post(b"x" * 64 * 1024 * 1024)).status == 413
-                assert (await client.post(b"x")).body == b"ok"
-                assert server.connections == 2
-
-    run(main)
+    gate = asyncio.Event()
+    async with served(talk, always(OK)) as server:
+        with client_for(server.url) as client:
+            await client.post(b"x")
+            gate.set()
+            await until(lambda: server.ended == 1)
+            assert (await client.post(b"x")).body == b"ok"
 
 
 async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:
@@ -277,106 +226,62 @@ async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:
         (CHUNKED + b"1;", True),
     ],
 )
-def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bool) -> None:
-    """Silence before, in and after the head, and bytes that come one by one without end (E5); nothing is kept."""
+@staged(run)
+async def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bool) -> None:
+    """Silence before, in and after the head, and bytes that come one by one without end; nothing is kept."""
 
-    async def main() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await server.request(reader)
-            if drips:
-                await _drip(writer, start)
-            writer.write(start)
-            await reader.read()
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        if drips:
+            await _drip(writer, start)
+        writer.write(start)
+        await reader.read()
 
-        async with served(talk) as server:
-            with client_for(server.url, seconds=0.3) as client:
-                assert "in time" in await why_not(client)
-                await until(lambda: server.ended == server.connections)
-
-    run(main)
+    async with served(talk) as server:
+        with client_for(server.url, seconds=0.3) as client:
+            assert "in time" in await why_not(client)
+            await until(lambda: server.ended == server.connections)
 
 
-@pytest.mark.parametrize("start", [HEAD + b"Content-Length: 5\r\n\r\n", CHUNKED + b"5\r\nab", HEAD, b""])
-def test_a_half_closed_connection_is_over(start: bytes) -> None:
-    """A server that ends its side before the response is complete is not waited for."""
-
-    async def main() -> None:
-        async with served(always(start, then="eof")) as server:
-            with client_for(server.url) as client:
-                assert "closed the connection" in await why_not(client)
-                await until(lambda: server.ended == 1)
-
-    run(main)
-
-
-@pytest.mark.parametrize("piece", [b"x" * 65_536, b"HTTP/1.1 100 C\r\n\r\n" * 100, b"X: y\r\n" * 1000, b"y" * 65_536])
-def test_endless_responses_are_not_read_to_their_end(piece: bytes) -> None:
-    """Endless body, interim answers or head (E6): the server cannot get rid of it, as nobody reads."""
-
-    async def main() -> None:
-        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await server.request(reader)
-            writer.write({b"x": HEAD + b"\r\n", b"H": b"", b"X": HEAD, b"y": HEAD + b"Y: "}[piece[:1]])
-            while True:  # ends when the client has closed the connection
-                writer.write(piece)
-                await writer.drain()
-
-        async with served(endless) as server:
-            with client_for(server.url) as client:
-                assert re.search("larger than|interim", await why_not(client))
-                await until(lambda: server.ended == 1)
-
-    run(main)
-
-
-def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
+@staged(run)
+async def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
     """A cancelled request closes its connection, and closing the client ends those under way."""
-
-    async def main() -> None:
-        async with served(always(b"")) as server:
-            with client_for(server.url) as client:
-                task = asyncio.ensure_future(client.post(b"x"))
-                await until(lambda: len(server.requests) == 1)
-                task.cancel()
-                await until(lambda: server.ended == 1)
-                task = asyncio.ensure_future(why_not(client))
-                await until(lambda: len(server.requests) == 2)
-                client.close()
-                assert "closed the connection" in await task
-
-    run(main)
-
-
-def test_nothing_is_sent_once_the_client_is_closed() -> None:
-    """Neither over a new connection in place of a kept one that `close` has ended, nor by who comes then."""
-
-    async def main() -> None:
-        async with served(always(OK, b"")) as server:
-            with client_for(server.url) as client:
-                await client.post(b"1")
-                task = asyncio.ensure_future(why_not(client, b"2"))
-                await until(lambda: len(server.requests) == 2)
-                client.close()
-                assert "is closed" in await task
-                assert "is closed" in await why_not(client, b"3")
-            assert [body for _, body in server.requests] == [b"1", b"2"]
-
-    run(main)
-
-
-def test_who_cannot_be_reached_is_named_with_the_next_step() -> None:
-    """Nobody listens, no such name, an address that is not allowed: nobody is connected to."""
-
-    async def main() -> None:
-        async with served(always(OK)) as server:
-            pass
+    async with served(always(b"")) as server:
         with client_for(server.url) as client:
-            assert "no process listens there: start it, or correct the port" in await why_not(client)
-        with client_for("http://nobody.invalid/") as client:
-            assert "cannot be resolved" in await why_not(client)
-        async with served(always(OK)) as server:
-            with client_for(server.url, forbidden=lambda address: f"{address} is ours") as client:
-                assert "not allowed: 127.0.0.1 is ours" in await why_not(client)
-            assert server.connections == 0
+            task = asyncio.ensure_future(client.post(b"x"))
+            await until(lambda: len(server.requests) == 1)
+            task.cancel()
+            await until(lambda: server.ended == 1)
+            task = asyncio.ensure_future(why_not(client))
+            await until(lambda: len(server.requests) == 2)
+            client.close()
+            assert "closed the connection" in await task
 
-    run(main)
+
+@staged(run)
+async def test_nothing_is_sent_once_the_client_is_closed() -> None:
+    """Neither by a request in flight, which opens no new connection, nor by a later one."""
+    async with served(always(OK, b"")) as server:
+        with client_for(server.url) as client:
+            await client.post(b"1")
+            task = asyncio.ensure_future(why_not(client, b"2"))
+            await until(lambda: len(server.requests) == 2)
+            client.close()
+            assert "is closed" in await task
+            assert "is closed" in await why_not(client, b"3")
+        assert [body for _, body in server.requests] == [b"1", b"2"]
+
+
+@staged(run)
+async def test_who_cannot_be_reached_is_named_with_the_next_step() -> None:
+    """No process listens, no such name, or an address that is not allowed: no connection is opened."""
+    async with served(always(OK)) as server:
+        pass
+    with client_for(server.url) as client:
+        assert "no process listens there: start it, or correct the port" in await why_not(client)
+    with client_for("http://nobody.invalid/") as client:
+        assert "cannot be resolved" in await why_not(client)
+    async with served(always(OK)) as server:
+        with client_for(server.url, forbidden=lambda address: f"{address} is ours") as client:
+            assert "not allowed: 127.0.0.1 is ours" in await why_not(client)
+        assert server.connections == 0

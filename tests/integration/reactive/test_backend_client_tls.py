@@ -1,4 +1,4 @@
-"""The client of a backend: certificates on both sides, and tokens (reliability.md E11)."""
+"""The client of a backend: certificates on both sides, and tokens ."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ssl
 from pathlib import Path
 
 from raw_server import OK, Authority, always, client_for, run, served, why_not
+from staged import staged
 
 from headrace.config.backend import BackendConfig, ClientTls
 from headrace.runtime import SystemClock
@@ -16,8 +17,9 @@ from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import client_of
 
 
-def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path) -> None:
-    """Right name, date and authority; each of them wrong is refused in words, and no request is sent (E11)."""
+@staged(run)
+async def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path) -> None:
+    """Right name, date and authority; each of them wrong is refused in words, and no request is sent."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     context = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
     cases = [
@@ -26,43 +28,38 @@ def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path
         (authority.issue("late", days=-1), "not trusted: certificate has expired"),
         (stranger.issue("foreign"), "not trusted: .* local issuer"),
     ]
-
-    async def main() -> None:
-        for tls, reason in cases:
-            async with served(always(OK), tls=tls) as server:
-                with client_for(server.url.replace("http:", "https:"), tls=context) as client:
-                    if not reason:
-                        assert (await client.post(b"x")).body == b"ok"
-                        continue
-                    assert re.search(reason, await why_not(client))
-                assert server.requests == []
-
-    run(main)
+    for tls, reason in cases:
+        async with served(always(OK), tls=tls) as server:
+            with client_for(server.url.replace("http:", "https:"), tls=context) as client:
+                if not reason:
+                    assert (await client.post(b"x")).body == b"ok"
+                    continue
+                assert re.search(reason, await why_not(client))
+            assert server.requests == []
 
 
-def test_tls_and_plain_text_do_not_meet(tmp_path: Path) -> None:
-    """https to a plain port and http to a TLS port: a clear sentence, nothing delivered (E11)."""
+@staged(run)
+async def test_tls_and_plain_text_do_not_meet(tmp_path: Path) -> None:
+    """https to a plain port and http to a TLS port: a clear sentence, nothing delivered."""
     authority = Authority(tmp_path)
     context = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
 
-    async def main() -> None:
-        async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(10)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-            await reader.read()
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
 
-        async with served(plain) as server:
-            with client_for(server.url.replace("http:", "https:"), tls=context) as client:
-                assert "does the server speak plain HTTP" in await why_not(client)
-        async with served(always(OK), tls=authority.issue("good")) as server:
-            with client_for(server.url) as client:
-                assert re.search("not HTTP/1.1|closed the connection", await why_not(client))
-            assert server.requests == []
-
-    run(main)
+    async with served(plain) as server:
+        with client_for(server.url.replace("http:", "https:"), tls=context) as client:
+            assert "does the server speak plain HTTP" in await why_not(client)
+    async with served(always(OK), tls=authority.issue("good")) as server:
+        with client_for(server.url) as client:
+            assert re.search("not HTTP/1.1|closed the connection", await why_not(client))
+        assert server.requests == []
 
 
-def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path) -> None:
+@staged(run)
+async def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path) -> None:
     """Without one it is refused; the key may have a password; files that change are read again."""
     authority = Authority(tmp_path)
     server_tls = authority.issue("server")
@@ -73,29 +70,27 @@ def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path)
     files = ClientTlsFiles("x", ClientTls.model_validate({**settings, "key_password": "locked"}), SystemClock())
     names: list[str] = []
 
-    async def main() -> None:
-        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            names.append(writer.get_extra_info("peercert")["serialNumber"])
-            await server.answering(OK)(reader, writer)
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        names.append(writer.get_extra_info("peercert")["serialNumber"])
+        await server.answering(OK)(reader, writer)
 
-        async with served(note, tls=server_tls) as server:
-            url = server.url.replace("http:", "https:")
-            without = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
-            with client_for(url, tls=without) as client:
-                assert re.search("certificate|closed the connection", await why_not(client))
-            assert names == []
-            for _ in range(2):
-                with client_for(url, tls=files.context) as client:
-                    assert (await client.post(b"x")).body == b"ok"
-                authority.issue("us", password=b"locked")
-                files.look()
-            assert len(set(names)) == 2
-
-    run(main)
+    async with served(note, tls=server_tls) as server:
+        url = server.url.replace("http:", "https:")
+        without = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context
+        with client_for(url, tls=without) as client:
+            assert re.search("certificate|closed the connection", await why_not(client))
+        assert names == []
+        for _ in range(2):
+            with client_for(url, tls=files.context) as client:
+                assert (await client.post(b"x")).body == b"ok"
+            authority.issue("us", password=b"locked")
+            files.look()
+        assert len(set(names)) == 2
 
 
-def test_a_token_goes_with_every_request_and_is_replaced_once(tmp_path: Path) -> None:
-    """One question for many requests; 401 asks again, and once only; who gives none is named without the secret."""
+@staged(run)
+async def test_a_token_goes_with_every_request_and_is_replaced_once(tmp_path: Path) -> None:
+    """One token for many requests; 401 replaces it, only once; a failing token server is named without the secret."""
 
     def granted(name: str) -> bytes:
         body = json.dumps({"access_token": name, "token_type": "bearer", "expires_in": 3600})
@@ -103,24 +98,20 @@ def test_a_token_goes_with_every_request_and_is_replaced_once(tmp_path: Path) ->
 
     refused = b"HTTP/1.1 401 U\r\nContent-Length: 0\r\n\r\n"
     denied = b'HTTP/1.1 401 U\r\nContent-Length: 26\r\n\r\n{"error":"invalid_client"} '[:-1]
-
-    async def main() -> None:
-        tokens = always(granted("one"), granted("two"), granted("three"), denied)
-        async with served(tokens) as giver, served(always(OK, OK, refused, OK, refused, refused, refused)) as server:
-            oauth = {"token_url": giver.url, "client_id": "me:x", "client_secret": "hush hush", "scope": "a b"}
-            backend = BackendConfig.model_validate({"url": server.url, "oauth": oauth})
-            client = client_of(backend, SystemClock())
-            statuses = [(await client.post(b"%d" % n)).status for n in range(4)]
-            assert statuses == [200, 200, 200, 401]
-            text = await why_not(client)
-            client.close()
-        assert "waiting for the token server" in text
-        assert "HTTP 401 (invalid_client): check oauth.client_id" in text
-        assert "hush" not in text
-        used = [re.findall(r"Authorization: Bearer (\w+)\r", head)[0] for head, _ in server.requests]
-        assert used == ["one", "one", "one", "two", "two", "three", "three"]
-        head, body = giver.requests[0]
-        assert body == b"grant_type=client_credentials&scope=a+b"
-        assert "\r\nAuthorization: Basic bWUlM0F4Omh1c2glMjBodXNo\r\n" in head
-
-    run(main)
+    tokens = always(granted("one"), granted("two"), granted("three"), denied)
+    async with served(tokens) as giver, served(always(OK, OK, refused, OK, refused, refused, refused)) as server:
+        oauth = {"token_url": giver.url, "client_id": "me:x", "client_secret": "hush hush", "scope": "a b"}
+        backend = BackendConfig.model_validate({"url": server.url, "oauth": oauth})
+        client = client_of(backend, SystemClock())
+        statuses = [(await client.post(b"%d" % n)).status for n in range(4)]
+        assert statuses == [200, 200, 200, 401]
+        text = await why_not(client)
+        client.close()
+    assert "waiting for the token server" in text
+    assert "HTTP 401 (invalid_client): check oauth.client_id" in text
+    assert "hush" not in text
+    used = [re.findall(r"Authorization: Bearer (\w+)\r", head)[0] for head, _ in server.requests]
+    assert used == ["one", "one", "one", "two", "two", "three", "three"]
+    head, body = giver.requests[0]
+    assert body == b"grant_type=client_credentials&scope=a+b"
+    assert "\r\nAuthorization: Basic bWUlM0F4Omh1c2glMjBodXNo\r\n" in head

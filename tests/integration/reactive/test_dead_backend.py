@@ -1,4 +1,4 @@
-"""Row E2 on a real broker: a backend that is down gets little, costs little, and loses nothing."""
+"""A backend that is down, on a real broker: it gets few requests, costs no attempt, and loses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def held(site: Any, process: Any) -> float:
 
 
 def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
-    """What is held is bounded however much waits, the reason is told, and once the backend is back all goes on."""
+    """Records in memory are bounded, the reason is reported, and everything resumes with the backend."""
     name = topic(PARTITIONS)
     site.write(name, *(OutgoingRecord(name, b"%d" % n, b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)))
     backend.response = PlannedResponse(status=503)
@@ -40,6 +40,7 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
     assert held(site, process) <= HELD + ONE_POLL
     site.wait_until(lambda: "the breaker of reactive push" in reason(), "the reason")
     assert re.search(r"after \d+ failures: .*HTTP 503", reason())
+    assert site.ask(f"{process.url}/health/liveness").status == 200
     times = Counter((record["partition"], record["offset"]) for request in backend.requests for record in request.body)
     assert {record["attempt"] for request in backend.requests for record in request.body} == {1}
     assert sum(times.values()) <= 100 * len(backend.requests)
@@ -50,10 +51,12 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
         (n % PARTITIONS, n // PARTITIONS) for n in range(RECORDS)
     }
     assert site.records(f"{name}.dlq") == []
+    site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
+    assert "Traceback" not in process.output
 
 
 def test_what_retry_after_asks_for_is_kept(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
-    """Nobody asks again, whatever comes in meanwhile; the sentence for people says until when."""
+    """No further request, whatever is written meanwhile; the reason says until when."""
     name = topic()
     backend.script.append(PlannedResponse(status=429, headers={"Retry-After": "3600"}))
     consumer = {"topics": [name], "group": f"{name}-push", "backend": {"url": backend.url, "mode": "status"}}

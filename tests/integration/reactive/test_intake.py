@@ -9,18 +9,18 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from headrace.config.consumers import FlowControl
 from headrace.config.membership import ConsumerConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import fits_any
-from headrace.errors import DestinationUnavailable
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
+from tests.staged import staged
 
 CLOCK = SystemClock()
 PATIENCE_SECONDS = 120.0
@@ -28,12 +28,12 @@ QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 3000}
 
 
 class Reader:
-    """Ends every record when it comes, unless told not to, and keeps what it was told."""
+    """Completes every record at once if `ends` is set, and records what it receives."""
 
     def __init__(self) -> None:
         self.ends = True
         self.finished = asyncio.Event()
-        """Set while what is in flight ends at once."""
+        """Set while a revoke need not wait."""
         self.finished.set()
         self.last: dict[TopicPartition, Committed] = {}
         """What is committed on revoke."""
@@ -59,7 +59,7 @@ class Reader:
         self.source.commit({partition: Committed(records[-1].offset + 1)})
 
     def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """Nothing ends here."""
+        """Ignored."""
 
     def on_gap(self, partition: TopicPartition, offsets: int) -> None:
         self.gaps += offsets
@@ -136,20 +136,10 @@ class Desk:
     async def delete(self, topic: str) -> None:
         await asyncio.to_thread(lambda: self._client.delete_topics([topic])[topic].result())
 
-    async def widen(self, topic: str, partitions: int) -> None:
-        await asyncio.to_thread(
-            lambda: self._client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
-        )
-        for _ in range(int(PATIENCE_SECONDS)):
-            if len((await self.admin.describe_topic(topic)).partitions) == partitions:
-                return
-            await asyncio.sleep(1)
-        raise AssertionError(f"{topic} never got {partitions} partitions")
-
     async def until_committed(self, group: str, place: TopicPartition, offset: int) -> None:
         end = time.monotonic() + PATIENCE_SECONDS
         while await self.committed(group, place) != offset:
-            assert time.monotonic() < end, f"waited in vain for {place} to be committed at {offset}"
+            assert time.monotonic() < end, f"timed out waiting for {place} to be committed at {offset}"
             await asyncio.sleep(0.05)
 
     async def state(self, group: str) -> str:
@@ -170,254 +160,168 @@ class Desk:
             await service.stop()
 
 
-@pytest.fixture
-def at_desk(kafka: Any) -> Callable[[Callable[[Desk], Coroutine[Any, Any, None]]], None]:
-    """Run a test with a desk, and let everything it has started leave."""
+def at_desk(kafka: Any, test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with members and topics, and stop everything it has started."""
 
-    def run(test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
-        async def whole() -> None:
-            desk = Desk(kafka.bootstrap_servers)
-            try:
-                await test(desk)
-            finally:
-                await desk.leave()
+    async def main() -> None:
+        desk = Desk(kafka.bootstrap_servers)
+        try:
+            await test(desk)
+        finally:
+            await desk.leave()
 
-        asyncio.run(whole())
-
-    return run
+    asyncio.run(main())
 
 
-def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(
-    at_desk: Any, topic: Callable[..., str]
+with_desk = staged(at_desk, fixtures=("kafka",))
+
+
+@with_desk
+async def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(
+    desk: Desk, /, topic: Callable[..., str]
 ) -> None:
-    """Rows S1, S2: only names reach the client; `latest` skips nothing of a topic that is created while it runs."""
+    """Only names reach the client; `latest` skips nothing of a topic that is created while it runs."""
     base = topic()
-
-    async def test(desk: Desk) -> None:
-        first, late, other = f"{base}.a", f"{base}.b", f"{base}x"
-        for name in (first, other):
-            await desk.admin.create_topic(name)
-        await desk.write(first, 3)
-        reader = await desk.member(f"{base}-g", [], reset="latest", as_one=True)
-        await desk.watch(reader, [], rf"{base.replace('-', '[-]')}\..*")
-        await until(lambda: reader.epochs, "the first topic")
-        await desk.write(first, 2)
-        await until(lambda: reader.read(first) == [3, 4], "what is new")
-        await desk.admin.create_topic(late)
-        await desk.write(late, 5)
-        await until(lambda: reader.read(late) == [0, 1, 2, 3, 4], "the topic that came later")
-        await desk.delete(late)
-        await until(lambda: reader.revoked or reader.lost, "the topic to be dropped")
-        await desk.write(first, 1)
-        await until(lambda: reader.read(first) == [3, 4, 5], "the first topic going on")
-        assert set(reader.revoked) | set(reader.lost) == {TopicPartition(late, 0)}
-        assert len(reader.epochs[TopicPartition(first, 0)]) == 1
-        assert reader.read(other) == []
-
-    at_desk(test)
+    first, late, other = f"{base}.a", f"{base}.b", f"{base}x"
+    for name in (first, other):
+        await desk.admin.create_topic(name)
+    await desk.write(first, 3)
+    reader = await desk.member(f"{base}-g", [], reset="latest", as_one=True)
+    await desk.watch(reader, [], rf"{base.replace('-', '[-]')}\..*")
+    await until(lambda: reader.epochs, "the first topic")
+    await desk.write(first, 2)
+    await until(lambda: reader.read(first) == [3, 4], "what is new")
+    await desk.admin.create_topic(late)
+    await desk.write(late, 5)
+    await until(lambda: reader.read(late) == [0, 1, 2, 3, 4], "the topic that came later")
+    await desk.delete(late)
+    await until(lambda: reader.revoked or reader.lost, "the topic to be dropped")
+    await desk.write(first, 1)
+    await until(lambda: reader.read(first) == [3, 4, 5], "the first topic going on")
+    assert set(reader.revoked) | set(reader.lost) == {TopicPartition(late, 0)}
+    assert len(reader.epochs[TopicPartition(first, 0)]) == 1
+    assert reader.read(other) == []
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_partitions_that_are_added_under_load_lose_nothing(
-    at_desk: Any, topic: Callable[..., str], protocol: str
+@with_desk
+async def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
+    desk: Desk, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
-    """Row B9, with `latest`: the first records of the new partitions are written before anybody reads there."""
-    name = topic(3)
-
-    async def test(desk: Desk) -> None:
-        member = ConsumerConfig(properties={"group.protocol": protocol})
-        reader = await desk.member(f"{name}-g", [name], reset="latest", member=member)
-        await until(lambda: len(reader.epochs) == 3, "the first partitions")
-        for number in range(3):
-            await desk.write(name, 10, number)
-        await desk.widen(name, 6)
-        for number in range(6):
-            await desk.write(name, 10, number)
-        expected = {number: list(range(20 if number < 3 else 10)) for number in range(6)}
-        await until(lambda: all(reader.read(name, n) == offsets for n, offsets in expected.items()), "every record")
-
-    at_desk(test)
-
-
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
-    at_desk: Any, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
-) -> None:
-    """Row B10: its offsets have passed the group's position by then, so nothing but the topic's id tells."""
+    """Its offsets have passed the group's position by then, so only the topic's id shows it."""
     name = topic()
-
-    async def test(desk: Desk) -> None:
-        await desk.write(name, 5)
-        reader = await desk.member(f"{name}-g", [name], member=ConsumerConfig(properties={"group.protocol": protocol}))
-        await desk.watch(reader, [name])
-        await until(lambda: reader.read(name) == [0, 1, 2, 3, 4], "the old records")
-        known = await desk.admin.topic_ids([name])
-        await desk.delete(name)
-        await desk.create(name)
-        await desk.write(name, 9)
-        assert await desk.admin.topic_ids([name]) != known
-        await until(lambda: "was deleted and created again" in caplog.text, "the word of it")
-        await until(lambda: set(reader.read(name)[5:]) == set(range(9)), "every record of the new topic")
-        await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
-
-    at_desk(test)
+    await desk.write(name, 5)
+    reader = await desk.member(f"{name}-g", [name], member=ConsumerConfig(properties={"group.protocol": protocol}))
+    await desk.watch(reader, [name])
+    await until(lambda: reader.read(name) == [0, 1, 2, 3, 4], "the old records")
+    known = await desk.admin.topic_ids([name])
+    await desk.delete(name)
+    await desk.create(name)
+    await desk.write(name, 9)
+    assert await desk.admin.topic_ids([name]) != known
+    await until(lambda: "was deleted and created again" in caplog.text, "the word of it")
+    await until(lambda: set(reader.read(name)[5:]) == set(range(9)), "every record of the new topic")
+    await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
 
-def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
-    at_desk: Any, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+@with_desk
+async def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
+    desk: Desk, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of the old topic ends any more, so nothing else would resume it."""
     name = topic()
-
-    async def test(desk: Desk) -> None:
-        await desk.write(name, 50)
-        reader = await desk.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
-        await desk.watch(reader, [name])
-        await until(lambda: reader.source.pause_reason(TopicPartition(name, 0)), "the pause of the full partition")
-        held = len(reader.records)
-        await desk.delete(name)
-        await desk.create(name)
-        await desk.write(name, 9)
-        reader.ends = True
-        await until(lambda: len(reader.records) >= held + 9, "every record of the new topic")
-        assert [offset for _, _, offset in reader.records[held:]] == list(range(9))
-        assert "was deleted and created again" in caplog.text
-        await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
-
-    at_desk(test)
+    await desk.write(name, 50)
+    reader = await desk.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
+    await desk.watch(reader, [name])
+    await until(lambda: reader.source.pause_reason(TopicPartition(name, 0)), "the pause of the full partition")
+    held = len(reader.records)
+    await desk.delete(name)
+    await desk.create(name)
+    await desk.write(name, 9)
+    reader.ends = True
+    await until(lambda: len(reader.records) >= held + 9, "every record of the new topic")
+    assert [offset for _, _, offset in reader.records[held:]] == list(range(9))
+    assert "was deleted and created again" in caplog.text
+    await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
 
-def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_stays(
-    at_desk: Any, topic: Callable[..., str]
+@with_desk
+async def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_stays(
+    desk: Desk, /, topic: Callable[..., str]
 ) -> None:
     """Longer than its session lasts; what was written meanwhile is read when a record has ended, each once."""
     name = topic(2)
-
-    async def test(desk: Desk) -> None:
-        await desk.write(name, 1)
-        reader = await desk.member(f"{name}-g", [name], ends=False, max_processing_seconds=0.5)
-        await until(lambda: "none has ended" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
-        await desk.write(name, 5)
-        reader.ends = True
-        await desk.write(name, 5, partition=1)
-        paused_until = time.monotonic() + 2 * QUICK["session.timeout.ms"] / 1000
-        await until(lambda: time.monotonic() > paused_until, "two sessions")
-        assert (reader.read(name), reader.read(name, 1)) == ([0], [0, 1, 2, 3, 4])
-        reader.source.release(TopicPartition(name, 0), 1, 1)
-        await until(lambda: reader.read(name) == [0, 1, 2, 3, 4, 5], "the other records")
-        assert (reader.revoked, reader.lost, {len(epochs) for epochs in reader.epochs.values()}) == ([], [], {1})
-
-    at_desk(test)
+    await desk.write(name, 1)
+    reader = await desk.member(f"{name}-g", [name], ends=False, max_processing_seconds=0.5)
+    await until(lambda: "none has ended" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
+    await desk.write(name, 5)
+    reader.ends = True
+    await desk.write(name, 5, partition=1)
+    paused_until = time.monotonic() + 2 * QUICK["session.timeout.ms"] / 1000
+    await until(lambda: time.monotonic() > paused_until, "two sessions")
+    assert (reader.read(name), reader.read(name, 1)) == ([0], [0, 1, 2, 3, 4])
+    reader.source.release(TopicPartition(name, 0), 1, 1)
+    await until(lambda: reader.read(name) == [0, 1, 2, 3, 4, 5], "the other records")
+    assert (reader.revoked, reader.lost, {len(epochs) for epochs in reader.epochs.values()}) == ([], [], {1})
 
 
-def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins(
-    at_desk: Any, topic: Callable[..., str]
+@with_desk
+async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins(
+    desk: Desk, /, topic: Callable[..., str]
 ) -> None:
     """The generation changes while the last records end; a member that had closed by then would commit in the old."""
     name = topic(2)
     group = f"{name}-g"
-
-    async def test(desk: Desk) -> None:
-        for number in range(2):
-            await desk.write(name, 4, number)
-        reader = await desk.member(group, [name], ends=False)
-        await until(lambda: len(reader.records) == 8, "the records")
-        # It joins, does not poll, and so holds the next generation up, for which the reader has asked by then.
-        slow = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": desk.servers,
-                "group.id": group,
-                "partition.assignment.strategy": "cooperative-sticky",
-                "enable.auto.commit": False,
-            }
-        )
-        try:
-            slow.subscribe([name])
-            await until(lambda: reader.revoked, "the partition that moves")
-            kept = next(place for place in reader.epochs if place not in reader.revoked)
-            end = time.monotonic() + PATIENCE_SECONDS
-            while await desk.state(group) != "PREPARING_REBALANCING":
-                assert time.monotonic() < end, "waited in vain for a rebalance"
-                await asyncio.sleep(0.05)
-            reader.finished.clear()
-            reader.last = {kept: Committed(4)}
-            leaving = asyncio.create_task(reader.source.drain(Deadline(CLOCK, 60)))
-            await until(lambda: kept in reader.revoked, "the drain")
-            while await desk.state(group) == "PREPARING_REBALANCING":
-                await asyncio.to_thread(slow.poll, 0.05)
-            reader.finished.set()
-            await leaving
-            assert await desk.committed(group, kept) == 4
-        finally:
-            await asyncio.to_thread(slow.close)
-
-    at_desk(test)
+    for number in range(2):
+        await desk.write(name, 4, number)
+    reader = await desk.member(group, [name], ends=False)
+    await until(lambda: len(reader.records) == 8, "the records")
+    # It joins and does not poll, which delays the next generation; the reader has already requested that.
+    slow = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": desk.servers,
+            "group.id": group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        slow.subscribe([name])
+        await until(lambda: reader.revoked, "the partition that moves")
+        kept = next(place for place in reader.epochs if place not in reader.revoked)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while await desk.state(group) != "PREPARING_REBALANCING":
+            assert time.monotonic() < end, "timed out waiting for a rebalance"
+            await asyncio.sleep(0.05)
+        reader.finished.clear()
+        reader.last = {kept: Committed(4)}
+        leaving = asyncio.create_task(reader.source.drain(Deadline(CLOCK, 60)))
+        await until(lambda: kept in reader.revoked, "the drain")
+        while await desk.state(group) == "PREPARING_REBALANCING":
+            await asyncio.to_thread(slow.poll, 0.05)
+        reader.finished.set()
+        await leaving
+        assert await desk.committed(group, kept) == 4
+    finally:
+        await asyncio.to_thread(slow.close)
 
 
-def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
-    at_desk: Any, topic: Callable[..., str]
+@with_desk
+async def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
+    desk: Desk, /, topic: Callable[..., str]
 ) -> None:
     """Under `range` a change of one place names all the others, at the positions they have."""
     name = topic(2)
-
-    async def test(desk: Desk) -> None:
-        for number in range(2):
-            await desk.write(name, 10, number)
-        await desk.remove_before(name, 0, 8)
-        await desk.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
-        member = ConsumerConfig(properties={"partition.assignment.strategy": "range,roundrobin"})
-        reader = await desk.member(f"{name}-g", [name], on_gap="continue", member=member)
-        await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
-        await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
-        for number in range(2):
-            await desk.write(name, 1, number)
-        await until(lambda: 10 in reader.read(name, 0) and 10 in reader.read(name, 1), "what is new")
-        assert reader.gaps == 6
-        assert reader.read(name, 1) == list(range(11))
-
-    at_desk(test)
-
-
-def test_a_member_that_is_static_comes_back_to_its_partitions_without_a_rebalance(
-    at_desk: Any, topic: Callable[..., str]
-) -> None:
-    """`group.instance.id` reaches the broker: a second member under the same name ends the first one."""
-    name = topic()
-
-    async def test(desk: Desk) -> None:
-        member = ConsumerConfig(properties={"group.instance.id": "one"})
-        first = await desk.member(f"{name}-g", [name], member=member)
-        await until(lambda: first.epochs, "the first member")
-        second = await desk.member(f"{name}-g", [name], member=member)
-        await until(lambda: first.source.death is not None, "the first member to be fenced")
-        await until(lambda: second.epochs, "the second member")
-
-    at_desk(test)
-
-
-def test_who_keeps_the_offsets_is_asked_where_to_go_on_and_told_the_epoch(
-    at_desk: Any, topic: Callable[..., str]
-) -> None:
-    """As long as there is no response the partition waits and readiness says why; then it begins there."""
-    name = topic(2)
-
-    async def test(desk: Desk) -> None:
-        for number in range(2):
-            await desk.write(name, 10, number)
-        asked: dict[TopicPartition, list[int]] = {}
-
-        async def stored(group: str, partition: TopicPartition, epoch: int) -> int | None:
-            asked.setdefault(partition, []).append(epoch)
-            if len(asked[partition]) == 1:
-                raise DestinationUnavailable("the database is away")
-            return 7 if partition.partition == 0 else None
-
-        reader = await desk.member(f"{name}-g", [name], stored_offsets=stored)
-        await until(lambda: "the database is away" in reader.source.readiness().reason, "the reason")
-        await until(lambda: len(reader.records) == 13, "the records")
-        assert (reader.read(name, 0), reader.read(name, 1)) == ([7, 8, 9], list(range(10)))
-        assert {p: epochs[-1] for p, epochs in reader.epochs.items()} == {p: epochs[1] for p, epochs in asked.items()}
-        assert all(second > first for first, second in asked.values())
-        assert reader.source.readiness().ready
-
-    at_desk(test)
+    for number in range(2):
+        await desk.write(name, 10, number)
+    await desk.remove_before(name, 0, 8)
+    await desk.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
+    member = ConsumerConfig(properties={"partition.assignment.strategy": "range,roundrobin"})
+    reader = await desk.member(f"{name}-g", [name], on_gap="continue", member=member)
+    await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
+    await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
+    for number in range(2):
+        await desk.write(name, 1, number)
+    await until(lambda: 10 in reader.read(name, 0) and 10 in reader.read(name, 1), "what is new")
+    assert reader.gaps == 6
+    assert reader.read(name, 1) == list(range(11))

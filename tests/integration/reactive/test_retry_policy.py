@@ -70,7 +70,7 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
     site.wait_until(
         lambda: "dead letters" in site.reasons(process.url).get(f"reactive {name} delivery", ""), "the reason", 60
     )
-    site.wait_until(lambda: f"group {name}-push, {name}-0 waits" in process.output, "the log", 60)
+    site.wait_until(lambda: f"group {name}-push, {name}-0 is waiting" in process.output, "the log", 60)
     site.wait_committed(f"{name}-push", name, 1)
     kafka.create_topic(f"{name}.dlq", 1, {})
     site.wait_committed(f"{name}-push", name, 3)

@@ -1,4 +1,4 @@
-"""A pump that is held, sought and changed, under a clock that tests own."""
+"""Pauses, seeks, changed settings and the status of a pump, in virtual time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
-# Hold ----------------------------------------------------------------------------------------------------------------
+# Pause ---------------------------------------------------------------------------------------------------------------
 
-RETRIES = PumpHooks(delayed=DelayedRecord)
+
+def retry_pump_of(harness: Harness, delivery: DeliveryConfig) -> Pump:
+    """Return a pump of retry topics that shares breaker, limit and rate with that of the harness."""
+    hooks = PumpHooks(delayed=DelayedRecord)
+    pump = Pump(
+        "retry",
+        "g.retry",
+        harness,
+        harness,
+        delivery=delivery,
+        clock=harness.clock,
+        shares_with=harness.pump,
+        hooks=hooks,
+    )
+    pump.on_assigned({P0: 1}, {})
+    return pump
 
 
 async def test_a_pause_of_all_applies_to_later_assignments_and_retry_topics() -> None:
     """It survives assignments, keeps pauses of single partitions, and does not affect readiness."""
     async with running(Harness()) as harness:
-        retry_pump = Pump(
-            "retry",
-            "g.retry",
-            harness,
-            harness,
-            delivery=DeliveryConfig(),
-            clock=harness.clock,
-            shares_with=harness.pump,
-            hooks=RETRIES,
-        )
-        retry_pump.on_assigned({P0: 1}, {})
+        retry_pump = retry_pump_of(harness, DeliveryConfig())
         harness.pump.pause(None, "nothing is known yet")
         harness.pump.pause([P1], "it is paused")
         harness.pump.on_lost([P0, P1])
@@ -150,18 +155,7 @@ async def test_a_rate_holds_for_any_delivery_size_and_can_be_removed() -> None:
 async def test_a_rate_is_kept_together_with_the_retry_topics() -> None:
     """Ten a second for both, and neither starves the other."""
     async with running(Harness()) as harness:
-        one = DeliveryConfig(batch=BatchConfig(max_records=1))
-        retry_pump = Pump(
-            "retry",
-            "g.retry",
-            harness,
-            harness,
-            delivery=one,
-            clock=harness.clock,
-            shares_with=harness.pump,
-            hooks=RETRIES,
-        )
-        retry_pump.on_assigned({P0: 1}, {})
+        retry_pump = retry_pump_of(harness, DeliveryConfig(batch=BatchConfig(max_records=1)))
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=1))
         harness.feed(*range(1000))
         retry_pump.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])

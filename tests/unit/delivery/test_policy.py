@@ -96,14 +96,6 @@ def test_roll_back(failed: int, size: int, percent: int | None, rolls_back: bool
     assert len(found.get(Outcome.DELIVERED, ())) == size - len(again)
 
 
-@pytest.mark.parametrize(("failed", "rolls_back"), [(0, False), (1, False), (2, True), (4, True)])
-def test_with_the_meaning_of_light_4j_exactly_the_percentage_rolls_back(failed: int, rolls_back: bool) -> None:
-    """2 of 4 at 50, which is a little more than 49.99; 50 itself means more than that."""
-    found = judged(*[FAILED] * failed, *[ACK] * (4 - failed), rollback_threshold_percent=49.99)
-    assert (Outcome.ROLL_BACK in found) == rolls_back
-    assert Outcome.ROLL_BACK not in judged(FAILED, FAILED, ACK, ACK, rollback_threshold_percent=50)
-
-
 def test_a_roll_back_leaves_out_records_that_were_handed_off() -> None:
     """A record that waits in a retry topic is not delivered here, and does not count."""
     found = judged(ACK, HANDED_OFF, FAILED, FAILED, HANDED_OFF, FAILED, rollback_threshold_percent=50)

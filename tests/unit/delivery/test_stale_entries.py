@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -173,20 +174,14 @@ def test_records_read_again_while_their_entries_are_removed_are_delivered(
     assert not [*model.blocked.entries()]
 
 
-async def test_a_key_stays_blocked_while_the_copy_of_its_record_waits() -> None:
-    """Its own topic is committed past the record, and the retry topic is not committed to its end."""
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_key_stays_blocked_while_its_record_waits(is_paused: bool) -> None:
+    """Its copy waits in the retry topic; or its copy is not written, and its own topic is not committed past it."""
     model = Model([b"a"])
     model.failing = {0}
-    async with model.running(0):
-        await model.pass_time(400)
-        assert [entry.offset for entry in model.blocked.entries()] == [0]
-
-
-async def test_a_key_stays_blocked_while_its_record_is_not_committed() -> None:
-    """Its entry is written, and its copy is not."""
-    model = Model([b"a"])
-    model.pump.pause(None, "paused")
-    await model.blocked.block(model.records)
+    if is_paused:
+        model.pump.pause(None, "paused")
+        await model.blocked.block(model.records)
     async with model.running(0):
         await model.pass_time(400)
         assert [entry.offset for entry in model.blocked.entries()] == [0]

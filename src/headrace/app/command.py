@@ -1,4 +1,4 @@
-"""Runs on dead letters inside one command, with the rights of its caller: no job, no port, no consumer."""
+"""Runs on dead letters inside one command, with the Kafka rights of its caller: no job, no port, no consumer."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,17 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
 
-_RUN_SECONDS, _DRAIN_SECONDS = 30.0, 5.0
-"""For a run to end with what has ended saved; then for records and audit events in flight."""
+_RUN_SECONDS = 30.0
+"""For a cancelled run to save its progress."""
+_DRAIN_SECONDS = 5.0
+"""Then for records and audit events in flight."""
 
 
 class CommandRuns:
     """Redrives, moves and drops dead letters.
 
-    Runs on dead letters exclude each other by the same lease as everywhere. Events go to the audit topic of the
-    configuration, if it has one.
+    Only one run on dead letters at a time has the lease, also among other processes. Events go to the audit topic of
+    the configuration, if it has one.
     """
 
     def __init__(self, config: HeadraceConfig, by: str, redrive_to: Target) -> None:
@@ -52,13 +54,13 @@ class CommandRuns:
         self._supervisor = Supervisor([each for each in services if each], clock, _DRAIN_SECONDS)
 
     async def start(self) -> None:
-        """Start what runs need."""
+        """Start the services that runs need."""
         await self._supervisor.start()
 
     async def run(self, kind: Kind, topic: str, body: dict[str, Any], on_progress: OnProgress) -> Redriven:
-        """Do what the body of a request for a job says, or say what it would do.
+        """Do what the body of a request for a job describes, or only report it.
 
-        If cancelled, the run ends early, with what has ended saved; `stop` waits for that.
+        If this is cancelled, the run stops early and saves its progress; `stop` waits for that.
 
         Raises:
             HeadraceError: See `DeadLetterJobs.redrive`, and `Redrive.run`.
@@ -75,7 +77,7 @@ class CommandRuns:
             return await redrive.run(asyncio.Event(), on_progress)
 
     async def stop(self) -> None:
-        """Wait until a cancelled run has ended, and end everything else."""
+        """Wait until a cancelled run has ended, then stop everything else."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RUN_SECONDS), self._running:
                 pass

@@ -20,12 +20,12 @@ from headrace.runtime.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
 _LINGER_MS = 5
-"""For records in numbers, as frames of a function are: a lone request is sent at once."""
+"""For many records at once, such as frames of a function; a single request is sent without waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessContext:
-    """Made once per process; none of its parts knows who uses it."""
+    """Made once per process; its parts do not depend on their users."""
 
     config: HeadraceConfig
     clock: Clock
@@ -40,16 +40,16 @@ class ProcessContext:
     codecs: Codecs
     audit: Audit | None
     audit_producer: Producer | None
-    """Writes the audit's topic, with a byte budget of its own: events never take the budget of records."""
+    """Writes the audit topic, with a separate byte limit, so events never use up the limit of records."""
 
     @property
     def services(self) -> list[Service]:
-        """What must start before everything else, in order."""
+        """The services that start before all others, in order."""
         clients: list[Service | None] = [self.admin.reachability, self.topics, self.producer, self.inner_producer]
         return [each for each in dict.fromkeys([self.registry.tls, *clients, self.audit_producer, self.audit]) if each]
 
     def on_completed(self, audit_type: str, group: str) -> OnCompleted | None:
-        """Return what writes audit events of a group's ended records; None without an audit."""
+        """Return the function that audits a group's completed records; None without an audit."""
         if self.audit is None:
             return None
         consumed = self.audit.consumed
@@ -62,7 +62,7 @@ class ProcessContext:
         return on_completed
 
     def audited_produce(self, audit_type: str = "PRODUCER", *, in_order: bool = False) -> Produce:
-        """Return what writes records with the inner producer, and audit events of them if there is an audit."""
+        """Return the function that writes records with the inner producer and audits them, if there is an audit."""
         produce = functools.partial(self.inner_producer.produce, in_order=in_order)
         return self.audit.audited(produce, audit_type) if self.audit else produce
 
@@ -93,7 +93,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
 
 
 def inner_settings(config: HeadraceConfig) -> ProducerConfig:
-    """Return how outputs and dead letters are written; a dead letter is a record that Kafka took, and headers."""
+    """Return the settings for outputs and dead letters; a dead letter is a record that Kafka accepted, plus headers."""
     own = {"linger.ms": _LINGER_MS, **config.producer.lasting.properties, "message.max.bytes": _LARGEST_RECORD_BYTES}
     return config.producer.lasting.with_properties(own)
 

@@ -22,7 +22,7 @@ from headrace.kafka.internal_topics import InternalTopics
 def jobs_of(
     context: ProcessContext, table: CompactedTable[Any], consumers: RunningConsumers, internal: InternalTopics
 ) -> tuple[Jobs, JobEndpoints]:
-    """Return the service that runs jobs, to start after all that carries records, and its endpoints."""
+    """Return the service that runs jobs, and its endpoints; it starts after all services that deliver records."""
     dead_letter_jobs = dead_letter_jobs_of(context, consumers, internal)
 
     def lease_of(name: str) -> Lease:
@@ -35,7 +35,7 @@ def jobs_of(
 def dead_letter_jobs_of(
     context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics, redrive_to: Target = TO_ORIGIN
 ) -> DeadLetterJobs:
-    """Return what redrives, moves and drops dead letters; to `redrive_to` if they go to no consumer."""
+    """Return the maker of runs that redrive, move and drop dead letters; without a consumer, to `redrive_to`."""
     audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
     run_context = RunContext(context.admin, context.inner_producer.produce, audited, context.clock)
     replays = Replays(run_context, consumers, internal, producing=context.config.producer.enabled)
@@ -44,7 +44,7 @@ def dead_letter_jobs_of(
 
 
 def dead_letters(context: ProcessContext, consumers: RunningConsumers) -> DeadLetterEndpoints:
-    """Return the endpoints of dead letters; those of these consumers can be delivered again."""
+    """Return the endpoints of dead letters; those of `consumers` can be delivered again."""
     config, admin, clock = context.config, context.admin, context.clock
     produce = context.inner_producer.produce
     redelivery = Redelivery(admin, consumers, produce, clock, socket.gethostname())

@@ -88,7 +88,7 @@ class App:
             log.warning("%s", warning)
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config)
-        self._examine = examination(config, assembly.functions, context.admin)
+        self._examine = examination(config, assembly.function_specs, context.admin)
         self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
@@ -96,17 +96,17 @@ class App:
         table = _control_table(context, assembly)
         member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
         control = ConsumerControl(table, running, member, lag.of, clock)
-        for consumer in assembly.consumers:
+        for consumer in assembly.parts.consumers:
             control.add(consumer)
-        assembly.on_made = control.add
+        assembly.parts.on_made = control.add
         jobs, job_endpoints = jobs_of(context, table, running, assembly.internal)
-        if assembly.consumers or config.registrations.backends or config.cluster.peers:
-            # What is paused must not begin, so the table is read before the consumers start.
+        if assembly.parts.consumers or config.registrations.backends or config.cluster.peers:
+            # A paused consumer must not start, so the table is read before the consumers start.
             self.services += [table, control, *assembly.services, jobs, lag]
         else:
-            table.missing = "no consumer runs in this process; ask one that has one, or name one in its file"
+            table.missing = "this process runs no consumer: send the request to another, or add one to its file"
             self.services += [*assembly.services, lag]
-        functions = FunctionEndpoints(assembly.known_functions, lag.of, assembly.reloads)
+        functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads)
         controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
         families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
         if config.registrations.backends:
@@ -122,7 +122,7 @@ class App:
         self.web = self._web(assembly, [*families, dead_letters(context, running)], owners)
         if self._instances:
             self.web.before_drain.append(self._instances.end_reads)
-        # Last to start and first to drain; and it answers health questions while the others drain.
+        # Last to start and first to drain; it still answers health requests while the others drain.
         self.supervisor.add(self.web)
 
     def _active(
@@ -152,7 +152,7 @@ class App:
         return found
 
     def _owners(self, table: CompactedTable[Any]) -> InstanceOwners:
-        """Make what knows the instances of all processes, and add it to the services."""
+        """Make the directory of the instances of all processes, and add it to the services."""
         context, config = self.context, self.context.config
         lease_of = partial(Lease, config.kafka, context.admin, clock=context.clock)
         owners = InstanceOwners(table, config.cluster.url or "", lease_of, context.admin, context.clock)
@@ -160,7 +160,7 @@ class App:
         return owners
 
     def _forwarder(self, owners: InstanceOwners) -> Forwarder:
-        """Make what sends requests to other processes, and add the certificates that it needs."""
+        """Make the forwarder to other processes, and add the certificates that it needs."""
         config, clock = self.context.config, self.context.clock
         tls = ClientTlsFiles("cluster.tls", config.cluster.tls, clock)
         self.services.append(tls)
@@ -203,7 +203,7 @@ class App:
         fast_path = FastPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
         self.listeners: list[WebService] = []
-        for workers, trigger, destination in assembly.listening:
+        for workers, trigger, destination in assembly.functions.listening:
             own = http.model_copy(update={"port": trigger.port, "max_body_bytes": trigger.max_body_bytes})
             router = FunctionRequests(workers, trigger, destination, own)
             called = Application(own, (), metrics, authenticator, audit, router=router)
@@ -238,12 +238,12 @@ class App:
             if self.context.config.durability == "strict":
                 await require(self._examine)
             await self.supervisor.start()
-            # What was made until now stays. Looking through it again and again took a fifth of producing.
+            # Objects made until now stay. Scanning them in each collection took a fifth of the time of producing.
             gc.freeze()
             gc.set_threshold(*_COLLECT_AFTER)
             await self.supervisor.run(signals)
         except ServiceDied as death:
-            log.critical("this process ends: %s", death.description)
+            log.critical("stopping this process: %s", death.description)
             return _EXIT_DIED
         finally:
             await self.context.registry.close()
@@ -251,13 +251,13 @@ class App:
 
 
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
-    """Make what watches the schema registry, if one is used, and what creates topics, if there are any to create."""
+    """Make the watch of the schema registry, if one is used, and the creator of topics, if there are any to create."""
     config, clock = context.config, context.clock
     services: list[Service] = []
-    formats = {config.producer.key_format, config.producer.value_format, *assembly.formats}
+    formats = {config.producer.key_format, config.producer.value_format, *assembly.parts.formats}
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(RegistryWatch(context.registry, clock))
-    created = assembly.created_topics
+    created = assembly.parts.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:
         created = {config.audit.topic: InternalTopic(config.audit.topic), **created}
     if created:
@@ -268,7 +268,10 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
 def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTable[Any]:
     """Make the control table; its topic is created like the first topic that is read on the same cluster."""
     topics = [
-        topic for each in assembly.consumers if each.admin.servers == context.admin.servers for topic in each.topics
+        topic
+        for each in assembly.parts.consumers
+        if each.admin.servers == context.admin.servers
+        for topic in each.topics
     ]
     topic = InternalTopic(context.config.control.topic, next(iter(topics), ""))
     produce = context.inner_producer.produce
@@ -276,7 +279,7 @@ def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTabl
 
 
 class _Announcer(Service):
-    """Says once that everything in the file answers."""
+    """Announces once that everything in the file is ready."""
 
     def __init__(self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None]) -> None:
         super().__init__("announcer")
@@ -308,10 +311,10 @@ def run(config: HeadraceConfig, *, announce: Callable[[str], None]) -> int:
     """Run everything the configuration names, in the foreground.
 
     Args:
-        announce: Takes the one line `ready http=...` when everything answers.
+        announce: Gets the line `ready http=...` when everything is ready.
 
     Returns:
-        Exit code: 0 after a drain by signal, 1 when a service ended by itself.
+        Exit code: 0 after a drain by signal, 1 after a service died.
 
     Raises:
         ConfigError, FunctionInvalid, PipelineInvalid, PortTaken: Nothing was started.

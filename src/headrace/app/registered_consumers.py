@@ -1,4 +1,4 @@
-"""Registered consumers in one process: made like those of the file, each started and stopped on its own."""
+"""Registered consumers in one process: made like those of the file, but started and stopped one by one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,15 +23,15 @@ class RegisteredConsumers:
         config = context.config
         self._context, self._internal, self._control = context, assembly.internal, control
         self._groups = ServiceGroups("reactive", context.clock, config.drain_seconds)
-        required = topic_requirements(config, assembly.functions)
+        required = topic_requirements(config, assembly.function_specs)
         rules = RegistrationRules(
             config.registrations,
             config.kafka.properties,
-            {consumer.name for consumer in assembly.consumers},
+            {consumer.name for consumer in assembly.parts.consumers},
             [each for _, of_cluster in required for each in of_cluster],
             lambda topic: topic.startswith("_") or bool(self._internal.kind_of(topic)),
         )
-        # A removed consumer keeps its hold while it drains, or it would begin again for that time.
+        # A removed consumer stays paused while it drains; otherwise it would resume for that time.
         self._registrations = Registrations(table, rules, context.clock, self._apply, control.remove)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
@@ -55,10 +55,10 @@ class RegisteredConsumers:
                 may_read=lambda topic: not topic.startswith("_") and one.may_read(topic),
                 restarts=False,
             )
-            for consumer in made.consumers:
+            for consumer in made.parts.consumers:
                 self._control.add(consumer)
             creator = TopicCreator(
-                context.admin, made.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
+                context.admin, made.parts.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
             )
             return [creator, *made.services]
 

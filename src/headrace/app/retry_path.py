@@ -15,7 +15,7 @@ from headrace.runtime import Deadline, Service
 
 
 class RetryPath:
-    """The retry topics of one consumer. A group of their own reads them, so each group rebalances on its own."""
+    """The retry topics of one consumer. A separate group reads them, so each group rebalances independently."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class RetryPath:
         self.blocked_keys: CompactedTable[bytes] | None = None
         """The table of blocked keys; None if the order of keys is not kept."""
         self.destination = destination
-        """Where the consumer delivers to."""
+        """The destination of the consumer."""
         blocked: BlockedKeys | None = None
         if delivery.retry.keep_key_order:
             topic = InternalTopic(f"_headrace-{group}.blocked", self.source)
@@ -46,7 +46,7 @@ class RetryPath:
         self.writer = RetryTopics(
             group, delivery.retry, produce, context.clock, dead_letters=dead_letters, blocked=blocked
         )
-        """Where the consumer's failed records go."""
+        """The writer of the consumer's failed records."""
         if blocked:
             self.destination = KeyOrder(destination, blocked, self.writer.write)
 
@@ -75,7 +75,8 @@ class RetryPath:
 
     def stale_entries(self, live: Pump) -> list[Service]:
         """Make the service that unblocks keys whose record is gone; empty if the order of keys is not kept."""
-        if not (blocked := self.writer.blocked):
+        blocked = self.writer.blocked
+        if not blocked:
             return []
         admin, group, (topic,) = self._context.admin, f"{self._group}.retry", self.topics
 
@@ -86,7 +87,7 @@ class RetryPath:
         async def committed() -> Offsets:
             return await admin.committed(group)
 
-        # Twice the limit, because a record of a refused batch is written a second time.
+        # Twice the limit, because a record of a rejected batch is written a second time.
         late_seconds = 2 * self._context.config.producer.delivery_timeout_seconds
         name = f"{self._name} blocked keys"
         return [StaleEntries(name, blocked, live.lanes, ends, committed, self._context.clock, late_seconds)]

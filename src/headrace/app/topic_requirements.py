@@ -1,4 +1,4 @@
-"""Which topics a configuration reads and writes, for the checks of durability and of registrations."""
+"""The topics that a configuration reads and writes, for the checks of durability and of registrations."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -14,7 +14,7 @@ from headrace.kafka.internal_topics import InternalTopics
 def examination(
     config: HeadraceConfig, functions: Sequence[FunctionSpec], admin: Admin
 ) -> Callable[[], Awaitable[Sequence[Finding]]]:
-    """Return what examines every cluster that a configuration uses; `admin` serves the cluster in `kafka`."""
+    """Return the function that examines every cluster of a configuration; `admin` is the one for `kafka`."""
     clusters = [
         (admin if kafka is config.kafka else Admin(kafka), required)
         for kafka, required in topic_requirements(config, functions)

@@ -245,5 +245,5 @@ def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: A
 def test_a_process_without_consumers_says_that_it_has_no_control(site: Any, headrace: Any) -> None:
     """A job asked for there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)
-    with pytest.raises(HeadraceError, match="no consumer runs in this process; ask one that has one"):
+    with pytest.raises(HeadraceError, match="this process runs no consumer: send the request to another"):
         api.request("GET", "/adm/jobs")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 
 from headrace.app.assembly import Assembly
 from headrace.app.context import make_context
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.model import HeadraceConfig
+from headrace.errors import FunctionInvalid
+from headrace.functions.triggers.trigger import Trigger
 from headrace.testing import ManualClock
 
 
@@ -46,13 +49,13 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
     config = HeadraceConfig.model_validate(files)
     clock = ManualClock()
     assembly = Assembly(make_context(config, clock), config)
-    main, same, first, shared, third = [consumer.admin for consumer in assembly.consumers]
+    main, same, first, shared, third = [consumer.admin for consumer in assembly.parts.consumers]
     assert main is same
     assert first is shared
     assert len({main, first, third}) == 3
     names = [service.name for service in assembly.services if service.name.startswith("kafka")]
     assert names == ["kafka other:9092", "kafka other:9092 as f4.k"]
-    required = topic_requirements(config, assembly.functions)
+    required = topic_requirements(config, assembly.function_specs)
     assert [[each.group for each in found] for _, found in required] == [["g0", "g1"], ["g2", "g3"], ["g4"]]
     third_security = required[2][0].security
     assert third_security.sasl
@@ -67,6 +70,14 @@ async def test_triggers_whose_passwords_are_in_different_files_share_nothing(tmp
         sasl = {"enable": True, "user": "u", "password": f"${{file:{name}}}"}
         own.append({"brokers": ["other:9092"], "sasl": sasl})
     config = HeadraceConfig.model_validate(write_functions(tmp_path, *own))
-    first, second, third = [one.admin for one in Assembly(make_context(config, ManualClock()), config).consumers]
+    first, second, third = [one.admin for one in Assembly(make_context(config, ManualClock()), config).parts.consumers]
     assert first is third
     assert first is not second
+
+
+async def test_a_kind_of_trigger_without_a_service_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its function would start, and none of its events would be delivered."""
+    config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
+    monkeypatch.setattr("headrace.app.function_services.KafkaTrigger", type("OtherTrigger", (Trigger,), {}))
+    with pytest.raises(FunctionInvalid, match=r"f0\.k: no service is made for triggers of this kind"):
+        Assembly(make_context(config, ManualClock()), config)

@@ -1,0 +1,217 @@
+"""Makes the functions of a configuration: their workers, and what serves each kind of trigger."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace.app.consumer_parts import INTERNAL, ConsumerParts
+from headrace.app.context import ProcessContext, inner_settings, transactional_id
+from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
+from headrace.config.model import HeadraceConfig
+from headrace.control.health.lag import GroupTopics
+from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.explicit_acks import AckRules
+from headrace.delivery.outcomes import Destination
+from headrace.delivery.pump import Pump
+from headrace.delivery.pump_context import PumpHooks
+from headrace.errors import FunctionInvalid
+from headrace.functions.destination import FunctionDestination, RecordSizeLimit
+from headrace.functions.exactly_once import TransactionalPump
+from headrace.functions.held_outputs import HeldOutputs
+from headrace.functions.load import load_function
+from headrace.functions.reload import FunctionReload
+from headrace.functions.spec import FunctionSpec
+from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.trigger import Trigger
+from headrace.functions.workers import Acknowledge, FunctionService
+from headrace.kafka import GroupTransactions, InternalTopic, ReadPolicy, Subscription
+from headrace.kafka.internal_topics import InternalTopics
+from headrace.records import TopicPartition
+from headrace.runtime import Service
+
+_BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
+"""The largest delivery to a function; a slow handler gets fewer records. For a batch handler it is one batch."""
+_IN_FLIGHT = 1000
+_FLOW = FlowControl()
+_RETRY_TOPICS_OF_ANOTHER_CLUSTER = (
+    "retry.topics are on the cluster of headrace.yaml, but this trigger has another cluster or login: remove them, or "
+    "raise retry.max_delay_seconds"
+)
+_IN_TRANSACTIONS = (
+    "its outputs and its group's offsets are committed together (delivery: exactly_once), and a replay commits none"
+)
+
+
+class FunctionAssembly:
+    """The functions of a configuration and their services."""
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        config: HeadraceConfig,
+        parts: ConsumerParts,
+        specs: Sequence[FunctionSpec],
+        internal: InternalTopics,
+    ) -> None:
+        """Make the functions of the configuration; nothing is started or contacted.
+
+        Raises:
+            FunctionInvalid: A function file is not usable.
+        """
+        self._context = context
+        self._config = config
+        self._parts = parts
+        self._internal = internal
+        self.listening: list[tuple[FunctionService, HttpTrigger, FunctionDestination]] = []
+        """Functions that answer requests, with their triggers."""
+        self.reloads: dict[str, FunctionReload] = {}
+        """The service that replaces the workers of each function."""
+        self.other_groups: dict[str, GroupTopics] = {}
+        """Groups of functions that other processes run."""
+        self.services: list[Service] = []
+        """Downstream first."""
+        for file, spec in zip(config.functions, specs, strict=True):
+            self.services += self._function(spec, file)
+        self.known = [*specs, *map(self._watched_function, config.watched_functions)]
+        """Functions that this process runs or watches."""
+
+    def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:
+        made: list[Service] = []
+        acknowledgers: dict[str, Acknowledge] = {}
+        deliver_again: dict[str, Callable[[TopicPartition], None]] = {}
+        clock = self._context.clock
+        pools = [FunctionService(spec, triggers, clock, acknowledgers, deliver_again) for triggers in spec.worker_pools]
+        for workers in pools:
+            made.append(workers)
+            for trigger in workers.triggers:
+                if isinstance(trigger, KafkaTrigger):
+                    make = functools.partial(
+                        self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
+                    )
+                    made += self._parts.restarted("function", f"{spec.name}.{trigger.name}", make)
+                elif isinstance(trigger, HttpTrigger):
+                    self.listening.append((workers, trigger, self._destination(trigger, workers)))
+                else:
+                    raise FunctionInvalid(f"{spec.name}.{trigger.name}: no service is made for triggers of this kind")
+        self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
+        return [*made, self.reloads[spec.name]]
+
+    def _watched_function(self, file: Path) -> FunctionSpec:
+        spec = load_function(file, self._config)
+        for trigger in spec.kafka_triggers:
+            admin = self._parts.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
+            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
+        return spec
+
+    def _acknowledged_trigger(
+        self,
+        spec: FunctionSpec,
+        trigger: KafkaTrigger,
+        workers: FunctionService,
+        acknowledgers: dict[str, Acknowledge],
+        deliver_again: dict[str, Callable[[TopicPartition], None]],
+    ) -> list[Service]:
+        """Make a trigger whose pump gets its explicit acknowledgements."""
+        services = self._trigger(spec, trigger, workers)
+        if trigger.explicit_ack_mode != "disable":
+            pump = self._parts.consumers[-1].pump
+            up_to = trigger.explicit_ack_ends == "upTo"
+            acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
+            deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
+        return services
+
+    def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
+        context, config = self._context, self._config
+        kafka, topics, group = trigger.kafka, trigger.topics, trigger.group
+        name = f"{spec.name}.{trigger.name}"
+        label = f"function {name}"
+        if self._internal.kind_of(trigger.output_topic):
+            raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {INTERNAL}")
+        self._parts.formats |= {trigger.key_format, trigger.value_format}
+        compressed = config.producer.client_properties["compression.type"] != "none"
+        held = HeldOutputs(compressed=compressed) if trigger.delivery == "exactly_once" else None
+        destination, hooks = self._workers_of(trigger, workers, held)
+        like = {topic: topic if config.kafka.is_at(kafka.brokers) else "" for topic in topics}
+        if trigger.output_topic and config.kafka.create_topics:
+            self._parts.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, like[topics[0]])
+        whole = {"max_records": trigger.batch.batch_size, "linger_seconds": trigger.batch.timeout}
+        batch = _BATCH.model_copy(update=whole if trigger.batch.mode == "enable" else {})
+        delivery = DeliveryConfig(batch=batch, retry=trigger.retry, max_in_flight=_IN_FLIGHT, ordering=trigger.ordering)
+        dead_letters = self._parts.dead_letters(trigger.dead_letters, like, held)
+        admin = self._parts.topics_of(kafka.cluster(config.kafka), name).admin
+        if trigger.retry.topics and (kafka.security or not all(like.values())):
+            raise FunctionInvalid(f"{name}: {_RETRY_TOPICS_OF_ANOTHER_CLUSTER}")
+        policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
+        policy = policy._replace(transactional=held is not None)
+        make, transactions = self._exactly_once(name, group, held) if held else (Pump, [])
+        pump, retry_pump, retries = self._parts.pumps(
+            label, group, topics, delivery, destination, dead_letters, hooks, policy=policy, make=make
+        )
+        policy = policy._replace(max_processing_seconds=kafka.max_processing_time)
+        consumer = self._parts.consumer(label, pump, topics, policy, flow=_FLOW, admin=admin)
+        watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
+        running = RunningConsumer(
+            name=name,
+            kind="function",
+            function=spec.name,
+            delivery=delivery,
+            topics=topics,
+            destination=destination,
+            destination_name=spec.handler,
+            dead_letter=trigger.dead_letters,
+            dead_letters=dead_letters,
+            pump=pump,
+            retry_pump=retry_pump,
+            flow=_FLOW,
+            admin=admin,
+            no_replay=_IN_TRANSACTIONS if held else "",
+        )
+        self._parts.add(running)
+        return [*transactions, *retries, pump, consumer, watch]
+
+    def _exactly_once(self, name: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
+        """Return a maker of pumps that commit outputs and offsets together, and the transactional producer."""
+        audit, settings = self._context.audit, inner_settings(self._config)
+        producer_id = f"{transactional_id(self._config)}-{group}-{name}"
+        transactions = GroupTransactions(self._context.admin, settings, producer_id, f"function {name}")
+        on_written = functools.partial(audit.produced, audit_type="STREAMING_PRODUCER") if audit else None
+        make = functools.partial(TransactionalPump, held=held, transactions=transactions, on_written=on_written)
+        return make, [transactions]
+
+    def _destination(
+        self, trigger: Trigger, workers: FunctionService, held: HeldOutputs | None = None
+    ) -> FunctionDestination:
+        context, topics = self._context, self._context.topics
+        if isinstance(trigger, KafkaTrigger):
+            topics = self._parts.topics_of(
+                trigger.kafka.cluster(self._config.kafka), f"{workers.spec.name}.{trigger.name}"
+            )
+        return FunctionDestination(
+            workers,
+            trigger,
+            context.clock,
+            produce=context.audited_produce("STREAMING_PRODUCER", in_order=True),
+            registry=context.registry,
+            topics=topics,
+            kind_of=self._internal.kind_of,
+            held=held,
+        )
+
+    def _workers_of(
+        self, trigger: KafkaTrigger, workers: FunctionService, held: HeldOutputs | None
+    ) -> tuple[Destination, PumpHooks]:
+        """Make the destination of a trigger, and the hooks of its pump."""
+        context, limit = self._context, trigger.kafka.fetch_max
+        function = self._destination(trigger, workers, held)
+        hooks = PumpHooks(
+            on_completed=context.on_completed("STREAMING_CONSUMER", trigger.group),
+            partitions=function,
+            most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
+            commit_seconds=trigger.kafka.commit_interval,
+            acks=AckRules(
+                trigger.kafka.ack_window_size,
+                trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,
+            ),
+        )
+        return RecordSizeLimit(function, limit) if limit else function, hooks

@@ -216,17 +216,11 @@ def test_the_checker_finds_what_is_wrong(wrong: list[str], got: list[tuple[int, 
     assert [text.partition(":")[0] for text in found] == wrong
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("victim", "auto"),
-    [
-        ("leader", False),
-        pytest.param("coordinator", True, marks=pytest.mark.long),
-        pytest.param("leader", True, marks=pytest.mark.long),
-        pytest.param("coordinator", False, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize("victim", ["leader", "coordinator"])
 def test_a_broker_is_killed_while_its_group_reads(
     kafka_three: Any, bench: Bench, headrace: Any, victim: str, auto: bool
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
     """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""

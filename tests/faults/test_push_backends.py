@@ -52,6 +52,7 @@ def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
     assert process.terminate() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario) -> None:
     """A hundred single records at a time, each as slow as it likes (row E8): what commits and maps have stays ended."""

@@ -144,27 +144,6 @@ def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, 
 
 
 @pytest.mark.long
-def test_members_come_and_go(scenario: Fed) -> None:
-    """Rows F1, F7: politely and by kill -9, while partitions are paused and resumed all the time."""
-    scenario.settings["consumer"] = SHORT_SESSION
-    process = scenario.run()
-    scenario.backend.response = PlannedResponse(delay_seconds=0.005)
-    for polite in (True, False):
-        scenario.wait_more(200)
-        visitor = scenario.run()
-        scenario.wait_until(
-            lambda visitor=visitor: re.search(rf"assigned .*{scenario.topic}", visitor.output), "a share for it"
-        )
-        scenario.wait_more(200)
-        if polite:
-            assert visitor.terminate() == 0
-        else:
-            visitor.kill()
-    scenario.wait_more()
-    scenario.finish(process)
-
-
-@pytest.mark.long
 def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
     """Row F4: the member is out while its thread is blocked, and joins again; what it held comes again."""
     scenario.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}

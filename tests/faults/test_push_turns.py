@@ -45,7 +45,6 @@ def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Cal
     ("changes", "ordering", "membership"),
     [
         (2, "key", SHORT_SESSION),
-        pytest.param(3, "key", SHORT_SESSION, marks=pytest.mark.long),
         pytest.param(
             3,
             "partition",
@@ -54,7 +53,7 @@ def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Cal
         ),
         pytest.param(3, "none", {"properties": {"group.protocol": "consumer"}}, marks=pytest.mark.long),
     ],
-    ids=["short", "cooperative", "eager", "kip-848"],
+    ids=["cooperative", "eager", "kip-848"],
 )
 def test_two_processes_take_turns(
     scenario: PushScenario, changes: int, ordering: str, membership: dict[str, Any]

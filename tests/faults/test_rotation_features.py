@@ -83,6 +83,7 @@ class Requests:
             self.responses.append(send("GET", self._url))
 
 
+@pytest.mark.long
 def test_reads_control_and_audit_use_the_new_certificate(world: Rotation) -> None:
     """Reads without an instance are answered all the time; commands are read from their topic, and audited."""
     audit = f"{world.name}-audit"

@@ -118,7 +118,7 @@ class FunctionAssembly:
             pump = self._parts.consumers[-1].pump
             up_to = trigger.explicit_ack_ends == "upTo"
             acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
-            deliver_again.update(dict.fromkeys(trigger.topics, pump.moves.deliver_again))
+            deliver_again.update(dict.fromkeys(trigger.topics, pump.seeks.deliver_again))
         return services
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:

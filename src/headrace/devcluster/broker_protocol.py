@@ -1,4 +1,4 @@
-"""The three questions the dev cluster asks a broker, in Kafka's own protocol over a plain socket.
+"""The three requests of the dev cluster to a broker, in Kafka's own protocol over a plain socket.
 
 A Kafka client takes a second to import. Its background threads log errors when the broker is killed, which is what
 the dev cluster is for.
@@ -35,10 +35,10 @@ class Metadata(NamedTuple):
 
 
 def metadata(port: int, limit_seconds: float = 2.0) -> Metadata:
-    """Ask the broker on a loopback port how it sees the cluster.
+    """Return the cluster as the broker on a loopback port sees it.
 
     Raises:
-        OSError: It does not answer.
+        OSError: It does not respond.
     """
     response = _Reader(_ask(port, _METADATA, 1, struct.pack(">i", -1), limit_seconds))
     brokers = {response.values("isis")[0] for _ in range(response.value("i"))}  # id, host, port, rack

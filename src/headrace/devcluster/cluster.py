@@ -132,9 +132,9 @@ class Cluster(JavaGroup):
 
     def _wait_ready(self, limit_seconds: float) -> None:
         """Wait until every broker answers and sees all of them."""
-        everybody = set(self._servers)
+        brokers = set(self._servers)
         for server, port in zip(self.servers, self.ports, strict=True):
-            server.wait_until(functools.partial(_sees, port, everybody), limit_seconds)
+            server.wait_until(functools.partial(_sees, port, brokers), limit_seconds)
         if self.security:
             self.security.grant(self.bootstrap_servers)
 

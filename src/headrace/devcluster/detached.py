@@ -51,7 +51,7 @@ class DevCluster:
         secured: bool | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Start what does not run, Kafka and the registry side by side, and wait until all response.
+        """Start the servers that do not run, in parallel, and wait until all respond.
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.
@@ -66,7 +66,7 @@ class DevCluster:
             What `endpoints.json` holds.
 
         Raises:
-            EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
+            EnvironmentProblem: Something is missing on this machine, or a port is taken; nothing new is left running.
         """
         with self._locked():
             cluster = Cluster(self._home / "kafka", brokers, port=port, detached=True, secured=secured)

@@ -1,4 +1,4 @@
-"""One clock for everything that waits, so that tests can control time; and turns of long computations."""
+"""One clock for everything that waits, so that tests can control time; and fair slices of long computations."""
 
 import asyncio
 import time
@@ -52,10 +52,10 @@ class Deadline:
 
 
 class RestartPauses:
-    """Growing pauses between the starts of one service, process or group: each twice as long as the one before."""
+    """Pauses between the starts of one service, process or group: each twice as long as the previous one."""
 
     def __init__(self, clock: Clock, first_seconds: float, longest_seconds: float, steady_seconds: float) -> None:
-        """Begin without a failure; what ran for `steady_seconds` is `steady`, and its failures may be forgotten."""
+        """Start without failures. After `steady_seconds` a run is `steady`, and the count of failures may be reset."""
         self.failures = 0
         """Failures in a row."""
         self._clock = clock
@@ -83,10 +83,10 @@ _WAITING: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Futur
 
 
 async def next_slice(*, started: bool = False) -> None:
-    """Return when this computation may run its next slice, of a few milliseconds.
+    """Wait until this computation may run its next slice, of a few milliseconds.
 
-    `asyncio.sleep(0)` would let all of them run in the same turn: thirty slices of 5 ms hold the loop for 150 ms.
-    One that has `started` goes first: thirty large requests that take turns would all be in memory at once.
+    `asyncio.sleep(0)` would run all of them in the same iteration: thirty slices of 5 ms block the loop for 150 ms.
+    A `started` computation goes first. Otherwise thirty large requests would alternate, and all be in memory at once.
     """
     loop = asyncio.get_running_loop()
     waiting = _WAITING.setdefault(loop, deque())
@@ -110,16 +110,15 @@ def _wake_one(loop: asyncio.AbstractEventLoop, waiting: deque[asyncio.Future[Non
 
 
 class TokenBucket:
-    """Gives out `per_second` tokens on average, and at most `burst` at once.
+    """Provides `per_second` tokens on average, and at most `burst` at once.
 
-    `take` may overdraw the bucket: what comes later then waits until the debt is paid. So takes of any size keep the
-    rate.
+    `take` may overdraw the bucket; later callers then wait until the debt is paid. So takes of any size keep the rate.
     """
 
     __slots__ = ("_at", "_clock", "_level", "burst", "per_second")
 
     def __init__(self, clock: Clock, per_second: float, burst: float = 0.0) -> None:
-        """Begin with a full bucket that holds at most `burst` tokens; with 0, a take waits for the one before it."""
+        """Start with a full bucket of `burst` tokens; with 0, each take waits for the debt of the previous one."""
         self.per_second = per_second
         self.burst = burst
         self._clock = clock
@@ -127,7 +126,7 @@ class TokenBucket:
         self._at = clock.monotonic()
 
     def seconds_until(self, tokens: float = 0.0) -> float:
-        """Return how long it takes until the bucket holds so many tokens; with 0: until there is no debt."""
+        """Return the time until the bucket holds this many tokens; with 0, until there is no debt."""
         return max(0.0, (tokens - self._fill()) / self.per_second)
 
     def take(self, tokens: float = 1.0) -> None:

@@ -1,6 +1,6 @@
-"""Named points in the code where a test can let the process crash, stop, fail or wait.
+"""Named points in the code where a test can make the process crash, stop, fail or wait.
 
-Off unless the environment variable `HEADRACE_FAILPOINTS` names them; then every `reach` is a call that does nothing.
+Off unless the environment variable `HEADRACE_FAILPOINTS` names them: then every `reach` does nothing.
 Its value is a list such as `commit.before=crash@3,dead_letter.before=delay:0.5`: the third time the process is killed,
 the first time it waits for half a second. Each point acts once.
 """

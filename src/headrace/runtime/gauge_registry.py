@@ -18,7 +18,7 @@ class DurationHistogram:
         """The sum of all durations."""
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Count a duration so many times."""
+        """Count a duration `times` times."""
         self.counts[bisect_left(BUCKET_SECONDS, seconds)] += times
         self.seconds += seconds * times
 
@@ -49,5 +49,5 @@ def register_gauge(metric: str, read: Callable[[], Measured], **labels: str) -> 
 
 
 def unregister_gauge(metric: str, **labels: str) -> None:
-    """Publish a value no longer; does nothing if it is not registered."""
+    """Stop publishing a value; does nothing if it is not registered."""
     _gauges.pop(GaugeKey(metric, tuple(sorted(labels.items()))), None)

@@ -1,6 +1,6 @@
-"""Gives memory back to the operating system after a burst.
+"""Returns memory to the operating system after a burst.
 
-glibc keeps freed memory below a block that is still in use, so a process would keep the size of its largest burst.
+glibc keeps freed memory below a block that is in use, so a process would keep the size of its largest burst.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 10.0
 _GROWTH: Final = 1.1
-"""Trimming stops other threads for milliseconds, so it happens only after growth."""
+"""Trim only after this growth, because it stops other threads for milliseconds."""
 
 
 async def give_back_memory(clock: Clock) -> None:
@@ -41,7 +41,7 @@ def memory_bytes(process: int | None = None) -> int:
 
 
 def trim() -> None:
-    """Give free memory back, where the C library can."""
+    """Return free memory to the operating system, if the C library supports it."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back:
         give_back(0)

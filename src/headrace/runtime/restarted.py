@@ -1,4 +1,4 @@
-"""Services that end and begin together."""
+"""Services that restart together."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,22 +8,24 @@ from headrace.runtime.supervisor import Supervisor
 
 
 class RestartedServices(Service):
-    """Services of one consumer: if one of them dies, all are drained, made again and started again.
+    """Services of one consumer: if one of them dies, all are drained, made again and restarted.
 
     The pause before that grows from 1 s to a minute. The log, readiness and `headrace_task_failures_total` have the
-    reason. Nothing else of the process ends.
+    reason. Nothing else in the process stops.
     """
 
     def __init__(
         self, name: str, first: Sequence[Service], again: Callable[[], Sequence[Service]], clock: Clock, seconds: float
     ) -> None:
-        """Take the services of the first start, downstream first, and what makes them again.
+        """Take the services of the first start, downstream first, and the function that makes them again.
 
         Args:
-            seconds: What is in flight when one dies may take so long to end.
+            seconds: Limit of the drain after one has died.
         """
         super().__init__(name)
-        self._again, self._clock, self._seconds = again, clock, seconds
+        self._again = again
+        self._clock = clock
+        self._seconds = seconds
         self._supervisor: Supervisor | None = Supervisor(first, clock, seconds)
 
     async def start(self) -> None:

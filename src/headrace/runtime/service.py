@@ -18,7 +18,7 @@ _CLOCK: Final = SystemClock()
 
 
 class Readiness(NamedTuple):
-    """Whether a service does its work now; if not, one sentence says why."""
+    """Whether a service does its work now, and the reason if not."""
 
     ready: bool
     reason: str = ""
@@ -27,34 +27,34 @@ class Readiness(NamedTuple):
 class Service:
     """Something that runs inside the process.
 
-    A subclass overrides `run`, or what it needs of `start`, `drain` and `stop`. A task whose work can begin anew at any
-    time is started with `keep`: its error ends nothing. Any other is started with `spawn`: its error takes the service
-    down, and the supervisor names the service.
+    A subclass overrides `run`, or some of `start`, `drain` and `stop`. Start a task that can be restarted at any time
+    with `keep`: its errors stop nothing else. Start any other with `spawn`: its error takes the service down, and the
+    supervisor names the service.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.death: BaseException | None = None
-        """The error that ended the service, if one did."""
+        """The error that stopped the service, if there was one."""
         self.on_death: Callable[[Service], None] | None = None
         self._task_failures: dict[str, tuple[str, float]] = {}
-        """Tasks that have failed: the reason, and until when it is shown."""
+        """Reasons of failed tasks, and how long to show them."""
         self._task_failure_count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._gauges: list[tuple[str, dict[str, str]]] = []
 
     async def start(self) -> None:
-        """Begin to work, by default with `run` as a task. Waits for nothing outside the process; a task may."""
+        """Start to work, by default with `run` as a task. Must not wait for other processes; a task may."""
         self.keep(self.run, "run")
 
     async def run(self) -> None:
-        """Do the work of a service that has one task, from the beginning again after an error."""
+        """Do the work of a service with one task; called again after an error."""
 
     async def drain(self, deadline: Deadline) -> None:
-        """Accept no new work and finish the work in flight, at most until the deadline."""
+        """Accept no new work, and finish the work in flight by the deadline."""
 
     async def stop(self) -> None:
-        """End now and release everything. Called once, after `drain` or instead of it."""
+        """Stop now and release everything. Called once, after `drain` or instead of it."""
         await self.cancel_tasks()
         for metric, labels in self._gauges:
             unregister_gauge(metric, **labels)
@@ -69,14 +69,14 @@ class Service:
         return Readiness(True)
 
     def readiness_by_name(self) -> dict[str, Readiness]:
-        """Return the readiness of the service and of those that it runs, with the tasks that have failed."""
+        """Return the readiness of the service and of the services that it runs, including failed tasks."""
         ready, reason = self.readiness()
         return {self.name: Readiness(ready, "; ".join(filter(None, [reason, self.task_failures])))}
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a coroutine as a task of this service, on the loop.
 
-        If it raises, the service is dead; if it returns, nothing happens.
+        If it raises, the service dies; if it returns, nothing happens.
         """
         task = asyncio.get_running_loop().create_task(work, name=f"{self.name}/{name}")
         self._tasks.add(task)
@@ -84,7 +84,7 @@ class Service:
         return task
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-        """Run work as a task; when it fails, run it again from its beginning, after a growing pause, until it returns.
+        """Run work as a task until it returns; when it fails, restart it after a growing pause.
 
         The log, readiness and `headrace_task_failures_total` name the task and the reason.
         """
@@ -96,7 +96,7 @@ class Service:
             pauses.started()
             try:
                 return await work()
-            except Exception as cause:  # noqa: BLE001 boundary: the error of one task ends nothing else
+            except Exception as cause:  # noqa: BLE001 boundary: the error of one task stops nothing else
                 if pauses.steady:
                     pauses.failures = 0
                 pause = pauses.failed()
@@ -109,17 +109,17 @@ class Service:
         self._task_failure_count += 1
         reason = f"{name} failed: {cause.description if isinstance(cause, HeadraceError) else repr(cause)}"
         self._task_failures[name] = reason, _CLOCK.monotonic() + pause + _LONGEST_PAUSE_SECONDS
-        log.error("%s: %s; it starts again in %g s", self.name, reason, pause, exc_info=_trace_of(cause))
+        log.error("%s: %s; will restart in %g s", self.name, reason, pause, exc_info=_trace_of(cause))
 
     @property
     def task_failures(self) -> str:
-        """Which tasks have failed in the last minutes and started again, and why; empty if none."""
+        """Tasks that failed in the last minutes and were restarted, with the reasons; empty if none."""
         now = _CLOCK.monotonic()
         self._task_failures = {name: known for name, known in self._task_failures.items() if known[1] > now}
         return "; ".join([reason for reason, _ in self._task_failures.values()])
 
     def die(self, cause: BaseException) -> None:
-        """Report that this service ended by itself. Call on the loop; only the first report counts."""
+        """Report that this service stopped because of an error. Call on the loop; only the first report counts."""
         if self.death is None:
             self.death = cause
             log.critical("service %s died: %s", self.name, cause, exc_info=_trace_of(cause))
@@ -143,5 +143,5 @@ class Service:
 
 
 def _trace_of(cause: BaseException) -> BaseException | None:
-    """Return what to log as the trace: the text of a HeadraceError is complete, and a defect needs its trace."""
+    """Return the trace to log: none for a HeadraceError, whose text is complete; a defect needs it."""
     return None if isinstance(cause, HeadraceError) else cause

@@ -1,4 +1,4 @@
-"""Service groups that start and stop at run time. A crash in one group does not stop the others."""
+"""Service groups that start and stop at run time. A failure of one group does not stop the others."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ class GroupSpec(NamedTuple):
     """Required services of one name."""
 
     version: int
-    """A group of another version is drained, and then this one starts."""
+    """When it changes, the running group is drained before this one starts."""
     make: Callable[[], Sequence[Service]]
     """Makes the services, downstream first; called at each start."""
     on_stopped: Callable[[], None]
-    """Undoes the side effects of `make`; called after the services have stopped."""
+    """Reverts the side effects of `make`; called after the services have stopped."""
 
 
 class _RunningGroup:
@@ -44,8 +44,8 @@ class _RunningGroup:
 class ServiceGroups(Service):
     """Starts, drains and stops groups of services on demand.
 
-    If a service of a group dies, or the group cannot be made, the group is drained and started again after a pause.
-    The pause doubles from a second to a minute. `readiness_of`, a gauge and the log report it.
+    If a service of a group dies, or the group cannot be made, the group is drained and restarted after a pause. The
+    pause doubles from a second to a minute. `readiness_of`, a gauge and the log report it.
     """
 
     def __init__(self, name: str, clock: Clock, drain_seconds: float) -> None:
@@ -71,7 +71,7 @@ class ServiceGroups(Service):
         await super().stop()
 
     def apply(self, required: Mapping[str, GroupSpec]) -> None:
-        """Run these groups from now on, and no others; a removed or replaced group drains first."""
+        """Set the groups to run; others are stopped. A removed or replaced group drains first."""
         for name in [*self._groups, *required]:
             group, spec = self._groups.get(name), required.get(name)
             if group is None:
@@ -107,7 +107,7 @@ class ServiceGroups(Service):
                 pauses.failures = 0
             if group.why:
                 pause = pauses.failed()
-                log.error("%s %s: %s; it starts again in %g s", self.name, name, group.why, pause)
+                log.error("%s %s: %s; will restart in %g s", self.name, name, group.why, pause)
                 await first_of(self._clock.sleep(pause), group.changed.wait())
         del self._groups[name]
 

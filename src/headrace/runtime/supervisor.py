@@ -40,8 +40,8 @@ class Signals:
 class Supervisor:
     """Owns the services of a process, downstream first.
 
-    Stopping has two steps: every service drains in reverse order until one shared deadline, then every service
-    stops in reverse order. Services that answer health questions therefore response while the others drain.
+    Stopping has two steps: first every service drains, in reverse order and by one shared deadline; then every service
+    stops, in reverse order. So a service that answers health requests still does while the others drain.
     """
 
     def __init__(self, services: Sequence[Service], clock: Clock, drain_seconds: float) -> None:
@@ -53,11 +53,11 @@ class Supervisor:
         self.draining = False
 
     def add(self, service: Service) -> None:
-        """Add one more service, to start after the others. Before `start` only."""
+        """Add a service that starts after the others. Only before `start`."""
         self._services.append(service)
 
     async def start(self) -> None:
-        """Start every service in order; if one fails, stop those that run and raise its error."""
+        """Start every service in order; if one fails, stop those that have started and raise its error."""
         for service in self._services:
             service.on_death = self._died
             try:
@@ -72,7 +72,7 @@ class Supervisor:
         """Wait for a signal or a death, then drain and stop.
 
         Raises:
-            ServiceDied: A service ended by itself; the others were drained.
+            ServiceDied: A service stopped because of an error; the others were drained.
         """
         await first_of(signals.drain_requested.wait(), self._death.wait())
         self.draining = True
@@ -82,7 +82,7 @@ class Supervisor:
             raise await self.death()
 
     async def death(self) -> ServiceDied:
-        """Wait until a service has ended by itself; return which, and why."""
+        """Wait until a service stops because of an error; return which, and why."""
         await self._death.wait()
         service = next(each for each in self._services if each.death is not None)
         died = ServiceDied(f"service {service.name} ended by itself: {service.death}", service=service.name)
@@ -90,14 +90,14 @@ class Supervisor:
         return died
 
     def readiness(self) -> dict[str, Readiness]:
-        """Return the readiness of each service by name; that of a dead one has the error that ended it."""
+        """Return the readiness of each service by name; that of a dead one has its error."""
         found: dict[str, Readiness] = {}
         for service in self._services:
             found |= self._readiness_of(service)
         return found
 
     async def drain(self, deadline: Deadline | None = None) -> None:
-        """Drain every started service in reverse order until one shared deadline, by default in `drain_seconds`."""
+        """Drain every started service in reverse order by one shared deadline, by default in `drain_seconds`."""
         deadline = deadline or Deadline(self._clock, self._drain_seconds)
         for service in reversed(self._started):
             try:
@@ -133,7 +133,7 @@ class Supervisor:
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Run all until the first of them has ended, and cancel the others; an error of one is raised."""
+    """Run all until the first has ended, then cancel the others; raise its error."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +147,7 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def run_while(work: Coroutine[Any, Any, T], waiting: Coroutine[Any, Any, object]) -> T | None:
-    """Run work to its end and return its result. If `waiting` ends first, the work is cancelled: None."""
+    """Run work to its end and return its result. If `waiting` ends first, cancel the work and return None."""
     task, other = asyncio.ensure_future(work), asyncio.ensure_future(waiting)
     tasks: set[asyncio.Future[Any]] = {task, other}
     try:

@@ -1,7 +1,7 @@
 """Threads with an owner, and the bridge by which they hand work to the loop in batches.
 
-One direction only: a thread may wait for the loop with a deadline; the loop never waits for a thread it has not
-given a time limit. So the two cannot lock each other.
+A thread may wait for the loop with a deadline; the loop waits for a thread only with a time limit. So the two cannot
+lock each other.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _pool: ThreadPoolExecutor | None = None
 class LoopBridge(Generic[T]):
     """Carries items from any thread to one callback on the loop, many items per wake-up.
 
-    A wake-up of the loop costs more than a record; so the first item of a burst wakes it, and the callback gets
-    all that were posted until it runs. Order is kept per posting thread.
+    A wake-up of the loop costs more than a record. So only the first item of a burst wakes it, and the callback gets
+    all items posted until it runs. Order is kept per posting thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[T]], None]) -> None:
@@ -36,7 +36,7 @@ class LoopBridge(Generic[T]):
         self._awake = False
 
     def post(self, item: T) -> None:
-        """Hand over one item; returns at once. After the loop has closed, items are dropped."""
+        """Hand over one item, without waiting. After the loop has closed, items are dropped."""
         self._items.append(item)
         # Race: the loop may clear the flag between the append and this test. Then it has not yet emptied the queue
         # (it clears first, empties second), so the item is either seen by that run or wakes the next one.
@@ -57,7 +57,7 @@ class LoopBridge(Generic[T]):
 
 
 class OwnedThread:
-    """A thread that belongs to a service, which can stop it and learns of its death."""
+    """A thread that belongs to a service, which can stop it and is notified of its death."""
 
     def __init__(
         self, name: str, run: Callable[[threading.Event], None], on_death: Callable[[BaseException], None]
@@ -95,7 +95,7 @@ class OwnedThread:
         try:
             self._run(self.stop_requested)
         except:  # noqa: E722 boundary of the thread: the owner gets it, readiness names the service
-            cause = sys.exc_info()[1]  # of any class: a C library may raise what is no exception
+            cause = sys.exc_info()[1]  # of any class: a C library may raise something else than an exception
             death = cause if isinstance(cause, BaseException) else RuntimeError(str(cause))
             self._call_on_loop(functools.partial(self._on_death, death))
         finally:
@@ -109,7 +109,7 @@ class OwnedThread:
 
 
 class LoopThread:
-    """A loop on a thread of its own, for callers without a loop (commands, test tools, scripts)."""
+    """A loop on its own thread, for callers without a loop (commands, test tools, scripts)."""
 
     def __init__(self, name: str) -> None:
         """Start the loop; `name` is shown in stack dumps."""
@@ -118,7 +118,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], limit_seconds: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for its result; past the limit, or by an interrupt, it is cancelled.
+        """Run a coroutine on the loop and wait for its result; at the limit, or at an interrupt, it is cancelled.
 
         Raises:
             TimeoutError: No result in time.
@@ -130,7 +130,7 @@ class LoopThread:
             future.cancel()
 
     def stop(self, limit_seconds: float = 5.0) -> None:
-        """End the loop; what still runs on it is abandoned."""
+        """Stop the loop; coroutines that still run are abandoned."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(limit_seconds)
         if not self._thread.is_alive():
@@ -140,7 +140,7 @@ class LoopThread:
 async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a call that blocks on a thread of the shared pool and return its result.
 
-    If cancelled, the call continues and its result is dropped; so give the call a time limit of its own.
+    If this is cancelled, the call continues and its result is dropped; so the call needs its own time limit.
     """
     global _pool
     if _pool is None:

@@ -1,4 +1,4 @@
-"""TLS 1.2 or newer for the listener and for HTTP clients; changed files are read again."""
+"""TLS 1.2 or newer for the listener and for HTTP clients; changed files are reloaded."""
 
 import logging
 import ssl
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class _WatchedContext(Service):
-    """A TLS context; new connections use the files as they are then."""
+    """A TLS context; new connections use the present files."""
 
     _protocol: ssl._SSLMethod
 
@@ -30,16 +30,16 @@ class _WatchedContext(Service):
             raise ConfigError(f"{setting}: {self._problem(cause)}") from cause
 
     def look(self) -> None:
-        """Load changed files if they fit together; otherwise the old ones stay in use."""
+        """Load changed files if they match; otherwise keep the previous ones."""
         if not self._changes.found():
             return
         try:
-            # Certificate and key are two files, written one after the other: a new context shows whether they match.
+            # Certificate and key are written one after the other: a new context shows whether they match.
             self._fill(self._new())
             self._fill(self.context)
-            log.info("the certificates of %s were read again", self._setting)
+            log.info("reloaded the certificates of %s", self._setting)
         except (OSError, ssl.SSLError) as cause:
-            log.warning("%s: %s. The files read before stay in use", self._setting, self._problem(cause))
+            log.warning("%s: %s. Keeping the previous ones, will retry", self._setting, self._problem(cause))
 
     async def run(self) -> None:
         while True:
@@ -57,9 +57,7 @@ class _WatchedContext(Service):
 
     def _problem(self, cause: OSError) -> str:
         files = ", ".join(str(path) for path in self._files if path)
-        return (
-            f"the files {files} are no certificate, key and authorities that fit together ({cause.strerror or cause})"
-        )
+        return f"the files {files} are not a certificate, key and authorities that match ({cause.strerror or cause})"
 
 
 class TlsFiles(_WatchedContext):

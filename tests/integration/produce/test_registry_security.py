@@ -112,4 +112,4 @@ def test_an_authority_that_changes_on_disk_is_taken_up(
     (tmp_path / "new.pem").replace(authority)
     url = f"{process.url}/producers/registry-rotation"
     Scenario.wait_until(lambda: send("POST", url, BODY).status == 200, "the new authority")
-    assert "certificates of schema_registry.tls were read again" in process.output
+    assert "reloaded the certificates of schema_registry.tls" in process.output

@@ -150,5 +150,5 @@ def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:
     """One paragraph that names them."""
     for name in ("a.pem", "a.key"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(ConfigError, match=r"http\.tls: the files .*a\.pem, .*a\.key are no certificate"):
+    with pytest.raises(ConfigError, match=r"http\.tls: the files .*a\.pem, .*a\.key are not a certificate"):
         TlsFiles(TlsConfig(certificate=tmp_path / "a.pem", key=tmp_path / "a.key"), ManualClock())

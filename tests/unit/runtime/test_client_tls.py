@@ -20,7 +20,7 @@ def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path, names: tu
     for name in names:
         (tmp_path / name).write_text("x")
     settings = ClientTls.model_validate({name: tmp_path / name for name in names})
-    with pytest.raises(ConfigError, match=r"push backend\.tls: the files .* are no certificate") as refused:
+    with pytest.raises(ConfigError, match=r"push backend\.tls: the files .* are not a certificate") as refused:
         ClientTlsFiles("push backend.tls", settings, ManualClock())
     assert all(str(tmp_path / name) in refused.value.description for name in names)
 

@@ -102,9 +102,9 @@ async def test_a_task_that_can_begin_anew_ends_nothing_and_is_named(
     assert supervisor.readiness()["b"] == Readiness(True, "ends failed: ValueError('defect')")
     lines = [one.getMessage() for one in caplog.records]
     assert lines == [
-        "b: ends failed: fenced; it starts again in 0.001 s",
-        "b: ends failed: topic t does not exist; it starts again in 0.002 s",
-        "b: ends failed: ValueError('defect'); it starts again in 0.004 s",
+        "b: ends failed: fenced; will restart in 0.001 s",
+        "b: ends failed: topic t does not exist; will restart in 0.002 s",
+        "b: ends failed: ValueError('defect'); will restart in 0.004 s",
     ]
     assert [bool(one.exc_info and one.exc_info[0]) for one in caplog.records] == [False, False, True]
     failures = GaugeKey("headrace_task_failures_total", (("service", "b"),))

@@ -1,7 +1,7 @@
-"""The audit: who wrote, consumed, controlled and was refused what.
+"""The audit: who wrote, consumed or controlled what, and whose requests were refused.
 
-Callers hand over events and never wait. A task writes the events in portions. What does not fit into the byte budget is
-dropped; what the target does not take is lost. Both are counted, logged, and reported by an event of their own.
+Callers hand over events and never wait; a task writes them in batches. Events above the byte limit are dropped. Events
+that the target does not store are lost. Both are counted, logged, and reported by an event.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ _RECORD_BYTES: Final = 300
 _RANGE_BYTES: Final = 400
 _ALARMS_PER_SECOND: Final = 1 / 60
 _GATHER_SECONDS: Final = 0.1
-"""Events of so long are written together: a write costs more than an event."""
+"""Events of this period are written together, because a write costs more than an event."""
 _PORTION_EVENTS: Final = 1000
 _SLICE_EVENTS: Final = 250
-"""Events that are made before the event loop serves others."""
+"""Events that are made before the event loop does other work."""
 
 
 class _EventBatch(NamedTuple):
@@ -54,7 +54,7 @@ class _EventBatch(NamedTuple):
 
 
 class _EventQueue:
-    """Batches of events that are not written yet, at most so many bytes."""
+    """Batches of events that are not written yet, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.events = 0
@@ -66,7 +66,7 @@ class _EventQueue:
         self._batches: deque[_EventBatch] = deque()
 
     def has_capacity(self, size_bytes: int) -> bool:
-        """Return whether so many bytes more fit; into an empty queue everything fits."""
+        """Return whether this many more bytes fit; into an empty queue everything fits."""
         return not self._size_bytes or self._size_bytes + size_bytes <= self._max_bytes
 
     def put(self, batch: _EventBatch) -> None:
@@ -86,7 +86,7 @@ class _EventQueue:
         return portion
 
     def release(self, portion: Sequence[_EventBatch]) -> None:
-        """Count batches no longer."""
+        """Stop counting batches."""
         self.events -= sum([batch.number for batch in portion])
         self._size_bytes -= sum([batch.size_bytes for batch in portion])
 
@@ -103,18 +103,18 @@ class Audit(Service):
         self._clock = clock
         self._queue = _EventQueue(settings.max_pending_bytes)
         self._ranges: dict[tuple[Any, ...], RangeEvent] = {}
-        """The last delivery to each group from each partition, of those that wait to be written."""
+        """The last unwritten delivery to each group from each partition."""
         self._draining = asyncio.Event()
         self._refusals = TokenBucket(clock, _REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
         self._alarms = TokenBucket(clock, _ALARMS_PER_SECOND, 1)
         self._missing = 0
-        """Events that were dropped or lost since the process began."""
+        """Events that were dropped or lost since the start of the process."""
         self._reported_missing = 0
-        """Those of them that an event has reported."""
+        """Missing events that an event has reported."""
 
     async def start(self) -> None:
         self.publish("headrace_audit_pending_events", lambda: self._queue.events)
-        await self._target.write(())  # creates the file, or the log says why it cannot
+        await self._target.write(())  # creates the file, or logs why it cannot
         self.keep(self._run, "write")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -127,16 +127,16 @@ class Audit(Service):
     async def stop(self) -> None:
         await super().stop()
         if self._queue.events:
-            log.warning("audit: %d events were not written when the process had to end", self._queue.events)
+            log.warning("audit: %d events were not written before the process stopped", self._queue.events)
 
     def readiness(self) -> Readiness:
-        """Always ready; the reason says how many events are missing."""
+        """Always ready; the reason has the number of missing events."""
         return Readiness(True, f"{self._missing} events are missing in the audit" if self._missing else "")
 
     def put(self, events: Iterable[AuditEvent], count: int, size_bytes: int) -> bool:
-        """Write `count` events later; return whether they fit.
+        """Queue `count` events; return whether they fit.
 
-        An iterator may make them then, and keeps `size_bytes` until they are written.
+        An iterator may make them later; it keeps `size_bytes` until they are written.
         """
         if self._queue.has_capacity(size_bytes):
             self._queue.put(_EventBatch(events, count, size_bytes))
@@ -152,7 +152,7 @@ class Audit(Service):
         size_bytes: int | None = None,
         audit_type: str = "PRODUCER",
     ) -> None:
-        """Audit the records of one request; `audit_type` is `STREAMING_PRODUCER` for those of a function or a job."""
+        """Audit the records of one request; `audit_type` is `STREAMING_PRODUCER` for records of a function or a job."""
         which, written = self._settings.records, list(map(type, results)).count(Produced)
         if which == "none" or (which == "failed" and written == len(results)):
             return
@@ -168,7 +168,7 @@ class Audit(Service):
             self._put_list(list(produced_events(common, records, results, failed=True)))
 
     def not_sent(self, topic: str, error: HeadraceError, count: int = 0) -> None:
-        """Audit a produce request that was refused before anything was sent, or `count` lines of a stream."""
+        """Audit a produce request, or `count` lines of a stream, that were rejected before anything was sent."""
         if self._settings.records != "none":
             status = "UNKNOWN" if isinstance(error, InternalError) else "FAILURE"
             self._put_one("PRODUCER", status, topic=topic[:249], count=count, stacktrace=reason_of(error))
@@ -186,7 +186,7 @@ class Audit(Service):
     def consumed(
         self, who: Consumption, records: Sequence[Record], size_bytes: int, how: str, ends: Sequence[RecordEnd]
     ) -> None:
-        """Audit records that ended; `ends` is empty if they ended well, or nothing was reported of them."""
+        """Audit completed records; `ends` is empty if they succeeded, or if there is no report on them."""
         which, well = self._settings.records, how == "delivered"
         if which == "none" or (which == "failed" and well):
             return
@@ -203,13 +203,13 @@ class Audit(Service):
         self.put(events, len(records), size_bytes + _RECORD_BYTES * len(records))
 
     def reported(self, reports: Sequence[ClientReport]) -> list[AuditEvent]:
-        """Audit what a client reports of records that it fetched, whatever `audit.records` says; return the events.
+        """Audit a client's reports on records that it fetched, whatever `audit.records` is; return the events.
 
         Raises:
             ProducerQueueFull: The queue is full; nothing is audited.
         """
         if not self._queue.has_capacity(_EVENT_BYTES * len(reports)):
-            raise ProducerQueueFull("too many events wait to be written (audit.max_pending_bytes): send this again")
+            raise ProducerQueueFull("too many audit events are waiting to be written: send this again")
         events: list[AuditEvent] = []
         for topic, partition, offset, processed, key, correlation, traceability, timestamp in reports:
             event = self._event("ACTIVE_CONSUMER", "SUCCESS" if processed else "FAILURE", caller=caller.get())
@@ -223,19 +223,19 @@ class Audit(Service):
         return events
 
     def refused(self, action: str, address: str, error: HeadraceError) -> None:
-        """Audit what a caller may not do; of more than 100 in a second the rest is dropped."""
+        """Audit a request that its caller may not make; above 100 in a second, the rest is dropped."""
         if not self._refusals.try_take():
             self._miss("dropped", 1)
             return
         self._put_one("ACCESS", "DENIED", action=action[:300], address=address, stacktrace=reason_of(error))
 
     def control(self, action: str, target: str, *, reason: str = "", outcome: str = "SUCCESS") -> None:
-        """Audit a control operation of this request's caller, whatever `audit.records` says.
+        """Audit a control operation of this request's caller, whatever `audit.records` is.
 
         Args:
-            action: What was done: `pause`, `redrive`, `register`.
-            target: What it was done to, as people name it: `reactive orders`, `orders.dlq`, `job 7`.
-            outcome: `SUCCESS`, or `FAILURE` where it was accepted and did not finish.
+            action: The operation: `pause`, `redrive`, `register`.
+            target: Its target, as people name it: `reactive orders`, `orders.dlq`, `job 7`.
+            outcome: `SUCCESS`, or `FAILURE` if it was accepted and did not finish.
         """
         self._put_one("CONTROL", outcome, action=action[:300], target=target[:300], reason=reason[:1000])
 
@@ -249,7 +249,7 @@ class Audit(Service):
             self.put(events, len(events), _EVENT_BYTES * len(events) + _RANGE_BYTES * ranges)
 
     def _put_range(self, event: RangeEvent) -> None:
-        """Put the event of a delivery, or let the one before it, of the same partition, stand for both."""
+        """Queue the event of a delivery, or extend the event of the previous delivery from the same partition."""
         key = (
             event.audit_type,
             event.group,
@@ -272,11 +272,11 @@ class Audit(Service):
         )
 
     def _miss(self, outcome: str, count: int) -> None:
-        """Count events that are not written; log that at once, and then once a minute."""
+        """Count missing events; log them at once, and then once a minute."""
         self._metrics.audit_events(outcome, count)
         self._missing += count
         if count and self._alarms.try_take():
-            log.warning("audit: %d events are missing so far, the last because they were %s", self._missing, outcome)
+            log.warning("audit: %d events are missing so far; the last ones were %s", self._missing, outcome)
 
     async def _run(self) -> None:
         queue = self._queue
@@ -305,7 +305,7 @@ class Audit(Service):
                     if len(lines) % _SLICE_EVENTS == 0:
                         await next_slice()
             except Exception:  # boundary: the user sees lost events counted and logged, and work continues
-                log.exception("audit: a defect, for which %d events are lost", batch.number)
+                log.exception("audit: lost %d events because of a defect", batch.number)
                 del lines[made:]
                 self._miss("lost", batch.number)
         lost = await self._store(lines)
@@ -313,7 +313,7 @@ class Audit(Service):
         self._miss("lost", lost)
 
     async def _report_missing(self) -> None:
-        """Write how many events are missing, by itself: if that is lost too, the next one reports all of them."""
+        """Write the number of missing events. If that event is lost too, the next one reports all of them."""
         missing = self._missing
         event = self._event("DROPPED", "FAILURE", reason="events that are missing before this one")
         event.id, event.count = new_correlation_id().decode(), missing - self._reported_missing
@@ -321,9 +321,9 @@ class Audit(Service):
             self._reported_missing = missing
 
     async def _store(self, lines: Sequence[Line]) -> int:
-        """Have lines written, and return how many are lost."""
+        """Write lines, and return how many are lost."""
         try:
             return await self._target.write(lines)
         except Exception:  # boundary: the user sees lost events counted and logged, and work continues
-            log.exception("audit: a defect, for which %d events are lost", len(lines))
+            log.exception("audit: lost %d events because of a defect", len(lines))
             return len(lines)

@@ -14,7 +14,6 @@ from headrace.runtime.telemetry.correlation import new_correlation_id, new_corre
 
 Line = tuple[bytes, bytes]
 """An event as it is written: its correlation id, and its JSON text."""
-"""Returns a record's key as the events show it."""
 
 _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
@@ -66,14 +65,14 @@ class OffsetRange(msgspec.Struct, rename="camel", gc=False):
 
 
 class RangeEvent(AuditEvent, rename="camel", omit_defaults=True, kw_only=True, gc=False):
-    """An event that may stand for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
+    """An event for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
 
     last_offset: int | None = None
     ranges: list[OffsetRange] | None = None
 
 
 class RecordEnd(Protocol):
-    """The report of a destination on a record that did not end well."""
+    """The report of a destination on a failed record."""
 
     @property
     def error(self) -> str:
@@ -112,7 +111,7 @@ class ClientReport(NamedTuple):
 
 
 def key_hash(key: bytes | None) -> str | None:
-    """Return what shows a record's key: the first half of its SHA-256."""
+    """Return the first half of the SHA-256 of a record's key, which events show instead of it."""
     return None if key is None else hashlib.sha256(key).hexdigest()[:32]
 
 
@@ -123,7 +122,7 @@ def produced_events(
     *,
     failed: bool = False,
 ) -> Iterator[RangeEvent]:
-    """Yield an event for each record that was written; with `failed` for each other one, written or not."""
+    """Yield an event for each record that was written; with `failed`, for each other record instead."""
     for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
         if isinstance(result, HeadraceError) is not failed:
             continue
@@ -147,7 +146,7 @@ def produced_events(
 def written_ranges(
     common: RangeEvent, records: Sequence[OutgoingRecord], results: Sequence[Produced | HeadraceError]
 ) -> list[RangeEvent]:
-    """Return an event for the records that one request wrote, or a few; arguments as of `produced_events`."""
+    """Return the events for the records that one request wrote; arguments as in `produced_events`."""
     if len(records) == 1:
         return list(produced_events(common, records, results))
     offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
@@ -160,11 +159,11 @@ def written_ranges(
 def consumed_events(
     common: RangeEvent, records: Sequence[Record], ends: Sequence[RecordEnd] = ()
 ) -> Iterator[RangeEvent]:
-    """Yield an event for each record that ended; `ends` has what was reported of each that did not end well."""
+    """Yield an event for each completed record; `ends` has a report on each failed one."""
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
         correlation, traceability, redrive_of = _ids_of(record.read_headers())
         details = dict(ends[index].details) if ends else _NO_DETAILS
-        # As in a delivery: a record without an id of its own has that of its delivery.
+        # As in a delivery: a record without a correlation id has that of its delivery.
         correlation = correlation or details.get("correlation_id", "")
         position = redrive_of or f"{record.topic}:{record.partition}:{record.offset}"
         yield replace(
@@ -183,7 +182,7 @@ def consumed_events(
 
 
 def consumed_ranges(common: RangeEvent, records: Sequence[Record]) -> list[RangeEvent]:
-    """Return an event for delivered records, or a few; arguments as of `consumed_events`."""
+    """Return the events for delivered records; arguments as in `consumed_events`."""
     if len(records) == 1:
         return list(consumed_events(common, records))
     if isinstance(records, RecordBatch):

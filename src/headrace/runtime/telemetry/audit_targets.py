@@ -21,24 +21,26 @@ class AuditTarget(Protocol):
     """Stores events."""
 
     async def write(self, lines: Sequence[Line]) -> int:
-        """Write events; return how many are lost, after the log has said why."""
+        """Write events; log the reason of losses, and return the number of lost events."""
 
 
 class AuditFile:
     """Lines of JSON that only the owner of the process may read."""
 
     def __init__(self, file: Path, max_bytes: int = 200_000_000, old_files: int = 5) -> None:
-        """Prepare; the file is opened anew for each write, so other programs may move it away.
+        """Prepare. The file is opened for each write, so other programs may move it away.
 
-        One that would be larger than `max_bytes` is rotated, and `old_files` are kept.
+        It is rotated before it exceeds `max_bytes`, and `old_files` are kept.
         """
-        self._file, self._max_bytes, self._old_files = file, max_bytes, old_files
+        self._file = file
+        self._max_bytes = max_bytes
+        self._old_files = old_files
 
     async def write(self, lines: Sequence[Line]) -> int:
         try:
             await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]).decode())
         except OSError as cause:
-            log.warning("audit: %d events are lost, because %s: %s", len(lines), self._file, cause.strerror)
+            log.warning("audit: lost %d events: failed to write %s: %s", len(lines), self._file, cause.strerror)
             return len(lines)
         return 0
 
@@ -63,8 +65,9 @@ class AuditTopic:
             results = await self._produce([OutgoingRecord(self._topic, key or None, line) for key, line in lines])
         except HeadraceError as cause:
             results = [cause] * len(lines)
-        if lost := [result for result in results if isinstance(result, HeadraceError)]:
-            log.warning("audit: %d events are lost, because %s", len(lost), lost[-1].description)
+        lost = [result for result in results if isinstance(result, HeadraceError)]
+        if lost:
+            log.warning("audit: lost %d events: %s", len(lost), lost[-1].description)
         return len(lost)
 
 

@@ -136,7 +136,7 @@ def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPat
         ensure_artifacts("example")
 
 
-def test_a_mirror_that_does_not_response_is_named_without_its_password(
+def test_a_mirror_that_does_not_respond_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch, maven: Maven
 ) -> None:
     """The address is shown, the user and password in it are not."""
@@ -199,18 +199,3 @@ def test_every_shipped_lock_pins_every_artifact(name: str, count: int) -> None:
     assert len(lock.artifacts) == count
     assert all(len(artifact.sha256) == 64 and artifact.size > 0 for artifact in lock.artifacts)
     assert "://" not in lock_path(name).read_text()
-
-
-def test_a_coordinate_is_taken_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Packaging and classifier are optional parts."""
-    monkeypatch.setattr(artifacts, "lock_path", lambda name: tmp_path / f"{name}.lock")
-    text = 'title = "x-1"\n[artifacts]\n"g.h:a:1" = {size = 1, sha256 = "00"}\n"g:b:2:tar.gz:all" = {}\n'
-    (tmp_path / "x.lock").write_text(text)
-    plain, archive = read_lock("x").artifacts
-    assert (plain.coordinate, plain.parts, plain.filename, plain.size) == (
-        "g.h:a:1",
-        ("g.h", "a", "1", "jar", ""),
-        "a-1.jar",
-        1,
-    )
-    assert (archive.parts, archive.filename) == (("g", "b", "2", "tar.gz", "all"), "b-2-all.tar.gz")

@@ -39,7 +39,7 @@ FAILED, ALL = [*STATUSES, "FAILURE"], ["SUCCESS", *STATUSES, "SUCCESS", "FAILURE
 REASONS = [(None, "ERR40017"), (7, InternalError().code)]
 
 
-class Desk:
+class Harness:
     """An audit whose target this object is: it keeps events, can be held back, and can lose what it is given."""
 
     def __init__(self, **settings: Any) -> None:
@@ -50,7 +50,7 @@ class Desk:
         self.metrics, self.clock = Metrics(), ManualClock(1000.0)
         self.audit = Audit(AuditConfig(**settings), self, self.metrics, self.clock)
 
-    async def __aenter__(self) -> Desk:
+    async def __aenter__(self) -> Harness:
         await self.audit.start()
         return self
 
@@ -73,13 +73,13 @@ class Desk:
 
 
 def audited(act: Callable[[Audit], None], **settings: Any) -> tuple[list[Any], dict[str, float]]:
-    """Return what is noted when something is done, and how many events are counted."""
+    """Return the events when something is done, and how many events are counted."""
 
     async def main() -> tuple[list[Any], dict[str, float]]:
-        async with Desk(**settings) as desk:
-            act(desk.audit)
-            await desk.drain()
-        return desk.events, desk.counted
+        async with Harness(**settings) as harness:
+            act(harness.audit)
+            await harness.drain()
+        return harness.events, harness.counted
 
     return asyncio.run(main())
 
@@ -89,7 +89,7 @@ def produce(audit: Audit) -> None:
     audit.produced(RECORDS, RESULTS)
 
 
-def test_each_record_of_a_request_has_a_note_with_the_fields_of_the_original() -> None:
+def test_each_record_of_a_request_has_an_event_with_the_fields_of_light_4j() -> None:
     """Success, failure and unknown are told apart; a key only as its hash, a value never."""
     events, counted = audited(produce, to="file", records="all", service_id="billing")
     first, *rest = events
@@ -138,7 +138,7 @@ def test_which_records_have_events(settings: Any, statuses: list[str]) -> None:
     assert [event["auditStatus"] for event in events] == statuses
 
 
-def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
+def test_by_default_a_request_has_one_event_for_what_went_well() -> None:
     """First and last offset and count of each partition, and the correlation id if it is the same in all records.
 
     What failed has events of its own, without anything of those that were written.
@@ -166,7 +166,7 @@ def test_by_default_a_request_has_one_note_for_what_went_well() -> None:
     assert counted == {"written": 3, "lost": 0}
 
 
-def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_record() -> None:
+def test_a_request_to_hundreds_of_partitions_has_events_that_each_fit_into_a_record() -> None:
     """A hundred ranges in each; the last range alone has the fields of an event for one partition."""
     events, _ = audited(
         lambda audit: audit.produced(RECORDS[:1] * 201, [Produced(n, n) for n in range(201)]), to="file"
@@ -179,7 +179,7 @@ def test_a_request_to_hundreds_of_partitions_has_notes_that_each_fit_into_a_reco
     assert {one["partition"] for event in events for one in event.get("ranges", ())} == set(range(200))
 
 
-def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
+def test_by_default_a_delivery_has_one_event_for_what_went_well() -> None:
     """Its partition, first and last offset and count; records of retry topics count where they were first."""
     own: list[Header] = [("X-Correlation-Id", b"c-1")]
 
@@ -198,20 +198,20 @@ def test_by_default_a_delivery_has_one_note_for_what_went_well() -> None:
     ]
 
 
-async def test_deliveries_that_follow_each_other_share_a_note_until_it_is_written() -> None:
+async def test_deliveries_that_follow_each_other_share_an_event_until_it_is_written() -> None:
     """Those of one group and partition, with one correlation id or none, that leave no gap and are no single record."""
     own: list[Header] = [("X-Correlation-Id", b"a")]
     other = PUSHED._replace(group="other")
     deliveries = [((0, 1), PUSHED, None), ((2, 3), PUSHED, None), ((2, 3), other, None), ((4, 5), PUSHED, own)]
     deliveries += [((6, 7), PUSHED, own), ((9, 10), PUSHED, own), ((11,), PUSHED, own)]
 
-    async with Desk(to="file") as desk:
+    async with Harness(to="file") as harness:
         for turn in range(2):
             for offsets, who, headers in deliveries:
                 records = [taken(4 * turn + offset, headers) for offset in offsets]
-                desk.audit.consumed(who, records, 10, "delivered", ())
-            await desk.drain()
-    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in desk.events]
+                harness.audit.consumed(who, records, 10, "delivered", ())
+            await harness.drain()
+    found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in harness.events]
     once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
     assert found == [(at + n, last and last + n, *how) for n in (0, 4) for at, last, *how in once]
 
@@ -227,8 +227,8 @@ def test_a_produce_request_that_was_not_sent_has_one_event(records: str) -> None
         audit.not_sent("orders", InternalError(), 7)
 
     events, _ = audited(act, to="file", records=records)
-    told = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in events]
-    assert told == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
+    found = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in events]
+    assert found == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
     assert [(n.get("count"), n["stacktrace"][:8]) for n in events] == ([] if records == "none" else REASONS)
 
 
@@ -266,82 +266,85 @@ def test_refused_requests_and_control_operations_have_events(settings: Any) -> N
     ]
 
 
-async def test_a_stalled_target_costs_notes_and_nothing_else(
+async def test_a_stalled_target_costs_events_and_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the budget events are dropped; an event reports how many. When a drain ends, the log has what is left."""
     monkeypatch.setattr(AuditConfig, "max_pending_bytes", 4000)
-    async with Desk(to="file") as desk:
-        desk.gate.clear()
+    async with Harness(to="file") as harness:
+        harness.gate.clear()
         for _ in range(50):
-            desk.audit.produced(RECORDS[:1], RESULTS[:1])
-        assert desk.counted["dropped"] == 46
-        assert desk.audit.readiness() == (True, "46 events are missing in the audit")
-        desk.gate.set()
-        await desk.drain()
-        desk.audit.produced(RECORDS[:1], RESULTS[:1])
-        await desk.drain()
-        desk.gate.clear()
-        desk.audit.produced(RECORDS[:1], RESULTS[:1])
+            harness.audit.produced(RECORDS[:1], RESULTS[:1])
+        assert harness.counted["dropped"] == 46
+        assert harness.audit.readiness() == (True, "46 events are missing in the audit")
+        harness.gate.set()
+        await harness.drain()
+        harness.audit.produced(RECORDS[:1], RESULTS[:1])
+        await harness.drain()
+        harness.gate.clear()
+        harness.audit.produced(RECORDS[:1], RESULTS[:1])
         with pytest.raises(TimeoutError):
-            await desk.drain(0)
-    noted = [(event["auditType"], event["auditStatus"], event.get("count")) for event in desk.events]
-    assert noted == [("PRODUCER", "SUCCESS", None)] * 4 + [("DROPPED", "FAILURE", 46), ("PRODUCER", "SUCCESS", None)]
-    assert desk.counted == {"dropped": 46, "lost": 0, "written": 5}
+            await harness.drain(0)
+    types = [(event["auditType"], event["auditStatus"], event.get("count")) for event in harness.events]
+    assert types == [("PRODUCER", "SUCCESS", None)] * 4 + [("DROPPED", "FAILURE", 46), ("PRODUCER", "SUCCESS", None)]
+    assert harness.counted == {"dropped": 46, "lost": 0, "written": 5}
     assert len(caplog.records) == 2
-    assert "1 events were not written when the process had to end" in caplog.text
+    assert "1 events were not written before the process stopped" in caplog.text
 
 
-async def test_missing_notes_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_events_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """With the number so far; what is lost is told with the next events that are not."""
-    async with Desk(to="file") as desk:
-        desk.loses = True
+    async with Harness(to="file") as harness:
+        harness.loses = True
         for _ in range(130):
-            desk.audit.control("pause", "reactive orders")
-            await desk.drain()
-            await desk.clock.advance(1.0)
-        desk.loses = False
-        desk.audit.control("pause", "reactive orders")
-        await desk.drain()
-    assert [(event["auditType"], event.get("count")) for event in desk.events] == [("CONTROL", None), ("DROPPED", 130)]
+            harness.audit.control("pause", "reactive orders")
+            await harness.drain()
+            await harness.clock.advance(1.0)
+        harness.loses = False
+        harness.audit.control("pause", "reactive orders")
+        await harness.drain()
+    assert [(event["auditType"], event.get("count")) for event in harness.events] == [
+        ("CONTROL", None),
+        ("DROPPED", 130),
+    ]
     assert [message.split()[1] for message in caplog.messages] == ["1", "61", "121"]
 
 
 async def test_a_drain_reports_what_is_missing_also_without_further_events() -> None:
     """And a defect of the target does not end the audit."""
-    async with Desk(to="file") as desk:
+    async with Harness(to="file") as harness:
         for portion in (101, 3):
             for _ in range(portion):
-                desk.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-            await desk.drain()
-        desk.gate.clear()
-        desk.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-        draining = asyncio.ensure_future(desk.drain())
-        await desk.clock.settle()
+                harness.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+            await harness.drain()
+        harness.gate.clear()
+        harness.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
+        draining = asyncio.ensure_future(harness.drain())
+        await harness.clock.settle()
         assert not draining.done(), "the target is slow"
-        desk.gate.set()
+        harness.gate.set()
         await draining
-        assert sum(event["count"] for event in desk.events if event["auditType"] == "DROPPED") == 5
-        desk.write = None  # type: ignore[assignment, method-assign]
-        desk.audit.control("pause", "reactive orders")
-        await desk.drain()
-        assert desk.audit.death is None
+        assert sum(event["count"] for event in harness.events if event["auditType"] == "DROPPED") == 5
+        harness.write = None  # type: ignore[assignment, method-assign]
+        harness.audit.control("pause", "reactive orders")
+        await harness.drain()
+        assert harness.audit.death is None
 
 
-async def test_a_note_that_cannot_be_made_is_lost_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted, and what comes after it is noted."""
 
     def fail() -> Iterator[AuditEvent]:
-        yield desk.audit._event("CONTROL", "SUCCESS")
+        yield harness.audit._event("CONTROL", "SUCCESS")
         raise ValueError("a defect")
 
-    async with Desk(to="file") as desk:
-        desk.audit.put(fail(), 3, 10)
-        await desk.drain()
-        desk.audit.control("pause", "reactive orders")
-        await desk.drain()
-    assert desk.counted == {"written": 1, "lost": 3}
-    assert "a defect, for which 3 events are lost" in caplog.text
+    async with Harness(to="file") as harness:
+        harness.audit.put(fail(), 3, 10)
+        await harness.drain()
+        harness.audit.control("pause", "reactive orders")
+        await harness.drain()
+    assert harness.counted == {"written": 1, "lost": 3}
+    assert "lost 3 events because of a defect" in caplog.text
 
 
 async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
@@ -362,12 +365,12 @@ async def test_the_file_is_rotated_when_it_is_full(tmp_path: Path) -> None:
     assert json.loads(file.read_text().splitlines()[-1]) == {"n": 19}
 
 
-def test_notes_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_a_file_does_not_take_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And work goes on."""
     (tmp_path / "log").write_text("a file where the folder should be")
     target = AuditFile(tmp_path / "log" / "audit.log")
     assert asyncio.run(target.write([(b"c", b"{}"), (b"c", b"{}")])) == 2
-    assert "2 events are lost" in caplog.text
+    assert "lost 2 events" in caplog.text
 
 
 def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixture) -> None:
@@ -387,7 +390,7 @@ def test_the_topic_gets_the_correlation_id_as_key(caplog: pytest.LogCaptureFixtu
         ("sidecar-audit", b"c-1", b"{}"),
         ("sidecar-audit", None, b"[]"),
     ]
-    assert "1 events are lost, because no response" in caplog.text
+    assert "lost 1 events: no response" in caplog.text
 
 
 class Said(NamedTuple):
@@ -401,7 +404,7 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
     return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
 
 
-RESPONSEED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
+RESPONDED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
@@ -417,7 +420,7 @@ def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (),
     return events
 
 
-def test_each_record_that_was_delivered_has_a_event() -> None:
+def test_each_record_that_was_delivered_has_an_event() -> None:
     """Ids come from its headers; without them its correlation id is that of the delivery."""
     headers: list[Header] = [("X-Correlation-Id", b'c"1\\'), ("X-Traceability-Id", b"t-1")]
     first, second = consume(taken(7), taken(8, headers, None))
@@ -439,8 +442,8 @@ def test_each_record_that_was_delivered_has_a_event() -> None:
     ("how", "headers", "said", "shown"),
     [
         ("dead letter", [], Said("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
-        ("given up", [], Said("HTTP 409", RESPONSEED), ("given up: HTTP 409", "r-1", "s-1", 77)),
-        ("given up", HEADERS, Said("HTTP 409", RESPONSEED), ("given up: HTTP 409", "c-1", "t-1", 77)),
+        ("given up", [], Said("HTTP 409", RESPONDED), ("given up: HTTP 409", "r-1", "s-1", 77)),
+        ("given up", HEADERS, Said("HTTP 409", RESPONDED), ("given up: HTTP 409", "c-1", "t-1", 77)),
         ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
     ],
 )
@@ -469,10 +472,10 @@ async def test_what_others_write_is_noted_with_its_outcome() -> None:
     async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
         return RESULTS
 
-    async with Desk(to="file") as desk:
-        assert await desk.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
-        await desk.drain()
-    assert [(event["auditType"], event["auditStatus"]) for event in desk.events] == [
+    async with Harness(to="file") as harness:
+        assert await harness.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
+        await harness.drain()
+    assert [(event["auditType"], event["auditStatus"]) for event in harness.events] == [
         ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
     ]
 
@@ -482,7 +485,7 @@ ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "given up"])
 
 
 @given(st.lists(st.tuples(HOSTILE, st.binary() | st.none(), ENDS), max_size=30))
-def test_there_is_one_note_for_each_record_that_ended(ends: list[tuple[list[Header], bytes | None, str]]) -> None:
+def test_there_is_one_event_for_each_record_that_ended(ends: list[tuple[list[Header], bytes | None, str]]) -> None:
     """Whatever stands in its headers and key, and however it ended; each with an id of its own."""
 
     def act(audit: Audit) -> None:

@@ -32,18 +32,12 @@ def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
-    """Ports stay the same over restarts, and a process that is gone does not run."""
+    """Ports and the number of brokers stay over restarts, and a process that is gone does not run."""
     _remember(tmp_path, 3)
-    cluster = Cluster(tmp_path / "kafka", 3)
+    cluster = Cluster(tmp_path / "kafka")
     assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
     assert not [server for server in cluster.servers if server.running]
     assert cluster.endpoints == []
-
-
-def test_the_number_of_brokers_is_found_again(tmp_path: Path) -> None:
-    """Who names none gets as many as the folder has, and one in a new folder."""
-    _remember(tmp_path, 3)
-    assert len(Cluster(tmp_path / "kafka").servers) == 3
     assert len(Cluster(tmp_path / "new").servers) == 1
 
 

@@ -60,17 +60,10 @@ def test_java_home_comes_before_path_and_path_before_the_wheel(
     assert (found.home, found.version, found.executable) == (home, 17, home / "bin" / "java")
 
 
-def test_a_java_that_is_too_old_is_passed_over(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
-    """A new enough Java is found behind an old one; version 1.8 is 8."""
-    monkeypatch.setenv("JAVA_HOME", str(make_java("old", "1.8.0_402")))
-    monkeypatch.setenv("PATH", str(make_java("new", "21.0.2") / "bin"))
-    assert find_java(17).version == 21
-
-
 def test_the_wheel_is_taken_where_the_systems_java_is_too_old(
     monkeypatch: pytest.MonkeyPatch, make_java: MakeJava
 ) -> None:
-    """The registry gets the wheel's Java beside a Java 17 on the path, which Kafka and Spark go on with."""
+    """The registry gets the wheel's Java though a Java 17 is on the path, which Kafka and Spark still use."""
     on_path = make_java("path", "17.0.1")
     monkeypatch.setenv("PATH", str(on_path / "bin"))
     with pytest.raises(EnvironmentProblem, match=r"Java 21 or newer is needed .*PATH: Java 17"):
@@ -88,21 +81,15 @@ def test_the_version_is_asked_for_where_no_release_file_says_it(
     assert find_java(17).version == 18
 
 
-def test_no_java_names_the_command_that_helps() -> None:
-    """The text says what is needed and what to run."""
-    with pytest.raises(EnvironmentProblem, match=r"Java 17 or newer .* pip install 'headrace\[java\]'"):
-        find_java(17)
-
-
 def test_wrong_java_names_what_was_found_where(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
-    """The text says which version each place has."""
-    old = make_java("old", "11.0.2")
+    """The text says which version each folder has (1.8 is 8), and the command to run."""
+    old = make_java("old", "1.8.0_402")
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     monkeypatch.setenv("PATH", str(old / "bin"))
-    with pytest.raises(EnvironmentProblem) as caught:
+    with pytest.raises(EnvironmentProblem, match=r"Java 17 or newer .* pip install 'headrace\[java\]'") as caught:
         find_java(17)
     assert "JAVA_HOME: no usable bin/java in /nowhere" in str(caught.value)
-    assert f"PATH: Java 11 in {old}" in str(caught.value)
+    assert f"PATH: Java 8 in {old}" in str(caught.value)
 
 
 def test_spark_gets_a_java_that_drops_the_module_the_wheel_lacks(
@@ -114,13 +101,6 @@ def test_spark_gets_a_java_that_drops_the_module_the_wheel_lacks(
     assert java.executable == java.home / "bin" / "java"
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "two words", "--add-modules=other", ""]
     assert run_program([str(java.executable), *arguments], 10) == (0, "-Xmx1g\ntwo words\n--add-modules=other\n\n")
-
-
-def test_spark_gets_a_full_java_as_it_is(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
-    """Only the wheel needs the detour."""
-    home = make_java("home", "17.0.15")
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    assert find_java(17, for_spark=True).home == home
 
 
 def test_two_builds_of_a_version_have_different_keys(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:

@@ -119,7 +119,7 @@ def test_topics_are_created_listed_and_described(headrace: Any, topic: Any) -> N
     name = topic() + "-made"
     words = ("topics", "create", name, "--partitions", "2", "--set", "retention.ms=12345")
     assert headrace(*words).stdout == f"created topic {name} with 2 partitions\n"
-    assert "exists already" in headrace(*words, code=1).stderr
+    assert "already exists" in headrace(*words, code=1).stderr
     headrace(*words, "--if-not-exists")
     headrace("topics", "create", f"{name}-x", "--set", "retention.ms=soon", code=1)
     headrace("topics", "create", f"{name}-x", "--set", "retention.ms", code=2)

@@ -180,21 +180,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
     assert shown["settings"]["maxRecords"] == 100
 
 
-def test_only_administrators_steer(site: Any, topic: Any, push: Any) -> None:
-    """401 for strangers, 403 with the scope for others; who did what is in the status."""
-    scopes = {"reader": ["kafka:r", "kafka:w"], "alice": ["admin"]}
-    principals = {name: {"token": f"${{env:{name}}}", "scopes": given} for name, given in scopes.items()}
-    security = {"mode": "token", "principals": principals}
-    url = push(topic(), more={"security": security}, env={name: f"{name:->16}" for name in scopes}).url
-    for token, status in (("", 401), (f"{'reader':->16}", 403)):
-        for ask in (lambda api: api.request("GET", CONSUMER), lambda api: api.request("POST", f"{CONSUMER}/pause")):
-            with pytest.raises(HeadraceError) as refused:
-                ask(Api(url, token))
-            assert refused.value.parameters["status"] == status
-    paused = Api(url, f"{'alice':->16}").request("POST", f"{CONSUMER}/pause")
-    assert paused["paused"]["by"] == "alice"
-
-
 def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """What HTTP says, for people at 100 columns and for programs; 1 is the exit code where nothing was done."""
     name = topic()

@@ -119,7 +119,7 @@ def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: 
     site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
     assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
     for command in ("list", "stats", "show"):
-        assert "is no dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
+        assert "is not a dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
         assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
 
 

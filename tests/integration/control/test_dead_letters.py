@@ -80,7 +80,7 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(site: Any, topic: Any, kafka
     dlq = letters_of(site, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError"))
     words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
     assert "10 dead letters" in site.cli(*words, "--exactly-once").stdout
-    assert f"nothing matches: {dlq} has 30 dead letters left" in site.cli(*words, "--dry-run", code=1).stderr
+    assert f"none of the 30 dead letters left in {dlq} is selected" in site.cli(*words, "--dry-run", code=1).stderr
     done = json.loads(site.cli("dlq", "redrive", dlq, "--output", "json").stdout)
     assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
     assert values(site, name) == sorted([*values(site, dlq)] * 2)
@@ -152,7 +152,7 @@ def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Any, topic: 
     dlq = letters_of(site, name, 3)
     redrive = ("dlq", "redrive", dlq)
     first = ("--partition", "0", "--offsets")
-    assert "it holds 0 to 2" in site.cli(*redrive, *first, "3", code=1).stderr
+    assert "it has 0 to 2" in site.cli(*redrive, *first, "3", code=1).stderr
     assert "neither a time" in site.cli(*redrive, "--since", "soon", code=2).stderr
     assert "is not a dead letter" in site.cli("dlq", "drop", name, "--reason", "x", code=1).stderr
     assert "does not exist" in site.cli("dlq", "redrive", f"{name}.gone", code=1).stderr

@@ -241,34 +241,6 @@ def write(site: Any, topic: str, count: int) -> None:
     site.write(topic, *(OutgoingRecord(topic, b"k", b"1", None, p) for p in (0, 1) for _ in range(count)))
 
 
-def test_damaged_and_narrowed_entries_are_passed_over(deployment: Deployment, topic: Any) -> None:
-    """They are said in log, metrics and to whoever looks; the others run, and a wider list brings them back."""
-    site, name, other = deployment.site, topic(), topic()
-    process = deployment.start()
-    for what, place in (("x", name), ("y", other)):
-        url = f"{deployment.backend.url}/{what}"
-        assert ask(process, "PUT", f"{PLACE}/{what}", deployment.consumer(place, backend={"url": url})).status == 201
-    assert process.terminate() == 0
-    site.write(
-        deployment.table,
-        OutgoingRecord(deployment.table, b"registration/anonymous/torn", b'{"config": {'),
-        OutgoingRecord(deployment.table, b"registration/anonymous/odd", b'{"config": 7, "at": 1}'),
-    )
-    process = deployment.start(backends=[f"{deployment.backend.url}/y"])
-    site.write_json(other, 1, 2)
-    site.wait_committed(f"{other}-group", other, 2)
-    deployment.wait_state(process, "x", "refused", "which is not allowed here")
-    deployment.wait_state(process, "odd", "refused", "damaged")
-    numbers = site.ask(f"{process.url}/metrics").body
-    assert "headrace_refused_registrations 2.0" in numbers
-    assert "headrace_corrupt_control_entries 1.0" in numbers
-    assert "registration/anonymous/x does not run: " in process.output
-    assert site.ask(f"{process.url}/health/readiness").status == 200
-    assert process.terminate() == 0
-    process = deployment.start()
-    deployment.wait_state(process, "x", "running")
-
-
 def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: Any) -> None:
     """It is said of it alone and tried again; the process stays ready, and another one's backend is not disturbed."""
     site, name, other = deployment.site, topic(), topic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, cast
 
@@ -319,13 +318,6 @@ async def test_letters_are_counted_back_from_the_newest(
     some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
     assert (some.scanned // 10, some.partial) == (2, True)
     await registry.close()
-
-
-def test_more_names_than_anybody_reads_are_other() -> None:
-    """A hundred by name, the rest together."""
-    counts = Counter({f"E{n}": n for n in range(1, 121)})
-    most = pages._most(counts)
-    assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))
 
 
 def test_which_topics_are_dead_letter_topics() -> None:

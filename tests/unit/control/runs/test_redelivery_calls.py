@@ -237,30 +237,11 @@ async def test_who_loops_until_nothing_is_left_comes_to_an_end(play: Play) -> No
         assert (await ask(lastretry=True)).records == 2
 
 
-async def test_a_topic_without_letters_costs_no_lease(play: Play) -> None:
-    """Whoever asks for all topics does not join a group for each."""
-    world = World([])
-    async with play(world) as (_, ask):
-        assert (await ask()).status == "empty"
-    assert world.log == []
-
-
 async def test_a_batch_ends_at_its_bytes(play: Play) -> None:
     """One letter always fits."""
     world = World([letter_at(n, size=60) for n in range(3)] + [letter_at(4, size=1000)])
     async with play(world) as (_, ask):
         assert [(await ask()).records for _ in range(5)] == [1, 1, 1, 1, 0]
-
-
-async def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter that stays at the start does not let every call read all that ended behind it."""
-    monkeypatch.setattr(pages, "_FIRST_ROUND", 10)
-    world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
-    world.ended = {(0, offset) for offset in range(1, 198)}
-    async with play(world) as (_, ask):
-        response = await ask()
-        assert response.records == 2
-        assert (world.reads, world.read_records) == (2, 12)
 
 
 async def test_marks_that_are_not_written_leave_the_letters(play: Play) -> None:

@@ -35,21 +35,6 @@ async def test_a_command_waits_for_a_process_and_can_be_cancelled(world: Process
 
 
 @staged(live)
-async def test_commands_that_wait_do_not_keep_the_process_busy(
-    world: Processes, /, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thousands of one consumer must not cost a search of the whole table for each consumer, twice a second."""
-    process = await world.process(FakePump())
-    await ask(process, "seek", {P0: 3}, wait_seconds=0)
-
-    def search(prefix: str) -> dict[str, Any]:
-        raise AssertionError("the table was searched")
-
-    monkeypatch.setattr(process.table, "items", search)
-    assert process.reconcile(), "it looks again"
-
-
-@staged(live)
 async def test_a_seek_that_comes_while_another_is_done_is_done_too(world: Processes, /) -> None:
     """The first one waits for what is in flight, and its end takes away its own entry and no other.
 

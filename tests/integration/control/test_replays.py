@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from yaml_table import table
 
 from headrace.records import OutgoingRecord, TopicPartition
@@ -22,28 +21,9 @@ def handler(context, event):
 """
 
 
-@pytest.fixture
-def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
-    """Start a process that pushes a topic to the backend: `push(topic, **settings of the consumer)`."""
-
-    def start(topic: str, *, more: Any = None, env: Any = None, **settings: Any) -> HeadraceProcess:
-        consumer = {
-            "topics": [topic],
-            "group": f"{topic}-push",
-            "retry": {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.1},
-            **settings,
-            "backend": {"url": backend.url, **settings.get("backend", {})},
-        }
-        control = {"control": {"topic": f"_headrace-control-{topic}"}}
-        config = {**site.config, **control, **(more or {}), "reactive_consumers": {"push": consumer}}
-        return headrace(config, env=env)
-
-    return start
-
-
 def begin(site: Any, process: HeadraceProcess, topic: str, **request: Any) -> dict[str, Any]:
     """Begin a replay to the consumer and return its job."""
-    asked = {"topic": topic, "to": {"consumer": "push"}, **request}
+    asked = {"topic": topic, "to": {"consumer": topic}, **request}
     response = site.ask(f"{process.url}/adm/replays", asked)
     assert response.status == 202, response.body
     return response.body  # type: ignore[no-any-return]
@@ -93,7 +73,7 @@ def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any
     epochs = {(entry["partition"], entry["epoch"]) for entry in backend.records}
 
     asked = {"partition": 1, "offsets": {"start": 5, "end": 15}}
-    dry = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, "dryRun": True, **asked})
+    dry = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, "dryRun": True, **asked})
     assert (dry.status, dry.body["total"], dry.body["dryRun"]) == (200, 10, True)
     begun = begin(site, process, name, **asked)
     assert (begun["kind"], begun["by"]) == ("replay", "anonymous")
@@ -110,14 +90,14 @@ def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any
     assert len(replayed(backend, whole["id"])) == 40
     assert all_offsets(site, name) == before
     listed = site.ask(f"{process.url}/adm/jobs").body["jobs"]
-    assert [entry["id"] for entry in listed] == [whole["id"], begun["id"]]
+    assert [entry["id"] for entry in listed][:2] == [whole["id"], begun["id"]]
 
 
 def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: Any, push: Any, backend: Any) -> None:
     """By the consumer's own policy; and its dead letters are replayed as the records they were, to the same end."""
     name = topic()
     site.write_json(name, *range(6))
-    process = push(name)
+    process = push(name, retry={"attempts": 2})
     site.wait_committed(f"{name}-push", name, 6)
 
     def answer(request: Any) -> PlannedResponse:
@@ -255,17 +235,18 @@ def test_a_replay_is_paused_goes_on_and_is_stopped(site: Any, topic: Any, push: 
     """Nothing comes while it is paused; it goes on where it was, also after a restart, and delivers nothing twice."""
     name = topic()
     site.write_json(name, *range(300))
-    process = push(name)
+    control = {"control": {"topic": f"_headrace-control-{name}"}}
+    process = push(name, more=control)
     site.wait_committed(f"{name}-push", name, 300)
     begun = begin(site, process, name, rate=20)
     backend.wait_for(lambda b: len(replayed(b, begun["id"])) >= 10)
-    conflict = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}})
+    conflict = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}})
     assert (conflict.status, conflict.body["code"]) == (409, "ERR40053")
     paused = site.ask(f"{process.url}/adm/jobs/{begun['id']}/pause", {}).body
     assert paused["state"] == "paused"
     site.wait_until(lambda: job(site, process, begun["id"])["progress"].get("done", 0) >= 10, "the progress")
     process.terminate()
-    process = push(name)
+    process = push(name, more=control)
     assert job(site, process, begun["id"])["state"] == "paused"
     seen = [entry["offset"] for entry in replayed(backend, begun["id"])]
     assert seen == list(range(len(seen)))
@@ -291,9 +272,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
         return json.loads(json.dumps(value).replace("{topic}", name).replace("{other}", other))
 
     for changes, status, said in BAD:
-        response = site.ask(
-            f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": "push"}, **filled(changes)}
-        )
+        response = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, **filled(changes)})
         assert (response.status, said in response.body["description"]) == (status, True), (changes, response.body)
 
     usual = {"topicName": name, "partition": 0, "startOffset": 0, "endOffset": 5, "consumerGroup": f"{name}-push"}
@@ -313,7 +292,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
         response = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **wrong})
         assert (response.status, response.body["code"]) == (400, "ERR12218"), (wrong, response.body)
         assert said in response.body["description"], (wrong, response.body)
-    assert site.ask(f"{process.url}/adm/jobs").body == {"jobs": []}
+    assert name not in str(site.ask(f"{process.url}/adm/jobs").body)
 
 
 def test_the_seeds_endpoint_replays_to_the_backend_and_to_a_topic(
@@ -366,15 +345,15 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
         assert response.status == 202, response.body
         return wait_for(site, process, response.body["id"])
 
-    done = run("redrive", toConsumer="push", keys=["k1", "k2"])
+    done = run("redrive", toConsumer=name, keys=["k1", "k2"])
     assert (done["kind"], done["progress"]["counts"]["delivered"]) == ("redrive", 2)
     assert done["progress"]["counts"]["passed"] == 6
     sent = replayed(backend, done["id"])
     assert [entry["deliveryId"] for entry in sent] == [f"{name}-push:{name}:0:{n}" for n in (1, 2)]
-    assert run("redrive", toConsumer="push", keys=["k1", "k3"])["progress"]["counts"]["passed"] == 7
+    assert run("redrive", toConsumer=name, keys=["k1", "k3"])["progress"]["counts"]["passed"] == 7
     assert all_offsets(site, name) == before
-    words = ["dlq", "redrive", f"{name}.dlq", "--to-backend", "push", "--url", process.url, "--key", "k6"]
-    assert f"1 dead letter of {name}.dlq would go back: 1 to push" in site.cli(*words, "--dry-run").stdout
+    words = ["dlq", "redrive", f"{name}.dlq", "--to-backend", name, "--url", process.url, "--key", "k6"]
+    assert f"1 dead letter of {name}.dlq would go back: 1 to {name}" in site.cli(*words, "--dry-run").stdout
     assert "state     done" in site.cli(*words).stdout
     assert "nothing matches" in site.cli(*words, code=1).stderr
     no_letters = site.ask(f"{process.url}/adm/dead-letters/{name}/redrive", {})
@@ -395,7 +374,7 @@ def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, ba
     site.write_json(name, *range(30))
     process = push(name)
     site.wait_committed(f"{name}-push", name, 30)
-    to = ["--to-consumer", "push", "--url", process.url]
+    to = ["--to-consumer", name, "--url", process.url]
     window = ["--partition", "0", "--offsets", "3-6"]
     dry = site.cli("replay", name, *to, *window, "--dry-run").stdout
     assert f"would replay 4 offsets of {name}: 3 to 6 of partition 0" in dry
@@ -408,7 +387,7 @@ def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, ba
     for step, state in (("pause", "paused"), ("resume", "waiting|running"), ("stop", "stopped")):
         assert re.search(f"state +({state})", site.cli("jobs", step, begun, "--url", process.url).stdout)
     listed = site.cli("jobs", "list", "--url", process.url).stdout.splitlines()
-    assert [line.split()[2] for line in listed[1:]] == ["stopped", "done"]
+    assert [line.split()[2] for line in listed if name in line] == ["stopped", "done"]
     shown = site.cli("jobs", "show", begun, "--follow", "--url", process.url, "--output", "json").stdout
     assert json.loads(shown)["state"] == "stopped"
     site.cli("replay", name, "--url", process.url, code=2)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import itertools
 import json
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -165,21 +163,6 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_named_in_any_case(produce: Produce, place: str, name: str) -> None:
-    """As the original's code does, although its document has capitals only; anything else is refused in words."""
-    schema = {"valueSchema": FORMATS[name].schema, "valueSchemaSubject": f"{place}-{name}"}
-    for spelled in (name, name.upper(), name.title(), name[0] + name[1:].upper()):
-        body = {"valueFormat": spelled, "records": [{"value": FORMATS[name].value}]}
-        status, response = produce.post(place, body | (schema if FORMATS[name].schema else {}))
-        assert status == 200, response
-        record = produce.read(place, response["offsets"][0])
-        assert record.value() == stored(name, response.get("value_schema_id"))
-    for spelled in (f"{name} ", f" {name}", f"{name}s", 6, -1, 2**70, 1.5, True, [name], {"name": name}):
-        status, response = produce.post(place, {"valueFormat": spelled, "records": [{"value": FORMATS[name].value}]})
-        assert (status, response["code"]) == (400, "ERR11004"), spelled
-
-
 INPUTS: dict[str, Callable[[str, Subject], dict[str, Any]]] = {
     "none": lambda part, subject: {},
     "text": lambda part, subject: {f"{part}Schema": ...},
@@ -270,25 +253,6 @@ def test_what_does_not_fit_its_format_names_its_records(
     assert after["offsets"][0]["offset"] == before["offsets"][0]["offset"] + 1
 
 
-def test_record_headers_in_the_order_of_the_original(produce: Produce, place: str) -> None:
-    """Traceability, correlation, the record's own; repeats and null stay."""
-    own = [["b", "1"], ["a", ""], ["b", None], ["X-CORRELATION-ID", "no"], ["x-traceability-id", "no"], ["é", "ü"]]
-    records = [{"value": 1, "traceabilityId": "t", "correlationId": "c", "headers": own}, {"value": 2}]
-    records.append({"value": 3, "headers": {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01", "z": None}})
-    ids = {"X-Correlation-Id": "http-c", "X-Traceability-Id": "http-t"}
-    status, response = produce.post(place, {"records": records}, **ids)
-    assert status == 200, response
-    first, second, third = (produce.read(place, entry).headers() for entry in response["offsets"])
-    assert first[:2] == [("X-Traceability-Id", b"t"), ("X-Correlation-Id", b"c")]
-    assert first[2:] == [("b", b"1"), ("a", b""), ("b", None), ("é", "ü".encode())]
-    assert second == [("X-Traceability-Id", b"http-t"), ("X-Correlation-Id", b"http-c")]
-    assert [name for name, _ in third[2:]] == ["traceparent", "z"]
-    _, response = produce.post(place, {"records": [{"value": 1}]})
-    made = dict(produce.read(place, response["offsets"][0]).headers())
-    assert set(made) == {"X-Correlation-Id"}
-    assert len(base64.urlsafe_b64decode(made["X-Correlation-Id"] + b"==")) == 16
-
-
 def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str) -> None:
     """200; entries in the order of the request, each with a place or with a code, a reason and an outcome."""
     values = ["first", "x" * 5000, None, "last"]
@@ -302,104 +266,3 @@ def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str)
         assert set(entry) == {"partition", "offset"}
         assert produce.read(place, entry).value() == value
     assert [entry["offset"] - first["offset"] for entry in (third, last)] == [1, 2]
-
-
-def test_tombstones_and_records_without_a_key(produce: Produce, subjects: dict[str, Subject]) -> None:
-    """Null and absent are null bytes in every format and ask for no schema; an empty string is not null."""
-    topic = subjects["avro"].topic
-    for key, value in itertools.product(FORMATS, FORMATS):
-        records = [{"value": None}, {"key": None, "value": None}]
-        status, response = produce.post(topic, {"keyFormat": key, "valueFormat": value, "records": records})
-        assert (status, "value_schema_id" in response) == (200, False)
-    for entry in response["offsets"]:
-        record = produce.read(topic, entry)
-        assert (record.key(), record.value()) == (None, None)
-    _, response = produce.post(topic, {"valueFormat": "string", "records": [{"key": "", "value": ""}]})
-    record = produce.read(topic, response["offsets"][0])
-    assert (record.key(), record.value()) == (b"", b"")
-
-
-@pytest.mark.parametrize("timestamp", [1, 1_700_000_000_123, 0, -1, None])
-def test_timestamps(produce: Produce, place: str, timestamp: int | None) -> None:
-    """Milliseconds above zero are kept; anything else is now."""
-    began = int(time.time() * 1000)
-    _, response = produce.post(place, {"records": [{"value": 1, "timestamp": timestamp}]})
-    kept = produce.read(place, response["offsets"][0]).timestamp()[1]
-    if timestamp and timestamp > 0:
-        assert kept == timestamp
-    else:
-        assert began <= kept <= int(time.time() * 1000)
-
-
-def test_an_explicit_partition_wins_over_the_key(produce: Produce, place: str) -> None:
-    """The same key lands where each record says."""
-    records = [{"key": "k", "value": n, "partition": n % 2} for n in range(6)]
-    _, response = produce.post(place, {"records": records})
-    assert [entry["partition"] for entry in response["offsets"]] == [0, 1, 0, 1, 0, 1]
-
-
-def test_a_compacted_topic_wants_keys(produce: Produce, kafka: Any) -> None:
-    """Kafka refuses what has none, and the request is at fault."""
-    name = f"conformance-compact-{uuid.uuid4().hex[:8]}"
-    kafka.create_topic(name, 1, {"cleanup.policy": "compact"})
-    status, response = produce.post(name, {"records": [{"value": 1}]})
-    assert (status, response["code"], response["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
-    status, response = produce.post(name, {"records": [{"key": "k", "value": 1}]})
-    assert (status, response["offsets"]) == (200, [{"partition": 0, "offset": 0}])
-
-
-NUMBERS = ["-1", "0", "-0", "1e0", "1.5", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 30]
-NUMBERS += ["1e308", "-1e308", "1e400", '"1"', '"text"', "true", "[]", "{}", "0x1", "01", "NaN", "Infinity", "-"]
-SERVED = {"partition": ["0", "-0"], "timestamp": ["-1", "0", "-0", "2147483648"]}
-NOT_THERE = {"partition": ["2147483648", "9223372036854775807", "9223372036854775808", "9" * 30]}
-REFUSED_BY_KAFKA = {"timestamp": ["9223372036854775807"]}
-NUMBER_FIELDS = ["partition", "timestamp", *(f"{part}Schema{end}" for part in PARTS for end in ("Id", "Version"))]
-
-
-@pytest.mark.parametrize("field", NUMBER_FIELDS)
-def test_numbers_out_of_range(produce: Produce, subjects: dict[str, Subject], field: str) -> None:
-    """Row H9: taken as they are, or refused with the code of the case; never changed, and never our fault."""
-    part = "key" if field.startswith("key") else "value"
-    of_record = field in ("partition", "timestamp")
-    for number in NUMBERS:
-        record = f'"{part}":{THING_JSON.decode()}' + (f',"{field}":{number}' if of_record else "")
-        given = "" if of_record else f',"{field}":{number}'
-        body = f'{{"{part}Format":"avro"{given},"records":[{{{record}}}]}}'
-        status, response = produce.post(subjects["avro"].topic, body.encode())
-        if number in SERVED.get(field, ()):
-            assert status == 200, number
-        elif number in NOT_THERE.get(field, ()):
-            assert (status, response["code"]) == (404, "ERR40007"), number
-        elif number in REFUSED_BY_KAFKA.get(field, ()):
-            assert (status, response["code"], response["offsets"][0]["outcome"]) == (400, "ERR40045", "fail")
-        else:
-            assert (status, response["code"]) in ((400, "ERR11004"), (400, "ERR10015")), number
-
-
-VALID = {"records": [{"value": 1}]}
-STATUSES: dict[str, tuple[str, Any, dict[str, str], int, str, str]] = {
-    "no such path": ("/nowhere", VALID, {}, 404, "ERR10007", "INVALID_REQUEST_PATH"),
-    "method of no use": ("/metrics", VALID, {}, 405, "ERR10008", "METHOD_NOT_ALLOWED"),
-    "no JSON": ("", b"{", {}, 400, "ERR10015", "CONTENT_TYPE_MISMATCH"),
-    "no body": ("", b"", {}, 400, "ERR11014", "VALIDATOR_REQUEST_BODY_MISSING"),
-    "wrong type": ("", {"records": 1}, {}, 400, "ERR11004", "VALIDATOR_SCHEMA"),
-    "no records": ("", {}, {}, 400, "ERR11004", "VALIDATOR_SCHEMA"),
-    "misfit": ("", {"valueFormat": "binary", **VALID}, {}, 400, "ERR12206", "SERIALIZE_SCHEMA_EXCEPTION"),
-    "no schema": ("", {"valueFormat": "avro", **VALID}, {}, 400, "ERR12208", "FAILED_TO_GET_SCHEMA"),
-    "no topic": ("nowhere", VALID, {}, 404, "ERR40006", "KAFKA_TOPIC_NOT_FOUND"),
-    "no partition": ("", {"records": [{"key": "a", "partition": 2}]}, {}, 404, "ERR40007", "KAFKA_PARTITION_NOT_FOUND"),
-    "too large": ("", VALID, {"Content-Length": "999999999"}, 413, "ERR10068", "PAYLOAD_TOO_LARGE"),
-    'a "quote" and a \\ in a name': ("%22%5c%22", VALID, {}, 400, "ERR11004", "VALIDATOR_SCHEMA"),
-}
-
-
-@pytest.mark.parametrize("case", STATUSES)
-def test_the_status_body_of_every_refusal(produce: Produce, place: str, case: str) -> None:
-    """Fields in their order, severity, the code and name of sidecar.md 14, correct JSON whatever is quoted."""
-    topic, body, headers, status, code, message = STATUSES[case]
-    given, response = produce.post(topic or place, body, **headers)
-    assert list(response) == ["statusCode", "code", "message", "description", "severity", "metadata"]
-    assert (given, response["statusCode"], response["code"]) == (status, status, code), response
-    assert (response["message"], response["severity"]) == (message, "ERROR")
-    assert response["metadata"]["reason"] == message.lower()
-    assert response["description"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
@@ -21,7 +19,6 @@ from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.runtime import SystemClock
-from tests.integration.produce.test_produce import post
 
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
@@ -153,60 +150,3 @@ def test_protobuf_is_what_confluent_writes_and_reads(
     assert written == theirs
     # Theirs asks for a descriptor, which this registry cannot make of text that imports; of a descriptor it can.
     assert ProtobufDeserializer(make, {}, confluent)(written, context) == theirs_message
-
-
-def test_key_and_value_in_their_own_formats_go_in_and_out_of_headrace(
-    kafka: Any, topic: Callable[..., str], schema_registry: Any, headrace: Callable[..., Any], backend: Any
-) -> None:
-    """Produced with a JSON Schema key and a Protobuf value, pushed to a backend as JSON; a bad one names its place."""
-    name = topic()
-    process = headrace(
-        {
-            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
-            "producer": {"key_format": "jsonschema", "value_format": "protobuf"},
-            "reactive_consumers": {
-                "out": {
-                    "topics": [name],
-                    "group": name,
-                    "key_format": "jsonschema",
-                    "value_format": "protobuf",
-                    "backend": {"url": backend.url, "mode": "status"},
-                }
-            },
-        }
-    )
-    first = {
-        "keyFormat": "jsonschema",
-        "keySchema": json.dumps(PLACE_JSON),
-        "valueFormat": 4,
-        "valueSchema": PLACE_PROTO,
-        "records": [{"key": {"city": "k"}, "value": {"city": "v"}, "headers": [["h", "1"], ["h", None]]}],
-    }
-    status, body = post(process.url, name, first)
-    assert (status, body["offsets"]) == (200, [{"partition": 0, "offset": 0}]), body
-    status, again = post(process.url, name, {"records": [{"key": {"city": "l"}, "value": {"city": "w"}}]})
-    assert (status, again["key_schema_id"], again["value_schema_id"]) == (
-        200,
-        body["key_schema_id"],
-        body["value_schema_id"],
-    )
-    bad = {"records": [{"key": {"city": "k"}, "value": {"city": "v"}}, {"key": {"city": "k"}, "value": {"town": "v"}}]}
-    status, body = post(process.url, name, bad)
-    assert (status, body["code"], body["metadata"]["index"]) == (400, "ERR12206", 1)
-    assert "x.Place has no field 'town'" in body["description"]
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader"})
-    consumer.assign([TopicPartition(name, 0, 0)])
-    (record,) = consumer.consume(1, timeout=120)
-    consumer.close()
-    headers = record.headers()
-    assert headers[1:] == [("h", b"1"), ("h", None)]
-    limit = time.monotonic() + 120
-    while sum(len(seen.body) for seen in backend.requests) < 2:
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-    pushed = [entry.get("record", entry) for seen in backend.requests for entry in seen.body]
-    assert [(entry["key"], entry["value"]) for entry in pushed] == [
-        ({"city": "k"}, {"city": "v"}),
-        ({"city": "l"}, {"city": "w"}),
-    ]

@@ -15,11 +15,6 @@ import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 pytestmark = pytest.mark.secured
-FLIGHT = {
-    "type": "record",
-    "name": "Flight",
-    "fields": [{"name": "id", "type": "int"}, {"name": "delay", "type": ["null", "long"], "default": None}],
-}
 
 
 def post(url: str, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -109,68 +104,6 @@ def _murmur2(data: bytes) -> int:
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return (h ^ h >> 15) & 0x7FFFFFFF
-
-
-def test_avro_is_what_others_write_and_read(
-    kafka: Any, topic: Callable[..., str], url: str, schema_registry: Any
-) -> None:
-    """By text, id, version and latest; Confluent's own deserializer reads it."""
-    registry = pytest.importorskip("confluent_kafka.schema_registry", exc_type=ImportError)
-    avro = pytest.importorskip("confluent_kafka.schema_registry.avro", exc_type=ImportError)
-    name = topic()
-    value = {"id": 1, "delay": {"long": 5}}
-    status, body = post(
-        url, name, {"valueFormat": "AVRO", "valueSchema": json.dumps(FLIGHT), "records": [{"value": value}]}
-    )
-    assert status == 200, body
-    schema_id = body["value_schema_id"]
-    for choice in (
-        {},
-        {"valueSchemaId": schema_id},
-        {"valueSchemaVersion": 1},
-        {"valueSchemaSubject": f"{name}-value"},
-    ):
-        status, body = post(url, name, {"valueFormat": "avro", "records": [{"value": value}], **choice})
-        assert (status, body.get("value_schema_id")) == (200, schema_id), body
-    with registry.SchemaRegistryClient({"url": schema_registry.url}) as client:
-        decode = avro.AvroDeserializer(client)
-        for record in read(kafka, name, 0, 5):
-            assert decode(record.value(), None) == {"id": 1, "delay": 5}
-
-
-def test_schemas_that_are_not_there_or_not_allowed_are_the_clients_fault(topic: Callable[..., str], url: str) -> None:
-    """400 with the code of the case, never 500."""
-    name = topic()
-    good = {"valueFormat": "AVRO", "valueSchema": json.dumps(FLIGHT), "records": [{"value": {"id": 1}}]}
-    assert post(url, name, good)[0] == 200
-    wrong_type = json.dumps({**FLIGHT, "fields": [{"name": "id", "type": "string"}]})
-    cases = [
-        ({"valueSchemaId": 99_999}, "ERR12208"),
-        ({"valueSchemaVersion": 99}, "ERR12208"),
-        ({"valueSchemaSubject": "nobody"}, "ERR12208"),
-        ({"valueSchema": wrong_type}, "ERR40032"),
-        ({"valueSchema": "{"}, "ERR40032"),
-        ({"valueSchemaId": 1, "valueSchemaVersion": 1}, "ERR12210"),
-        ({"records": [{"value": {"id": 1}}, {"value": {"id": "x"}}]}, "ERR12206"),
-    ]
-    for changes, code in cases:
-        request = {"valueFormat": "AVRO", "records": [{"value": {"id": 1}}], **changes}
-        status, body = post(url, name, request)
-        assert (status, body["code"]) == (400, code), body
-
-
-def test_what_kafka_refuses_is_told_record_by_record(topic: Callable[..., str], url: str) -> None:
-    """A large record fails alone; by itself it is the request's fault; a missing topic is said at once."""
-    name = topic(1, max_message_bytes=2000)
-    records = [{"value": "small"}, {"value": "x" * 5000}]
-    _, first = post(url, name, {"records": records[:1]})
-    assert first["offsets"] == [{"partition": 0, "offset": 0}]
-    status, body = post(url, name, {"records": records[1:]})
-    assert (status, body["offsets"][0]["outcome"], body["code"]) == (413, "fail", "ERR40017")
-    status, body = post(url, f"{name}-none", {"records": records})
-    assert (status, body["code"]) == (404, "ERR40006")
-    status, body = post(url, name, {"records": [{"value": 1}, {"value": 1, "partition": 1}]})
-    assert (status, body["metadata"]["index"]) == (404, 1)
 
 
 def test_without_kafka_and_registry_headrace_lives_and_says_what_it_waits_for(headrace: Callable[..., Any]) -> None:

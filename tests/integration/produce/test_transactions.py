@@ -100,24 +100,6 @@ def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: Callable
     assert [part["offsets"][0]["errorCode"] for part in body["topics"]] == [50003, 50002]
 
 
-def test_what_is_wrong_with_a_request_is_said_before_anything_is_sent(
-    site: Any, topic: Callable[..., str], url: str
-) -> None:
-    """A missing topic, a record that does not fit, a field that is not known: nothing of the others is written."""
-    name = topic()
-    good = {"topic": name, "records": [{"value": 1}]}
-    for part, status, code in (
-        ({"topic": f"{name}-none", "records": [{"value": 1}]}, 404, "ERR40006"),
-        ({"topic": name, "records": [{"value": 1, "partition": 1}]}, 404, "ERR40007"),
-        ({"topic": name, "valueFormat": "binary", "records": [{"value": 7}]}, 400, "ERR12206"),
-        ({"topic": name, "valueFormt": "binary", "records": []}, 400, "ERR11004"),
-    ):
-        found = post(f"{url}/transactions", {"topics": [good, part]})
-        assert (*found[:1], found[1]["code"]) == (status, code)
-    assert "Did you mean valueFormat?" in found[1]["description"]
-    assert values(site, name, 0) == []
-
-
 def test_a_key_writes_once(site: Any, topic: Callable[..., str], url: str) -> None:
     """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()
@@ -148,16 +130,6 @@ def test_a_key_covers_a_transaction_and_a_raw_body(site: Any, topic: Callable[..
     sent = [post(f"{url}/producers/{name}", b"2", **raw, X_Headrace_Key=key) for key in ("a", "a", "b")]
     assert [status for status, _, _ in sent] == [200, 200, 409]
     assert values(site, name, 2) == [1, 2]
-
-
-def test_a_key_whose_request_failed_may_be_sent_again(site: Any, topic: Callable[..., str], url: str) -> None:
-    """What is certainly not written is not remembered."""
-    name = topic(1, max_message_bytes=2000)
-    large = {"records": [{"value": "x" * 5000}]}
-    assert post(f"{url}/producers/{name}", large, Idempotency_Key="k")[0] == 413
-    assert post(f"{url}/producers/{name}", large, Idempotency_Key="k")[0] == 413
-    assert post(f"{url}/producers/{name}", {"records": [{"value": 1}]}, Idempotency_Key="k")[0] == 200
-    assert values(site, name, 1) == [1]
 
 
 def test_keys_outlive_a_crash(site: Any, topic: Callable[..., str], headrace: Callable[..., Any]) -> None:

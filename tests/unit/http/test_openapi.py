@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
-import headrace
 from headrace import errors
 from headrace.app.documents import ENDPOINTS, whole_document
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health import routes
 from headrace.control.routes import WaitQuery
 from headrace.http.endpoint import JSON_BODY, endpoints_of
-from headrace.http.openapi import errors_of
 from headrace.runtime import Readiness
 from headrace.sidecar.active.routes import ActiveEndpoints
 
-SOURCE = Path(headrace.__file__).parent
 RECORD = b'{"records":[{"value":1}]}'
 NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
@@ -81,16 +76,6 @@ def test_what_changes_state_is_audited() -> None:
         "DLTopicReplayActive",
         "DLQProducer",
     }
-
-
-def test_operations_are_in_groups() -> None:
-    """By what they are for; a page with all of them under one heading is hard to read."""
-    operations = [operation for methods in DOCUMENT["paths"].values() for operation in methods.values()]
-    tags = [tag for operation in operations for tag in operation["tags"]]
-    assert len(tags) == len(operations)
-    assert set(tags) == {tag["name"] for tag in DOCUMENT["tags"]}
-    assert max(map(tags.count, tags)) <= 12
-    assert tags.count("Documents") == 4
 
 
 async def test_the_root_says_where_to_read_on(server: Any) -> None:
@@ -271,34 +256,7 @@ async def test_the_documented_statuses_are_those_that_happen(opened: Any) -> Non
         assert statuses == set(described[place]), place
 
 
-BELOW = {
-    POST: ["web/routes/produce*.py", "sidecar/produce*.py"],
-    TRANSACTIONS: ["sidecar/produce/transactions.py", "kafka/transaction*.py"],
-}
-BELOW_ALL = [
-    "sidecar/produce/transaction_routes.py",
-    "http/messages.py",
-    "sidecar/produce/idempotency.py",
-    "formats/*.py",
-]
-BELOW_ALL += [f"kafka/{name}.py" for name in ("producer", "topics", "error_map")]
-NOT_HERE = {"HeadraceError", "DecodeError", "InternalError"}
 """The base of all; what is raised when records are read; and defects."""
-
-
-@pytest.mark.parametrize("path", BELOW)
-def test_every_error_that_is_raised_below_a_route_is_documented(path: str) -> None:
-    """Whoever raises a new one describes it: no file below the endpoint names an error that its entry does not."""
-    known = {error.__name__ for error in errors.catalogue()} - NOT_HERE
-    named = {
-        name
-        for pattern in (*BELOW[path], *BELOW_ALL)
-        for file in SOURCE.glob(pattern)
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in known
-    }
-    documented = {error.__name__ for error in errors_of(OPERATIONS["POST", path])}
-    assert named - documented == set()
 
 
 async def test_the_example_is_a_request_that_works(server: Any) -> None:

@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from headrace.http.connection import ClientConnection
 from headrace.http.peer_connection import PeerConnection
 from headrace.sidecar.reactive.backend_connection import Broken, Connection
 
@@ -60,10 +57,3 @@ async def test_a_kept_connection_that_is_closed_is_an_error_of_the_connection() 
         with pytest.raises(Broken) as caught:
             await backend.ask([GET], time.monotonic() + 20)
         assert caught.value.silent
-
-
-async def test_what_a_client_that_has_left_did_not_read_is_not_written() -> None:
-    """The limits of a closed transport cannot be set."""
-    transport = SimpleNamespace(is_closing=lambda: True)
-    connection: Any = SimpleNamespace(transport=transport)
-    assert not await ClientConnection.written(connection)

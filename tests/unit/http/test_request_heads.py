@@ -118,19 +118,6 @@ async def test_what_two_readers_may_read_differently_is_refused(server: Any) -> 
     assert len(AMBIGUOUS) >= 40
 
 
-@pytest.mark.parametrize("coding", ["gzip, chunked", "identity, chunked", "chunked;q=1", "Chunked, chunked"])
-async def test_another_transfer_coding_than_chunked_is_refused(server: Any, coding: str) -> None:
-    """RFC 9112 section 6.1: 501 for a coding that is not known; the connection ends. Chunked alone in any case."""
-    reader, writer = await server.connect()
-    writer.write(post(f"Transfer-Encoding: {coding}", body=CHUNKED) + post())
-    text = await asyncio.wait_for(reader.read(), 60)
-    assert text.startswith((b"HTTP/1.1 501 ", b"HTTP/1.1 400 "))
-    assert text.count(b"HTTP/1.1 ") == 1
-    assert server.kafka.records == []
-    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-    assert (await status_of(server, post("Transfer-Encoding: CHUNKED", body=body)))[0] == 200
-
-
 @pytest.mark.parametrize("refused", [b"GET http://other/live HTTP/1.1\r\nHost: h\r\n\r\n", b"\x00\r\n\r\n"])
 async def test_nothing_behind_a_refused_request_is_done(server: Any, refused: bytes) -> None:
     """One refusal is all that the client reads, whatever came in the same packet."""
@@ -142,21 +129,6 @@ async def test_nothing_behind_a_refused_request_is_done(server: Any, refused: by
         assert text.startswith(b"HTTP/1.1 400 ")
         assert text.count(b"HTTP/1.1 ") == 1
     assert server.dead_letters.requests == server.kafka.records == []
-
-
-async def test_what_came_whole_before_nonsense_is_answered(opened: Any) -> None:
-    """A record that is written is not answered 400 because of what a client sends behind it."""
-    async with opened() as server:
-        server.kafka.gate.clear()
-        reader, writer = await server.connect()
-        writer.write(post())
-        await server.kafka.taken.wait()
-        writer.write(b"\x00\x01\r\n\r\n")
-        await until(lambda: any(c._refused for c in server.web._server.server_state.connections))
-        server.kafka.gate.set()
-        text = await asyncio.wait_for(reader.read(), 60)
-        assert text.startswith(b"HTTP/1.1 200 ")
-        assert text.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from joserfc.jwk import RSAKey
 
-from headrace.errors import KeysUnavailable
 from headrace.http.auth.principals import TokenExpired, TokenRefused
 from headrace.http.auth.tokens import Tokens
 
@@ -171,10 +170,3 @@ def test_a_key_that_is_gone_ends_what_it_signed(server: Any) -> None:
         server.check(server.sign(kid="new"))
     with pytest.raises(TokenRefused):
         server.check(token)
-
-
-def test_without_any_keys_the_caller_is_to_come_again(server: Any) -> None:
-    """503, because the token may be good."""
-    server.file.unlink()
-    with pytest.raises(KeysUnavailable):
-        server.check(server.sign())

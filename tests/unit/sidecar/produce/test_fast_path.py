@@ -187,20 +187,6 @@ async def test_what_is_unusual_is_served_by_the_application(
     assert hot == []
 
 
-async def test_a_client_that_leaves_before_its_response_leaves_nothing_behind(server: Any, hot: list[int]) -> None:
-    """The record is written and counted, and draining has nothing to wait for."""
-    server.kafka.gate.clear()
-    _, writer = await server.connect()
-    writer.write(post())
-    await server.kafka.taken.wait()
-    writer.transport.abort()
-    assert (await server.get("/live")).status == 200  # by now the server knows
-    server.kafka.gate.set()
-    await server.web.drain(Deadline(SystemClock(), 60))
-    assert hot == [200]
-    assert b"headrace_produce_acknowledged_records_total 1.0" in server.metrics.render()
-
-
 async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, hot: list[int]) -> None:
     """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
     reader, writer = await server.connect()
@@ -285,18 +271,14 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
     assert "Exception" not in caplog.text
 
 
-@pytest.mark.parametrize("counted", [False, True])
-async def test_a_defect_is_answered_and_counted_off_once(
-    opened: Any, monkeypatch: pytest.MonkeyPatch, counted: bool
-) -> None:
-    """A caller's requests in flight are as many as before, whether the defect is met before they count or after."""
+@pytest.mark.parametrize("method", ["begin", "hand_over"])
+async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """The caller has no request in flight afterwards, whether the defect occurs before it counts or after."""
 
-    def fail(*args: Any) -> bool:
-        if counted:
-            args[4]()  # admit
+    def fail(*_: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("headrace.sidecar.produce.produce.ProduceService.begin", fail)
+    monkeypatch.setattr(f"headrace.sidecar.produce.produce.ProduceService.{method}", fail)
     async with opened(security=SECURITY) as server:
         assert (await server.ask(post(more=BEARER))).status == 500
         fast_path = server.web._server.shared.fast_path

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace.config.http import HttpConfig
-
 
 def post(body: bytes, kind: str = "application/json", query: str = "") -> bytes:
     head = (
@@ -61,21 +59,3 @@ async def test_what_is_no_value_is_refused(server: Any, record: bytes) -> None:
     text = (await asyncio.wait_for(reader.read(), 60)).decode()
     assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
     assert [record.value for record in server.kafka.records] == [b"1", b"2"]
-
-
-async def test_records_over_the_limit_are_refused_and_the_connection_goes_on(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """413 that says the limit; exactly as many are taken."""
-    monkeypatch.setattr(HttpConfig, "max_records", 3)
-    async with opened() as server:
-        reader, writer = await server.connect()
-        writer.write(
-            post(b'{"records":[{"value":1},{"value":1},{"value":1},{"value":1}]}')
-            + post(b'{"records":[{"value":1},{"value":1},{"value":1}]}')
-        )
-        text = (await asyncio.wait_for(reader.readuntil(b'"requestStatus":"OK"}'), 60)).decode()
-        assert text.startswith("HTTP/1.1 413 ")
-        assert "ERR40041" in text
-        assert '"limit_records":3' in text
-        assert len(server.kafka.records) == 3

@@ -13,12 +13,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import RequestIds
 from headrace.sidecar.produce.produce_response import Prepared
-from headrace.sidecar.produce.transactions import (
-    PreparedTransaction,
-    TransactionRequest,
-    Transactions,
-    parse_transaction,
-)
+from headrace.sidecar.produce.transactions import TransactionRequest, Transactions, parse_transaction
 
 
 class Kafka:
@@ -77,14 +72,6 @@ def test_what_is_at_fault_decides_the_status() -> None:
     assert [part["offsets"][0]["outcome"] for part in body["topics"]] == ["fail", "fail"]
 
 
-def test_a_late_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """504 for all of it, never fail."""
-    monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
-    response = write(request(a=1, b=1), seconds=0.1)
-    outcomes = [part["offsets"][0]["outcome"] for part in json.loads(response.body)["topics"]]
-    assert (response.status, outcomes) == (504, ["unknown", "unknown"])
-
-
 def test_an_error_names_the_topic_it_is_about() -> None:
     """An index alone would not do."""
     with pytest.raises(errors.EncodeError) as raised:
@@ -129,22 +116,13 @@ def test_a_transaction_without_records_is_refused() -> None:
         write(request(a=0))
 
 
-def test_a_produce_request_as_a_transaction_is_answered_like_any_other() -> None:
-    """The same body, with the schema ids of the request."""
-
-    async def main() -> PreparedTransaction:
-        kafka = Kafka()
-        transactions = Transactions(ProducerConfig(), kafka, kafka)  # type: ignore[arg-type]
-        return transactions.of_produce(Prepared([OutgoingRecord("a", None, b"1")], 3, None))
-
-    body = json.loads(asyncio.run(main()).response_of([Produced(0, 1)]).body)
-    assert body == {"offsets": [{"partition": 0, "offset": 1}], "key_schema_id": 3, "requestStatus": "OK"}
-
-
-def test_a_failed_transaction_does_not_contradict_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No topic says OK beside an error; with a key the same request may be sent again, without one it may not."""
+def test_a_late_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """504 for all of it, and no topic says OK; only with a key the same request may be sent again."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
     for keyed, advice in ((False, "read the topic"), (True, "same Idempotency-Key")):
-        body = json.loads(write(request(a=1), seconds=0.1, keyed=keyed).body)
+        response = write(request(a=1, b=1), seconds=0.1, keyed=keyed)
+        body = json.loads(response.body)
+        outcomes = [part["offsets"][0]["outcome"] for part in body["topics"]]
+        assert (response.status, outcomes) == (504, ["unknown", "unknown"])
         assert "requestStatus" not in body["topics"][0]
         assert (body["metadata"]["retriable"], advice in body["description"]) == (keyed, True)

@@ -68,7 +68,7 @@ def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicP
     for the topic, as one whose partition the client chooses: such requests can starve each other only.
 
     Args:
-        records: One or more, all of one topic, or the first stands for all.
+        records: One or more, of one topic; otherwise the first one's topic counts.
         partitions: How many the topic has; 0 if that is not known.
     """
     first = records[0]

@@ -90,7 +90,7 @@ class CompactedTable(Service, Generic[T]):
         return Readiness(not self._problem, self._problem)
 
     def watch(self, prefix: str, on_change: Callable[[str, T | None], None]) -> None:
-        """Call a function with every entry whose key starts with a prefix: the present ones, then every change.
+        """Call a function with every entry whose key starts with a prefix: the current ones, then every change.
 
         It is called on the loop, in the order of the log, with None for an entry that was removed. The first call
         comes after all entries are loaded, so entries that were removed before are never passed. It must not raise.

@@ -77,7 +77,7 @@ class Lease(Listener):
             await self._clock.sleep(min(_RETRY_SECONDS, deadline.remaining_seconds))
 
     async def check(self) -> None:
-        """Return if it is still held; asks Kafka if the last check is old, such as after a suspension of this process.
+        """Return if it is still held; asks Kafka if the last check is old, for example after a suspension.
 
         Raises:
             LeaseLost: It is not.

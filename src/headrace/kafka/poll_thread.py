@@ -200,10 +200,10 @@ class PollThread:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
-        present = set(self._by_hand)
+        current = set(self._by_hand)
         required = set(partitions)
         removed = [partition for partition in self._by_hand if partition not in required]
-        added = [partition for partition in partitions if partition not in present]
+        added = [partition for partition in partitions if partition not in current]
         self._by_hand = list(partitions)
         if removed:
             self._forget(removed)

@@ -28,7 +28,7 @@ _SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 class Producer(Service):
     """Writes records with `acks=all` and idempotence, within a byte budget.
 
-    When Kafka refuses a batch, each record of it is written once more, in a batch of its own, by a second client. So
+    When Kafka refuses a batch, each record of it is written once more, alone in a batch, by a second client. So
     only a record that fails alone has failed.
     """
 
@@ -54,7 +54,7 @@ class Producer(Service):
         # Clients
         self._client = ProducerClient(name, self._admin, settings)
         self._alone: ProducerClient | None = None
-        """Writes each record in a batch of its own; made with the first batch that is refused."""
+        """Writes one record per batch; created when a batch is refused for the first time."""
         self._bridge: LoopBridge[Request] | None = None
         # Requests in flight
         self._budget = ByteBudget(settings.max_pending_bytes, partition_share)
@@ -133,7 +133,7 @@ class Producer(Service):
             KafkaUnavailable: No broker has answered for a while; nothing was sent.
         """
         if not records:
-            asyncio.get_running_loop().call_soon(done, [])  # in a context of its own, as always
+            asyncio.get_running_loop().call_soon(done, [])  # in a separate context, as always
             return
         request = self._take(records, done, partitions, size_bytes)
         request.in_order = in_order

@@ -45,7 +45,7 @@ class _Health:
 
 
 class ProducerClient:
-    """Hands records to a client on the loop, and takes their reports on a thread of its own.
+    """Hands records to a client on the loop, and takes their reports on its thread.
 
     The client is replaced after a fatal error, and when files of `kafka.security` have changed.
     """

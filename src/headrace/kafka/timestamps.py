@@ -12,7 +12,7 @@ def parse_time(text: str, now_seconds: float | None = None) -> datetime:
     """Return the point in time that a text names: ISO 8601, UTC where no zone is given.
 
     Args:
-        now_seconds: The present time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
+        now_seconds: The current time, since the epoch; with it the text may also be an age (`90s`, `15m`, `2h`, `1d`).
 
     Raises:
         ValueError: It is not a point in time.

@@ -163,17 +163,11 @@ def test_following_a_topic_says_that_kafka_is_away_and_back(site: Any, tmp_path:
             reading.join()
 
 
-@pytest.mark.parametrize(
-    ("servers", "why"),
-    [
-        ("localhost:1", "localhost:1: connection refused by localhost:1"),
-        ("nohost.invalid:9092", "nohost.invalid:9092: unknown host nohost.invalid:9092"),
-    ],
-)
-def test_a_command_says_within_two_seconds_what_it_waits_for(servers: str, why: str) -> None:
+def test_a_command_reports_within_two_seconds_what_it_waits_for() -> None:
     """Ten seconds of silence look like a hang."""
-    command = [sys.executable, "-m", "headrace.cli.main", "topics", "list", "-b", servers]
+    command = [sys.executable, "-m", "headrace.cli.main", "topics", "list", "-b", "localhost:1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr
-        assert waiting.stderr.readline() == f"waiting up to 10 s for Kafka at {why}\n"
+        said = waiting.stderr.readline()
+        assert said == "waiting up to 10 s for Kafka at localhost:1: connection refused by localhost:1\n"
         waiting.kill()

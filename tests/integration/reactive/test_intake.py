@@ -253,7 +253,7 @@ async def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_s
     name = topic(2)
     await desk.write(name, 1)
     reader = await desk.member(f"{name}-g", [name], ends=False, max_processing_seconds=0.5)
-    await until(lambda: "none has ended" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
+    await until(lambda: "none has completed" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
     await desk.write(name, 5)
     reader.ends = True
     await desk.write(name, 5, partition=1)

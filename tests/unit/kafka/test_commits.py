@@ -79,9 +79,14 @@ def test_one_is_under_way_and_the_newest_follows(harness: Harness) -> None:
     assert harness.sent == [5, 7]
 
 
-def test_what_failed_is_sent_again_after_a_pause_unless_newer_is_there(harness: Harness) -> None:
-    """The repetition never sets back what was reached meanwhile."""
+def test_what_failed_is_sent_again_after_a_pause_unless_there_is_a_newer_one(harness: Harness) -> None:
+    """Also what the client refuses in the middle of a rebalance. The retry never sets back what was reached since."""
+    harness.refuses = True
     harness.request(5, 1)
+    harness.refuses = False
+    harness.commits.send_due(harness)
+    assert harness.sent == []
+    harness.wait()
     harness.report(5, failed=True)
     harness.commits.send_due(harness)
     assert harness.sent == [5]
@@ -93,34 +98,17 @@ def test_what_failed_is_sent_again_after_a_pause_unless_newer_is_there(harness: 
     assert harness.sent == [5, 5, 8]
 
 
-def test_what_the_client_does_not_take_is_sent_again_after_a_pause(harness: Harness) -> None:
-    """It refuses a commit at once in the middle of a rebalance; without more records nothing newer would ever come."""
-    harness.refuses = True
-    harness.request(5, 1)
-    harness.refuses = False
-    harness.commits.send_due(harness)
-    assert harness.sent == []
-    harness.wait()
-    assert harness.sent == [5]
-
-
-def test_a_late_report_of_an_earlier_assignment_is_not_sent_again(harness: Harness) -> None:
-    """Another member had the partition in between and may have gone further (row F5)."""
+def test_offsets_of_an_earlier_assignment_are_not_sent_again_nor_at_all(harness: Harness) -> None:
+    """Another member had the partition in between and may have committed a later one (row F5)."""
     harness.request(5, 1)
     harness.commits.forget([P0])
     harness.epochs[P0] = 2
     harness.report(5, failed=True)
+    harness.request(6, 1)
+    del harness.epochs[P0]
+    harness.request(7, 2)
     harness.wait()
     assert harness.sent == [5]
-
-
-def test_offsets_of_an_earlier_assignment_are_not_sent_at_all(harness: Harness) -> None:
-    """Nor those of a partition that is not ours."""
-    harness.epochs[P0] = 2
-    harness.request(5, 1)
-    del harness.epochs[P0]
-    harness.request(6, 2)
-    assert harness.sent == []
 
 
 def test_commits_are_settled_when_the_last_one_is_acknowledged_or_revoked(harness: Harness) -> None:
@@ -193,8 +181,8 @@ def test_a_seek_is_committed_behind_what_was_under_way(harness: Harness) -> None
     assert harness.begun() == [(P0, start)]
 
 
-def test_what_is_lost_before_a_seek_begins_is_not_begun(harness: Harness) -> None:
-    """Before its commit is acknowledged or after; nor by an acknowledgement of a seek before the last."""
+def test_a_seek_begins_only_with_its_own_acknowledgement(harness: Harness) -> None:
+    """Not that of an earlier seek, of another partition's commit on revoke, or after the partition was lost."""
     for is_acknowledged in (False, True):
         harness.seek(5, 2)
         if is_acknowledged:
@@ -206,17 +194,9 @@ def test_what_is_lost_before_a_seek_begins_is_not_begun(harness: Harness) -> Non
     start = harness.seek(7, 4)
     harness.report(6)
     harness.commits.send_due(harness)
-    assert harness.begun() == []
-    harness.report(7)
-    assert harness.begun() == [(P0, start)]
-
-
-def test_a_report_of_another_commit_acknowledges_no_seek(harness: Harness) -> None:
-    """A revoke commits its partitions by itself, and that is reported while the seek's commit is under way."""
-    start = harness.seek(5, 2)
     harness.report(9, partition=P1)
     assert harness.begun() == []
-    harness.report(5)
+    harness.report(7)
     assert harness.begun() == [(P0, start)]
 
 

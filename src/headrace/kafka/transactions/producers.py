@@ -58,7 +58,7 @@ _ATTEMPT: Final = "request.timeout.ms"
 _TIMEOUT_MS: Final = 10_000
 """Time limit of a transaction and of its records, after which Kafka aborts it if the process is lost."""
 _ALONE: Final = {"batch.size": 1, "delivery.timeout.ms": 120_000, "transaction.timeout.ms": 120_000}
-"""Each record in a batch of its own, which takes a round trip for five records of a broker."""
+"""One record per batch, which takes a round trip for five records of a broker."""
 MAX_WAITING: Final = 64
 """Requests that are being written or wait; above this, requests are answered 503 at once."""
 
@@ -84,7 +84,7 @@ class _Writer:
         self._properties = security.make()
         self._client: TransactionalClient | None = None
         self._alone = False
-        """Whether each record of the present request gets a batch of its own."""
+        """Whether the current request is written with one record per batch."""
         # Over several clients
         self._in_doubt: list[TransactionJob] = []
         self._problem = ""
@@ -163,7 +163,7 @@ class _Writer:
             self._close_if(f"it failed: {cause}")
 
     def _take(self) -> list[TransactionJob]:
-        """Return waiting requests, as many as one transaction takes; wait a moment for the first."""
+        """Return waiting requests up to the limit of one transaction; wait a moment for the first."""
         jobs: list[TransactionJob] = []
         with contextlib.suppress(queue.Empty):
             while sum(job.record_count for job in jobs) < _TOGETHER_RECORDS:
@@ -455,7 +455,7 @@ class TransactionSession(TransactionalProducers):
     _gauge = ""
 
     def __init__(self, admin: Admin, name: str, *, alone: bool = False) -> None:
-        """Prepare; with `alone` each record gets a batch of its own, which is slow."""
+        """Prepare; with `alone` there is one record per batch, which is slow."""
         settings = ProducerConfig(transactions=TransactionsConfig(producers=1))
         if alone:
             settings = settings.with_properties(_ALONE)

@@ -82,5 +82,5 @@ class TransactionGuard:
         return "the end of a transaction was requested twice" if self._latest.ends > self._before.ends + 1 else ""
 
     def begin(self) -> None:
-        """Compare from now on with the present statistics, which `problem` has found to be in order."""
+        """Compare from now on with the current statistics, in which `problem` has found nothing."""
         self._before = self._latest

@@ -30,10 +30,10 @@ class Harness:
 
     def __init__(self, servers: str = "kafka:9092") -> None:
         self.clock = ManualClock()
-        self.said: list[str] = []
-        self.seen = Reachability(KafkaConfig(bootstrap_servers=servers), self.clock, report=self.said.append)
+        self.reports: list[str] = []
+        self.seen = Reachability(KafkaConfig(bootstrap_servers=servers), self.clock, report=self.reports.append)
 
-    def asked(self, answered: bool, seconds: float = 1.0) -> None:
+    def attempt(self, answered: bool, seconds: float = 1.0) -> None:
         """Ask the brokers; their response, or that there is none, comes after some seconds."""
         began = self.clock.monotonic()
         self.clock._now += seconds
@@ -44,59 +44,55 @@ def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
     """Readiness, the outage and what is logged have the same sentence, with address, length and reason."""
     harness = Harness()
     assert not harness.seen.readiness().ready
-    harness.asked(True)
+    harness.attempt(True)
     assert harness.seen.readiness().ready
     harness.seen.failed(REFUSED)
     assert harness.seen.outage is None, "one client's error is not yet an outage"
-    harness.asked(False, 3)
+    harness.attempt(False, 3)
     outage = harness.seen.outage
     assert outage
     assert outage.why == "Kafka at kafka:9092 has not answered for 3 s: connection refused by kafka:9092"
     assert harness.seen.readiness() == (False, outage.why)
-    assert harness.said == [outage.why]
-    harness.asked(True, 4)
+    assert harness.reports == [outage.why]
+    harness.attempt(True, 4)
     assert harness.seen.outage is None
-    assert harness.said[1:] == ["Kafka at kafka:9092 answers again after 7 s"]
+    harness.attempt(False)
+    assert harness.reports[1:] == [
+        "Kafka at kafka:9092 answers again after 7 s",
+        "Kafka at kafka:9092 has not answered for 1 s: neither a response nor an error arrived",
+    ]
 
 
 def test_an_outage_is_told_again_after_growing_pauses() -> None:
     """An hour without Kafka is a handful of lines, whatever the clients report."""
     harness = Harness()
-    harness.asked(True)
+    harness.attempt(True)
     for _ in range(3600):
         harness.seen.failed(REFUSED)
-        harness.asked(False)
-    assert [line.split(" for ")[1].split(" s:")[0] for line in harness.said[:4]] == ["1", "11", "41", "131"]
-    assert len(harness.said) < 15
+        harness.attempt(False)
+    assert [line.split(" for ")[1].split(" s:")[0] for line in harness.reports[:4]] == ["1", "11", "41", "131"]
+    assert len(harness.reports) < 15
 
 
 def test_a_refusal_is_told_at_once_and_once() -> None:
     """The first report may have another reason; the one with the fix does not wait for the reminder."""
     harness = Harness()
-    harness.asked(True)
-    harness.asked(False)
+    harness.attempt(True)
+    harness.attempt(False)
     for _ in range(5):
         harness.seen.failed(
             error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: bad password")
         )
-        harness.asked(False)
+        harness.attempt(False)
         harness.seen.failed(REFUSED)
-        harness.asked(False)
-    assert ["login refused" in line for line in harness.said] == [False, True]
-
-
-def test_an_outage_without_an_error_says_one_time_only() -> None:
-    """A question may end before its limit, so the limit is not said beside the time since the last response."""
-    harness = Harness()
-    harness.asked(True)
-    harness.asked(False)
-    assert harness.said[-1].endswith("has not answered for 1 s: neither a response nor an error arrived")
+        harness.attempt(False)
+    assert ["login refused" in line for line in harness.reports] == [False, True]
 
 
 def test_a_response_to_another_client_is_no_outage() -> None:
     """A question that failed says nothing if another client has had a response since it was asked."""
     harness = Harness()
-    harness.asked(True)
+    harness.attempt(True)
     began = harness.clock.monotonic()
     harness.clock._now += 2
     harness.seen.answered()
@@ -108,8 +104,8 @@ def test_a_response_to_another_client_is_no_outage() -> None:
 def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> None:
     """An acknowledgement that was on its way when the brokers went away is none of them coming back."""
     harness = Harness()
-    harness.asked(True)
-    harness.asked(False, 3)
+    harness.attempt(True)
+    harness.attempt(False, 3)
     harness.seen.answered()
     assert not harness.seen.probe.seen_alive.is_set()
     harness.clock._now += 2
@@ -121,38 +117,38 @@ def test_requests_are_refused_after_the_limit_and_counted() -> None:
     """Before the limit a record may be handed over; after it the error says that nothing was sent."""
     harness = Harness()
     harness.seen.check(5)
-    harness.asked(True)
-    harness.asked(False, 3)
+    harness.attempt(True)
+    harness.attempt(False, 3)
     harness.seen.check(5)
-    harness.asked(False, 3)
+    harness.attempt(False, 3)
     for _ in range(2):
         with pytest.raises(KafkaUnavailable, match="nothing of this request was sent: Kafka at kafka:9092 has not"):
             harness.seen.check(5)
-    harness.asked(True)
-    assert harness.said[-1].endswith("2 requests were answered 503")
+    harness.attempt(True)
+    assert harness.reports[-1].endswith("2 requests were answered 503")
     harness.seen.check(5)
 
 
 def test_requests_of_a_refused_client_are_refused_at_once() -> None:
     """To wait does not help, so nothing is handed over even before the limit; a listener may yet come back."""
     harness = Harness()
-    harness.asked(True)
+    harness.attempt(True)
     harness.seen.failed(error("_TRANSPORT", "ssl://kafka:9092/1: SSL connection closed by peer (after 1ms in state X)"))
-    harness.asked(False)
+    harness.attempt(False)
     harness.seen.check(5)
     harness.seen.failed(
         error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: invalid credentials")
     )
-    harness.asked(False)
+    harness.attempt(False)
     with pytest.raises(KafkaUnavailable, match=r"nothing of this request was sent: .*login refused by kafka:9092"):
         harness.seen.check(5)
-    harness.asked(True)
+    harness.attempt(True)
     harness.seen.check(5)
 
 
 def test_an_address_without_a_port_is_named() -> None:
     """The client takes 9092 for it, which may not be what was meant."""
     harness = Harness("kafka")
-    harness.asked(False, 3)
+    harness.attempt(False, 3)
     assert harness.seen.outage
     assert harness.seen.outage.why.endswith("(kafka has no port, so 9092 is used)")

@@ -1,4 +1,4 @@
-"""What comes over a real socket, good and bad, and what is answered."""
+"""Requests over a real socket, good and bad, and their responses."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, reque
     assert len(server.kafka.records) in (0, 17)
 
 
-async def test_connections_over_the_limit_are_told_so(opened: Any) -> None:
+async def test_connections_over_the_limit_get_503(opened: Any) -> None:
     """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
     async with opened(max_connections=1) as server:
         await server.connect()

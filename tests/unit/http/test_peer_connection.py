@@ -18,7 +18,7 @@ GET, HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", b"HEAD / HTTP/1.1\r\nHost: h\r
 
 @contextlib.asynccontextmanager
 async def peer(head: bytes, body: bytes = b"") -> AsyncIterator[tuple[str, int]]:
-    """Response each request with these bytes; the body is left out after HEAD."""
+    """Respond to each request with these bytes; the body is left out after HEAD."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):

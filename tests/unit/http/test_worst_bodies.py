@@ -136,7 +136,7 @@ def head(method: str, path: str, body: bytes, more: str = "", kind: str = "appli
 
 
 class Watcher:
-    """Notes the longest slice of the loop's thread in processor time, and how large the process was."""
+    """Measures the longest slice of the loop's thread in processor time, and how large the process was."""
 
     def __init__(self) -> None:
         self._at = time.thread_time()
@@ -217,8 +217,8 @@ def test_memory_of_refused_requests_is_free_at_once(opened: Any) -> None:
     grown: list[int] = []
 
     async def main() -> None:
-        async with opened() as house:
-            port = int(house.web.url.rpartition(":")[2])
+        async with opened() as server:
+            port = int(server.web.url.rpartition(":")[2])
             request = head("POST", "/producers/t", RECORDS["many empty records"])
             for count in (1, 20):
                 await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(count)))

@@ -1,4 +1,4 @@
-"""The two ways a produce request can be served: which takes what, and that nobody can tell them apart."""
+"""The two ways a produce request can be served: which takes what, and that a client cannot distinguish them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def chunked(request: bytes) -> bytes:
 
 
 @pytest.fixture
-def hot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The statuses that the fast path has answered."""
     statuses: list[int] = []
     answer = Exchange.answer
 
-    def noted(self: Exchange, given: EncodedResponse) -> None:
+    def recorded(self: Exchange, given: EncodedResponse) -> None:
         statuses.append(given.status)
         answer(self, given)
 
-    monkeypatch.setattr(Exchange, "answer", noted)
+    monkeypatch.setattr(Exchange, "answer", recorded)
     return statuses
 
 
@@ -89,15 +89,15 @@ SAME = [
 ]
 
 
-async def test_both_ways_answer_and_write_the_same_bytes(server: Any, hot: list[int]) -> None:
-    """Good and bad; the hot way is taken for what is good and usual."""
+async def test_both_paths_answer_and_write_the_same_bytes(server: Any, fast: list[int]) -> None:
+    """Good and bad; the fast path is taken for what is good and usual."""
     for request, expected in SAME:
-        hot.clear()
+        fast.clear()
         response = await text_of(server, request)
-        assert hot == ([expected] if expected else []), request
+        assert fast == ([expected] if expected else []), request
         written, server.kafka.records = server.kafka.records, []
         assert await text_of(server, chunked(request)) == response
-        assert hot == ([expected] if expected else []), request
+        assert fast == ([expected] if expected else []), request
         assert server.kafka.records == written
         server.kafka.records = []
 
@@ -133,8 +133,8 @@ async def test_records_have_the_correlation_id_of_the_response(server: Any, requ
         [Produced(0, 1), errors.KafkaUnauthorized("no")],
     ],
 )
-async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[int], results: list[Any]) -> None:
-    """ConsumerStatuses, Retry-After and entries of records that failed."""
+async def test_what_kafka_says_is_reported_in_the_same_bytes(server: Any, fast: list[int], results: list[Any]) -> None:
+    """Statuses, Retry-After and entries of records that failed."""
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
         return results
@@ -142,21 +142,21 @@ async def test_what_kafka_says_is_told_in_the_same_bytes(server: Any, hot: list[
     server.kafka.produce = produce
     request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
     response = await text_of(server, request)
-    assert len(hot) == 1
+    assert len(fast) == 1
     assert await text_of(server, chunked(request)) == response
-    assert len(hot) == 1
+    assert len(fast) == 1
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-async def test_a_full_budget_is_told_in_the_same_bytes(server: Any, hot: list[int], body: bytes) -> None:
+async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, fast: list[int], body: bytes) -> None:
     """At once, without the work being done twice."""
     server.kafka.failure = errors.ProducerQueueFull("full")
     response = await text_of(server, post(body, IDS))
-    assert hot == [503]
+    assert fast == [503]
     assert b"retry-after: 1" in response
     assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
     assert await text_of(server, chunked(post(body, IDS))) == response
-    assert hot == [503]
+    assert fast == [503]
     await server.web.drain(Deadline(SystemClock(), 60))
 
 
@@ -175,7 +175,7 @@ async def test_a_full_budget_is_told_in_the_same_bytes(server: Any, hot: list[in
     ],
 )
 async def test_what_is_unusual_is_served_by_the_application(
-    server: Any, hot: list[int], request_bytes: bytes, status: int
+    server: Any, fast: list[int], request_bytes: bytes, status: int
 ) -> None:
     """It alone knows what each of these means."""
     reader, writer = await server.connect()
@@ -184,11 +184,11 @@ async def test_what_is_unusual_is_served_by_the_application(
     while head.split()[:2][-1] == b"100" or head == b"100":
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert int(head.split()[1]) == status
-    assert hot == []
+    assert fast == []
 
 
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, hot: list[int]) -> None:
-    """The first is hot, those behind it wait in the server's queue, and the next is hot again."""
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, fast: list[int]) -> None:
+    """The first is fast, those behind it wait in the server's queue, and the next is fast again."""
     reader, writer = await server.connect()
     requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
     writer.write(b"".join(requests))
@@ -200,10 +200,10 @@ async def test_requests_that_come_before_an_answer_are_answered_in_their_order(s
     assert found == [b"c-0", b"c-1", b"c-2"]
     writer.write(post())
     await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    assert hot == [200, 200]
+    assert fast == [200, 200]
 
 
-async def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[int]) -> None:
+async def test_a_known_token_is_enough_and_limits_hold(opened: Any, fast: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
         server.kafka.gate.clear()
@@ -213,14 +213,14 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: Any, hot: list[in
         server.kafka.gate.set()
         assert (await first).status == 200
         assert (await server.ask(post(more=BEARER))).status == 200
-        assert hot == [200, 200]
+        assert fast == [200, 200]
         assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
         assert (await server.ask(post())).status == 401
         assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
-        assert hot == [200, 200]
+        assert fast == [200, 200]
 
 
-async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[int]) -> None:
+async def test_a_rate_is_counted_once_for_each_request(opened: Any, fast: list[int]) -> None:
     """Whichever way serves it in the end."""
     async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
         assert (await server.ask(post(b"{", BEARER))).status == 400
@@ -228,11 +228,11 @@ async def test_a_rate_is_counted_once_for_each_request(opened: Any, hot: list[in
     async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
         assert (await server.ask(post(more=BEARER))).status == 200
         assert (await server.ask(post(more=BEARER))).status == 429
-        assert hot == [200]
+        assert fast == [200]
 
 
 @pytest.mark.parametrize("before", [1, 3])
-async def test_what_cannot_be_read_does_not_response_for_what_came_before(server: Any, before: int) -> None:
+async def test_an_unreadable_request_does_not_replace_earlier_responses(server: Any, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
     server.kafka.gate.clear()
@@ -287,7 +287,7 @@ async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "told"),
+    ("request_bytes", "audited"),
     [
         (post(b"{"), ("t", "ERR10015")),
         (post(b'{"records":[{"value":1,"partition":3}]}'), ("t", "ERR40007")),
@@ -303,7 +303,7 @@ async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.Mo
 )  # fmt: skip
 @pytest.mark.uvloop
 async def test_a_produce_request_that_is_not_sent_is_audited_once(
-    server: Any, request_bytes: bytes, told: tuple[Any, ...]
+    server: Any, request_bytes: bytes, audited: tuple[Any, ...]
 ) -> None:
     """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
 
@@ -311,4 +311,4 @@ async def test_a_produce_request_that_is_not_sent_is_audited_once(
     writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
     await asyncio.wait_for(reader.read(), 60)
     writer.close()
-    assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [told]
+    assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [audited]

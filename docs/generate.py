@@ -235,7 +235,7 @@ def function_keys_page() -> str:
     parts = [
         "# Function keys\n",
         _MADE,
-        "How a function file works is in [functions](../functions.md#the-file).",
+        "How a function file works is in [functions](../function-reference.md#the-file).",
         "Keys are read in any letter case.",
         "An annotation is written below its key, and counts for every trigger that does not have the key.",
         "Names such as `session.timeout.ms` are properties of Kafka's client.",
@@ -251,7 +251,7 @@ def function_keys_page() -> str:
         parts += [*(_function_key_row(key) for key in KEYS if key.where == mapping and key.is_read), ""]
     parts += [
         "## TLS and login, in `attributes`\n",
-        "Their types and rules are in [functions](../functions.md#tls-and-login-of-a-trigger).\n",
+        "Their types and rules are in [functions](../function-reference.md#tls-and-login-of-a-trigger).\n",
         "| Key | Setting of `kafka.security` |",
         "|---|---|",
         *(f"| {_key_cell(name, key.annotation)} | {key.becomes} |" for name, key in LOGIN.items()),

@@ -1,4 +1,4 @@
-"""A function's folder, and its service with a fake of Kafka; workers are processes, or threads beside the test."""
+"""A function's folder, and its service with a fake of Kafka; workers are processes, or threads of the test."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Running:
         self.service = FunctionService(spec, pool, self.clock)
         self.written: list[OutgoingRecord] = []
         self.schemas: dict[int, Any] = {}
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
         """Of `begin`."""
         self.produce: Any = self._produce
@@ -119,7 +119,7 @@ class Running:
         return [Produced(0, len(self.written))] * len(records)
 
     async def by_id(self, schema_id: int) -> RegisteredSchema:
-        self.asked.append(schema_id)
+        self.requested.append(schema_id)
         response = self.schemas[schema_id]
         if isinstance(response, Exception):
             raise response

@@ -158,7 +158,7 @@ def test_every_metric_that_a_page_names_exists() -> None:
 
 def test_every_key_of_a_function_file_that_is_read_is_documented() -> None:
     """Trigger keys and attributes; those without effect are named in the log."""
-    page = text_of("docs/functions.md") + text_of("docs/reference/function-keys.md")
+    page = text_of("docs/function-reference.md") + text_of("docs/reference/function-keys.md")
     keys = [*read_keys_of("trigger"), *read_keys_of("attributes")]
     assert [key for key in keys if f"`{key}`" not in page] == []
 

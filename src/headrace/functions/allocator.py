@@ -1,7 +1,7 @@
 """Chooses the worker of the next frame, and the worker that a partition or a key always has.
 
-Pure bookkeeping on the loop: workers are numbers here. A worker is up, starting, or down. A caller is refused only
-while every worker that could serve is down, otherwise it waits.
+Pure bookkeeping on the loop: workers are numbers here. A worker is up, starting, or down. A caller waits for a worker;
+it is rejected only while every worker that could serve it is down.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 
 FRAMES_PER_WORKER = 2
-"""One at work, and one at hand, so that a worker does not wait for the parent between two frames."""
+"""One that it serves and one that waits in the worker, so that it does not wait for the parent between frames."""
 _GOLDEN = 0x9E3779B1
 
 
 class Allocator:
-    """Hands out workers, numbered from 0 and at first all on their way up.
+    """Hands out workers. They are numbered from 0, and all are starting at first.
 
     A worker that has a frame gets a second one only while no worker that could serve is idle.
     """
@@ -27,11 +27,11 @@ class Allocator:
     def __init__(self, workers: int, recall: Callable[[int], bool] | None = None) -> None:
         """Prepare; `recall` recalls the second frame of a worker for an idle one; returns whether it could."""
         self._frames: list[dict[asyncio.Future[int | None], Sequence[int]]] = [{} for _ in range(workers)]
-        """Per worker: what it was given, oldest first, and which workers could have had it."""
+        """Per worker: its frames, oldest first, and which workers could serve each."""
         self._recall = recall
         self._sharing = False
         self._up: dict[int, None] = {}
-        """The one first that was given a frame longest ago."""
+        """The least recently used worker is first."""
         self._down: dict[int, str] = {}
         self._waiters: list[tuple[Sequence[int], asyncio.Future[int | None], TopicPartition | None]] = []
 
@@ -50,9 +50,9 @@ class Allocator:
         return not self._waiters and self._best(candidates) is not None
 
     async def acquire(self, candidates: Sequence[int], partition: TopicPartition | None = None) -> int | None:
-        """Return a worker, which then has one frame more; the longest waiting caller is first.
+        """Return a worker, which then has one frame more; callers are served in the order of their calls.
 
-        It is None if the partition is given up before there is one. If cancelled, none was taken.
+        Returns None if the partition is revoked first. If cancelled, no worker was taken.
 
         Raises:
             DestinationUnavailable: Every candidate is down; the text has the reason.
@@ -63,7 +63,7 @@ class Allocator:
         try:
             return await waiter
         except asyncio.CancelledError:
-            # Race: a worker may have been handed over before the cancellation was seen; it must not get lost.
+            # Race: the worker may have been assigned before the cancellation arrived; it must not leak.
             for frames in self._frames:
                 frames.pop(waiter, None)
             self._waiters = [each for each in self._waiters if each[1] is not waiter]
@@ -71,7 +71,7 @@ class Allocator:
             raise
 
     def give_up(self, partitions: Collection[TopicPartition]) -> None:
-        """Let callers for these partitions wait no longer."""
+        """Release the callers that wait for workers of these partitions."""
         for _, waiter, partition in self._waiters:
             if partition in partitions and not waiter.done():
                 waiter.set_result(None)
@@ -144,7 +144,7 @@ class Allocator:
             if idle and len(frames) > 1 and any(number in [*frames.values()][-1] for number in idle):
                 if self._recall(worker):
                     idle = idle[1:]
-                elif again:  # its caller was given the worker in this turn of the loop, and sends the frame in the next
+                elif again:  # its caller got the worker in this turn of the loop, and sends the frame in the next
                     asyncio.get_running_loop().call_soon(self._share, False)
         self._sharing = False
 
@@ -152,8 +152,8 @@ class Allocator:
 class PartitionWorkers:
     """Which worker each assigned partition of a trigger has.
 
-    The partitions of a topic spread evenly. A partition keeps its worker while it is assigned, so its state may be kept
-    in the worker's memory. One that returns gets the worker that it had, if that does not have more than its share.
+    The partitions of a topic are spread evenly. A partition keeps its worker while it is assigned, so a handler may
+    keep its state in memory. A partition that returns gets its former worker, unless that has its share already.
     """
 
     def __init__(self, workers: int) -> None:
@@ -164,7 +164,7 @@ class PartitionWorkers:
         """Assigned partitions by topic and worker; by worker alone under an empty topic."""
 
     def worker_of(self, partition: TopicPartition) -> int:
-        """Return the worker of a partition; one that is not assigned, as in a replay, has a worker as well."""
+        """Return the worker of a partition; also for one that is not assigned, as in a replay."""
         return self._assigned.get(partition, self._preferred(partition))
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
@@ -183,7 +183,7 @@ class PartitionWorkers:
             self._add(partition, min(ranks)[-1], 1)
 
     def given_up(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget partitions that are not assigned any more, but for the worker that they had."""
+        """Forget partitions that are not assigned any more, except which worker they had."""
         for partition in self._assigned.keys() & set(partitions):
             self._add(partition, self._assigned[partition], -1)
             del self._assigned[partition]
@@ -194,7 +194,7 @@ class PartitionWorkers:
         self._loads["", worker] += count
 
     def _preferred(self, partition: TopicPartition) -> int:
-        # Partitions of a topic in turn, each topic with an offset of its own; the same in every process.
+        # Round robin per topic, with a different start for each topic; the same in every process.
         number = (zlib.crc32(partition.topic.encode()) + partition.partition) % self._workers
         return self._last.get(partition, number)
 

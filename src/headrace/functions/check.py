@@ -14,13 +14,13 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 
 _SPARE = 1.2
-"""Part of what is needed that is advised, for the time after one replica has failed."""
+"""Advised capacity in relation to the need, so that one replica may fail."""
 
 
 def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> list[str]:
-    """Return what would be better for the workers, replicas and times of a trigger, a sentence each.
+    """Return advice on the workers, replicas and times of a trigger, a sentence each.
 
-    `partitions` are those of all topics of the trigger; 0 if that is not known.
+    `partitions` is the number over all topics of the trigger; 0 if it is not known.
     """
     found, most, kafka = [], max(1, function.replica_bounds[1]), trigger.kafka
     workers = math.ceil(partitions / most * _SPARE)
@@ -47,7 +47,7 @@ def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> li
 
 
 def handler_problem(handler: str, folder: Path) -> str:
-    """Return why a worker could not call a handler, empty if it could or if only an import can show it."""
+    """Return why a worker could not call a handler; empty if it could, or if only an import can show it."""
     module, _, function = handler.partition(":")
     found = _find(module, folder)
     if found is None:
@@ -76,7 +76,7 @@ def handler_problem(handler: str, folder: Path) -> str:
 
 
 def _signature(tree: ast.Module, name: str, takes: int) -> str:
-    """Return why a function of a module cannot be called with so many values; empty if it can or is not known."""
+    """Return why a function of a module does not take this number of values; empty if it does or is not known."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = [node for node in found if node.name == name and not node.decorator_list]
     stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))

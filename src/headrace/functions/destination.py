@@ -1,4 +1,4 @@
-"""A function as a destination: deliveries become frames of work, answers become replies and outputs."""
+"""A function as a destination: deliveries become frames of work, and their results become replies and outputs."""
 
 import asyncio
 import contextlib
@@ -31,15 +31,15 @@ from headrace.records import Produce, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline
 
 _LEAST_WAIT_SECONDS = 0.1
-"""Of a request for a worker: an idle one needs a moment to begin it."""
+"""Of a request for a worker: an idle worker needs a moment to begin it."""
 
 
 class FunctionDestination(PartitionListener):
     """Delivers records to a function's workers, and their outputs to its output topic.
 
-    A record is acknowledged when the handler has returned and every output of it is acknowledged by Kafka. A handler
-    that raises or answers 400 or more asks for a retry. A record that was in progress when its worker died is delivered
-    again, alone; after the third death it becomes a dead letter.
+    A record is completed when the handler has returned and Kafka has acknowledged its outputs. An exception, or a
+    status of 400 or more, is a failure. A record that was at work when its worker died is delivered again alone; after
+    the third death it becomes a dead letter.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FunctionDestination(PartitionListener):
         kind_of: Callable[[str], str] = kind_by_name,
         held: HeldOutputs | None = None,
     ) -> None:
-        """Prepare; with `held` the outputs are not written, but held for a transaction."""
+        """Prepare; with `held` the outputs are not written but held for a transaction."""
         self._workers = workers
         self._trigger = trigger
         self._trigger_index = workers.triggers.index(trigger)
@@ -71,7 +71,7 @@ class FunctionDestination(PartitionListener):
 
     @property
     def frame_records(self) -> int:
-        """How many records a delivery may hold now, so that its frames take about the time that a frame should."""
+        """How many records a delivery may have now, so that its frames take about 50 ms."""
         return self._workers.pace.records * (len(self._workers.workers) if self._trigger.allocation == "key" else 1)
 
     def assigned(self, partitions: Collection[TopicPartition]) -> None:
@@ -80,12 +80,12 @@ class FunctionDestination(PartitionListener):
         self._ending.difference_update(partitions)
 
     def draining(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin no more records of partitions that are about to be given up."""
+        """Begin no more records of partitions that are about to be revoked."""
         self._ending.update(partitions)
         self._workers.stop_partitions(partitions)
 
     async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """End what workers still do for these partitions, and run their drain callbacks; return by the deadline."""
+        """Complete the work for these partitions, and run the drain callbacks; return by the deadline."""
         self._partition_workers.given_up(partitions)  # first: after a loss they may be assigned again meanwhile
         await self._workers.give_up(partitions, deadline)
 
@@ -140,15 +140,17 @@ class FunctionDestination(PartitionListener):
     async def answer(
         self, request: protocol.Work, seconds: float, gone: Callable[[], Awaitable[None]]
     ) -> tuple[Reply, protocol.Output | None]:
-        """Let a worker serve a request, and write what it emits; return how that ended, and the response if it has one.
+        """Let a worker serve a request, and write what it emits; return the reply, and the response if there is one.
 
-        It waits for a worker for so many seconds at most, and until `gone` returns.
+        Args:
+            seconds: The longest wait for a worker.
+            gone: Returns when the client has disconnected; then the wait ends.
 
         Raises:
-            WorkerLost: The worker ended while it was at the request.
-            DestinationUnavailable: No worker was up or free in time, or Kafka does not take what the handler emitted.
+            WorkerLost: The worker ended while it served the request.
+            DestinationUnavailable: No worker was up or free in time, or Kafka did not take what the handler emitted.
         """
-        # No topic has this name, so no records are given up with the request.
+        # No topic has this name, so stopping it stops no records.
         partition, end = TopicPartition(f"{self._trigger.name} requests", request.partition), "failure"
 
         async def give_up() -> None:
@@ -237,7 +239,7 @@ class FunctionDestination(PartitionListener):
 def _in_order(
     count: int, parts: Iterable[Sequence[int]], ended: Sequence[Sequence[Reply] | BaseException]
 ) -> Sequence[Reply]:
-    """Return the replies of parts, whose records have these indexes; raise the failure of all parts, if all failed."""
+    """Return the replies of all records, from parts with these indexes; raise if every part failed."""
     replies, failures = [ACK] * count, 0
     for indexes, result in zip(parts, ended, strict=True):
         if isinstance(result, BaseException):
@@ -251,7 +253,7 @@ def _in_order(
 
 
 def _attempts_in_order(trigger: Trigger) -> float:
-    """Return the attempts of a record before the last of which no later one may be begun."""
+    """Return the number of attempts before whose last one no later record may begin."""
     retry = trigger.retry
     if trigger.ordering != "partition" or "retry" not in (retry.action_of_error(""), *retry.errors.values()):
         return 0
@@ -259,13 +261,14 @@ def _attempts_in_order(trigger: Trigger) -> float:
 
 
 class RecordSizeLimit:
-    """Passes records up to a size to a destination; a larger one has failed for good, so the failure policy decides.
+    """Passes records up to a size to a destination; a larger one fails for good, so the failure policy decides.
 
-    Kafka's client gets such a record whole, because a broker always sends the first batch of a partition.
+    Kafka's client cannot skip such a record, because a broker always sends the first batch of a partition.
     """
 
     def __init__(self, destination: Destination, most_bytes: int) -> None:
-        self._destination, self._most_bytes = destination, most_bytes
+        self._destination = destination
+        self._most_bytes = most_bytes
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         records = RecordBatch.of(delivery.records)

@@ -1,7 +1,7 @@
 """Exactly once: the outputs of records and the offsets of these records are committed in one transaction, or neither.
 
 Each trigger has one transactional producer, and one transaction at a time. So the offsets of a partition are never in
-two open transactions, whichever worker has the partition. Source: KIP-98, KIP-447.
+two open transactions. Source: KIP-98, KIP-447.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ _CULPRITS: Final = (
     ((errors.KafkaUnauthorized,), False),
     ((errors.KafkaTimeout,), True),
 )
-"""Errors of outputs, and whether Kafka names the right ones. The first kind may be the cause of the others."""
+"""Errors of outputs, and whether Kafka names the right records. The first kind may cause the others."""
 
 
 _Blame = tuple[Mapping[Event, errors.HeadraceError], Mapping[Event, errors.HeadraceError]]
-"""Events that are to blame, or else those among which is one to blame."""
+"""Events that are to blame; if none is known, events of which one is to blame."""
 
 
 class _Apart(NamedTuple):
-    """A partition whose outputs have failed: its transactions have no outputs of others until one is committed."""
+    """A partition whose outputs have failed: its transactions have no other partition until one is committed."""
 
     error: errors.HeadraceError
     failures: int
@@ -57,13 +57,13 @@ class _Round:
     """The transactions that commit one portion in parts."""
 
     lanes: Mapping[TopicPartition, Lane | None]
-    """Of the assignment that the portion is of."""
+    """Of the assignment of the portion."""
     left: int
-    """Failures in a row without a culprit, after which halves cannot be the remedy."""
+    """Failures without a culprit before the halving stops."""
 
 
 _Tried = dict[int, tuple[Batch, float]]
-"""By offset the history of records that failed, without its records, and when they are due."""
+"""By offset: the history of a record that failed, without the record, and when it is due."""
 
 
 class ResumingLane(Lane):
@@ -78,7 +78,7 @@ class ResumingLane(Lane):
         work = super().take()
         if isinstance(work, DeadLetterBatch) or self.retries.was_last:
             return work
-        # They have not begun in this assignment, so what is known of them is from the one before.
+        # They have not begun in this assignment, so their history is from the previous one.
         return work._replace(records=self._resume(work.records))
 
     def try_later(self, batch: Batch, why: str, seconds: float | None = None) -> None:
@@ -92,7 +92,7 @@ class ResumingLane(Lane):
         self.tried = {offset: each for offset, each in self.tried.items() if offset >= end}
 
     def _resume(self, records: RecordBatch) -> RecordBatch:
-        """Let records wait that failed before; return those that may begin now."""
+        """Delay records that failed before; return those that may begin now."""
         if self.tried.keys().isdisjoint(records.offsets):
             return records
         fresh, in_turn = (Batch(RecordBatch.of(())), 0.0), self._context.ordering == "partition"
@@ -110,9 +110,9 @@ class ResumingLane(Lane):
 
 
 class TransactionalPump(Pump):
-    """Commits what has ended in transactions, with its outputs; after one that failed its records are delivered again.
+    """Commits completed records with their outputs in transactions; records of a failed one are delivered again.
 
-    An offset is taken together with the outputs of what ended below it, in one turn of the loop.
+    An offset is taken together with the outputs of the completed records below it, in one turn of the loop.
     """
 
     def __init__(
@@ -129,7 +129,9 @@ class TransactionalPump(Pump):
     ) -> None:
         """Prepare; the arguments of `Pump`, and what holds the outputs and writes the transactions."""
         super().__init__(name, group, destination, held if dead_letters else None, **others)
-        self._held, self._transactions, self._on_written = held, transactions, on_written
+        self._held = held
+        self._transactions = transactions
+        self._on_written = on_written
         self._next: dict[TopicPartition, Committed] = {}
         """Offsets for the next transaction."""
         self._tried: dict[TopicPartition, _Tried] = {}
@@ -137,7 +139,7 @@ class TransactionalPump(Pump):
         self._committed: dict[TopicPartition, Committed] = {}
         self._apart: dict[TopicPartition, _Apart] = {}
         self._resting: dict[TopicPartition, str] = {}
-        """Partitions that begin nothing for a moment, because a transaction failed, and why."""
+        """Partitions that pause after a failed transaction, and why."""
         self._one_at_a_time = asyncio.Lock()
         self._failures = 0
         """Transactions that failed in a row."""
@@ -172,7 +174,7 @@ class TransactionalPump(Pump):
     ) -> dict[TopicPartition, Committed]:
         """End the transaction of these partitions; the consumer itself has nothing to commit."""
         await super().on_revoked(partitions, deadline)
-        self._leave([each for each in partitions if each not in self._lanes])  # a late revoke: it may be assigned anew
+        self._leave([each for each in partitions if each not in self._lanes])  # a late revoke: it may be assigned again
         return {}
 
     def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -180,9 +182,9 @@ class TransactionalPump(Pump):
         self._leave(partitions)
 
     async def drain_lanes(self, lanes: Sequence[Lane], deadline: Deadline, why: str = "", fenced: str = "") -> None:
-        """Drain, then end the transaction; a seek waits for its end without limit, or it could undo the seek.
+        """Drain, then end the transaction. A seek waits for its end without limit, or the commit could undo the seek.
 
-        A seek that finds the position at the start not committed in time is given up: the lanes begin again.
+        A seek fails if the position at the start is not committed in time: then the lanes begin again.
         """
         handlers = Deadline(self._context.clock, deadline.remaining_seconds * _HANDLERS_PART)
         await super().drain_lanes(lanes, handlers, why, fenced)
@@ -191,29 +193,29 @@ class TransactionalPump(Pump):
                 present = [lane for lane in lanes if self._lanes.get(lane.partition) is lane]
                 self._begin_again(present, errors.KafkaTimeout("the position at the start is not committed"), 0)
                 return
-            await self._context.clock.sleep(_COMMIT_SECONDS)  # or what has ended would be left out
-        committing = self.spawn(self._commit_ended(), "commit")
+            await self._context.clock.sleep(_COMMIT_SECONDS)  # or the transaction would omit completed records
+        committing = self.spawn(self._commit_completed(), "commit")
         await asyncio.wait([committing], timeout=None if fenced else deadline.remaining_seconds)
 
     def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
-        self._held.ended(RecordBatch.of(records), how)
+        self._held.completed(RecordBatch.of(records), how)
         super().report(records, size_bytes, how, replies)
 
     def _commit(self, offsets: CommitOffsets) -> None:
         self._next.update(offsets)
 
     async def _commit_often(self) -> None:
-        self._transactions.open()  # which ends what a process before has left open
+        self._transactions.open()  # this aborts the open transaction of a former process
         while True:
             await self._changed.wait()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_COMMIT_SECONDS):
                     await self._held.early.wait()
-            await self._commit_ended()
+            await self._commit_completed()
 
-    async def _commit_ended(self) -> None:
-        """Commit what has ended by now in one transaction, and wait for its outcome."""
+    async def _commit_completed(self) -> None:
+        """Commit what is completed now in one transaction, and wait for its outcome."""
         async with self._one_at_a_time:
             self.commit_now()
             # A commit of the position at the start must not follow the transaction.
@@ -227,9 +229,9 @@ class TransactionalPump(Pump):
                 self._held.release(output for _, output in portion.outputs)
 
     async def _write_all(self, portion: Portion) -> None:
-        """Commit a portion in one transaction; partitions whose outputs have failed before have one each.
+        """Commit a portion in one transaction; partitions whose outputs have failed before get one each.
 
-        If it fails by its outputs, smaller ones commit what they can, and no handler runs again for that.
+        If it fails by its outputs, smaller transactions commit what they can, without further calls of the handler.
         """
         lanes = {partition: self._lanes.get(partition) for partition in portion.offsets}
         apart = [[partition] for partition in lanes if partition in self._apart]
@@ -305,7 +307,7 @@ class TransactionalPump(Pump):
                 raise failure
 
     async def _missing(self, portion: Portion) -> Sequence[errors.HeadraceError]:
-        """Return results as of a transaction if a topic is still missing: to wait for that would delay the others."""
+        """Return the results of a failed transaction if a topic is still missing; to wait would delay the others."""
         failed = {str(self._apart[p].error.parameters.get("topic")) for p in portion.offsets if p in self._apart}
         for topic in failed & {output.record.topic for _, output in portion.outputs}:
             try:
@@ -316,7 +318,7 @@ class TransactionalPump(Pump):
         return []
 
     def _blame(self, portion: Portion, results: Sequence[Any]) -> _Blame:
-        """Return which events are to blame for a failed transaction; else those among which is one to blame."""
+        """Return the events that are to blame for a failed transaction, or else events of which one is to blame."""
         if refused := self._held.refuse(portion.outputs, results):
             return refused, {}
         alone = len(portion.events) == 1
@@ -334,7 +336,8 @@ class TransactionalPump(Pump):
     def _written(self, portion: Portion, results: Sequence[Any]) -> None:
         if self._on_written:
             self._on_written([output.record for _, output in portion.outputs], results)
-        self._failures, self._problem = 0, ""
+        self._failures = 0
+        self._problem = ""
         self._committed |= portion.offsets
         for partition, (end, _) in portion.offsets.items():
             self._apart.pop(partition, None)
@@ -352,7 +355,7 @@ class TransactionalPump(Pump):
         self._begin_again([lane], error, min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2**failures) if waits else 0)
 
     def _begin_again(self, lanes: Sequence[Lane], error: errors.HeadraceError, pause_seconds: float) -> None:
-        """Begin the assignments of lanes again, at what the group has committed."""
+        """Begin the assignments of lanes again at the committed offsets."""
         if not lanes:
             return
         epochs = {lane.partition: lane.tracker.epoch for lane in lanes}
@@ -389,7 +392,7 @@ class TransactionalPump(Pump):
         self._problem = self._problem if self._lanes else ""
 
     def _drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what is not committed of partitions, which comes again here or elsewhere."""
+        """Forget what is not committed of partitions; it is delivered again, here or elsewhere."""
         self._held.drop(partitions)
         for partition in partitions:
             self._next.pop(partition, None)

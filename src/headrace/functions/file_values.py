@@ -12,20 +12,20 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1
 _PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
 _CAMEL = {"explicitonly": "explicitOnly", "upto": "upTo", "deadletter": "deadLetter", "warn": "warning"}
-"""Words of the file that are not written in lower case, or have a second name."""
+"""Words that are not in lower case, or have a second name."""
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration as Go writes it: `10s`, `1m30s`, `250ms`.
 
     Raises:
-        ValueError: The text is no duration; a bare number other than 0 is none.
+        ValueError: The text is not a duration, such as a bare number other than 0.
 
     Source: Go's time.ParseDuration.
     """
     whole = _WHOLE.fullmatch(text)
     if not whole:
-        raise ValueError(f"{text!r} is no duration: write a number with a unit, such as 10s, 1m30s or 250ms")
+        raise ValueError(f"{text!r} is not a valid duration: write a number with a unit, such as 10s, 1m30s or 250ms")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, whole[2]))
     return -seconds if whole[1] == "-" else seconds
 
@@ -34,11 +34,13 @@ def parse_size(value: Any) -> Any:
     """Return the bytes of a size as Kubernetes writes it: `512Mi`, `1G`, or a number of bytes.
 
     Raises:
-        ValueError: The text is no size.
+        ValueError: The text is not a size.
     """
     whole = re.fullmatch(r"(\d+)([KMGT]i?|k)?", str(value))
     if not whole:
-        raise ValueError(f"is {value!r}, which is no size: write bytes, or a number with a unit such as 512Mi or 1Gi")
+        raise ValueError(
+            f"is {value!r}, which is not a valid size: write bytes, or a number with a unit such as 512Mi or 1Gi"
+        )
     unit = whole[2] or ""
     return int(whole[1]) * (1024 if unit.endswith("i") else 1000) ** ("KMGT".find(unit[:1].upper()) + 1 if unit else 0)
 
@@ -48,10 +50,10 @@ def _any_case(value: Any) -> Any:
 
 
 def is_list(value: Any) -> Any:
-    """Return a value that is not the text of a single item.
+    """Return a value that may be a list.
 
     Raises:
-        ValueError: It is.
+        ValueError: It is the text of a single item.
     """
     if isinstance(value, str):
         raise ValueError(f"is the text {value!r}: write a list, such as [{value}]")

@@ -18,7 +18,7 @@ from headrace.runtime import run_blocking
 
 
 class ForegroundFunction(FunctionService):
-    """Serves each frame on a thread of this process; no limit holds there, and a crash ends the process."""
+    """Serves each frame on a thread of this process: no limit applies, and a crash ends the process."""
 
     async def serve(
         self,
@@ -34,7 +34,7 @@ class ForegroundFunction(FunctionService):
         Raises:
             FunctionInvalid: Its libraries or the handler cannot be loaded, or `init_context` failed.
         """
-        # Not on the loop's thread, where a handler could not run a loop of its own.
+        # Not on the loop's thread, because a handler may run another event loop.
         return await run_blocking(self._serve, bytes(frame), schemas)
 
     def _serve(self, frame: bytes, schemas: Mapping[int, protocol.Schema]) -> Response:

@@ -1,4 +1,4 @@
-"""The frames that a worker has received and not answered, and how far it is with them."""
+"""The frames of a worker that are in flight, and its progress in them."""
 
 import asyncio
 import contextlib
@@ -25,10 +25,10 @@ _FORGETS = 0.75
 def open_shared_page() -> int:
     """Return a descriptor of a page of memory for two processes, which the caller closes.
 
-    The page is allocated here: the first access to a hole ends a process by SIGBUS if there is no space for it.
+    The page is allocated here: without space, the first access to a hole would kill a process by SIGBUS.
 
     Raises:
-        OSError: There is no memory, or no descriptor is left.
+        OSError: Memory or descriptors are used up.
     """
     shared = os.memfd_create("headrace frames")
     try:
@@ -52,9 +52,9 @@ class Frame(NamedTuple):
 class FramesInFlight:
     """The frames of one worker, oldest first.
 
-    The worker counts the records that it has begun in memory that both processes share. Before it begins a frame, it
-    reads the frame's number from a pipe. If the parent reads the number first, the worker skips the frame. The parent
-    stops a frame between two records by a word in the same memory.
+    The worker counts the records that it has begun, in memory that both processes share. Before it begins a frame, it
+    reads the number of the frame from a pipe. If the parent reads the number first, the worker skips the frame. The
+    parent stops a frame between two records by a word in the same memory.
     """
 
     def __init__(self, progress: mmap.mmap) -> None:
@@ -64,13 +64,15 @@ class FramesInFlight:
         of the frame to stop.
         """
         self.served = 0
-        """Frames answered."""
+        """Completed frames."""
         self.claims, self._claims_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """The pipe of numbers; the worker has its reading end too."""
-        self._progress, self._shared = progress, memoryview(progress).cast("Q")
+        self._progress = progress
+        self._shared = memoryview(progress).cast("Q")
         self._ended_records = 0
         self._frames: deque[Frame] = deque()
-        self._number, self._stopped = 0, set[int]()
+        self._number = 0
+        self._stopped = set[int]()
         self._seen = (-1, 0.0)
 
     @property
@@ -81,26 +83,28 @@ class FramesInFlight:
     def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Response]:
         """Count a frame that is about to be sent, and return its response."""
         if not self._frames:
-            self.look_anew()
+            self.restart_watch()
         self._number = (self._number + 1) % _NUMBERS
         os.write(self._claims_end, bytes((self._number,)))
         frame = Frame(self._number, records, partition, asyncio.get_running_loop().create_future())
         self._frames.append(frame)
         return frame.response
 
-    def answered(self, response: Response) -> int:
-        """End the oldest frame; return its records that were begun.
+    def completed(self, response: Response) -> int:
+        """Complete the oldest frame; return how many of its records were begun.
+
+        A response has fewer results than records if a failure ends the frame, or if more do not fit.
 
         Raises:
-            WireBroken: No frame is in flight, or the response has too many results, or none though the parent has not
-                stopped the frame. It has fewer if a failure ends the frame, or if more do not fit in a response.
+            ProtocolBroken: No frame is in flight, or the response has too many results, or it has none and the parent
+                has not stopped the frame.
         """
         if not self._frames:
-            raise protocol.WireBroken("a response without a request")
+            raise protocol.ProtocolBroken("a response without a request")
         frame = self._frames[0]
         records = len(response.results) if isinstance(response, protocol.Results) else frame.records
         if records > frame.records or not (records or frame.number in self._stopped):
-            raise protocol.WireBroken("a response without a request")
+            raise protocol.ProtocolBroken("a response without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
         if self._shared[1] == frame.number + 1:  # else the next frame is stopped already
@@ -124,7 +128,7 @@ class FramesInFlight:
         return len(recalled)
 
     def stop(self, partitions: Collection[TopicPartition]) -> Frame | None:
-        """Let the worker stop between two records, if it is at work on these partitions; return the frame at work.
+        """Stop the worker between two records if it serves these partitions; return the frame at work.
 
         Recall the frames that it has not begun before.
         """
@@ -140,22 +144,22 @@ class FramesInFlight:
         return any(frame.partition in partitions for frame in self._frames)
 
     def lose(self, lost: Callable[[int], WorkerLost]) -> None:
-        """End every frame because the process has ended; `lost` makes the error for so many records begun."""
+        """Fail every frame because the process has ended; `lost` makes the error from the number of records begun."""
         begun = self._shared[0] - self._ended_records
         while self._frames:
             frame = self._frames.popleft()
             if not frame.response.done():
-                # More than its own means that it had ended and that its response was cut off.
+                # A larger number means that the frame was complete and that its response was cut off.
                 frame.response.set_exception(lost(begun if begun <= frame.records else 0))
                 frame.response.exception()  # retrieved here, or asyncio would log it if its caller was cancelled
             begun = max(0, begun - frame.records)
 
-    def look_anew(self) -> None:
-        """Measure the time of the record at work from the next look on."""
+    def restart_watch(self) -> None:
+        """Measure the time of the record at work from the next check on."""
         self._seen = (-1, 0.0)
 
     def is_stuck(self, now: float, limit_seconds: float) -> bool:
-        """Return whether the worker has been at the same record for longer than the limit; call again and again."""
+        """Return whether the worker has been at the same record for longer than the limit; call it periodically."""
         if self._shared[0] != self._seen[0]:
             self._seen = (self._shared[0], now)
         return now - self._seen[1] >= limit_seconds
@@ -171,13 +175,14 @@ class FramesInFlight:
 
 
 class FramePace:
-    """How many records make a frame of a twentieth of a second, by how long the last frames took in their workers.
+    """The number of records that take about 50 ms, by the time that the last frames took in their workers.
 
-    The parent's own delay does not count: frames would shrink while it is busy, which makes it busier.
+    The delay of the parent does not count: frames would shrink while it is busy, and make it busier.
     """
 
     def __init__(self) -> None:
-        self._records, self._seconds = float(_FIRST_RECORDS), _FRAME_SECONDS
+        self._records = float(_FIRST_RECORDS)
+        self._seconds = _FRAME_SECONDS
 
     @property
     def records(self) -> int:

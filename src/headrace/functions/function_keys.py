@@ -1,4 +1,4 @@
-"""The keys of a function file: the one table, by which the file is read and from which its reference page is made.
+"""The keys of a function file: one table, which reads the file and makes the reference page.
 
 `becomes` says what a key does. "nothing: ..." is a warning, unless the value is the default; "refused: ..." is an
 error. Keys that are "nothing" are named in one warning for their mapping. "nothing in Nuclio either" is silent.
@@ -23,7 +23,7 @@ class FunctionKey(NamedTuple):
     """The mapping that has it; `login` and parts of it for TLS and login of a Kafka trigger."""
     key: str
     annotation: str
-    """Behind `nuclio.io/kafka-`, which may stand in for the key; empty if none may."""
+    """The annotation that may replace the key, without `nuclio.io/kafka-`; empty if there is none."""
     type: str
     """Only of keys that no model has."""
     default: str
@@ -35,7 +35,7 @@ class FunctionKey(NamedTuple):
         return self.becomes not in (IGNORED, _SILENT)
 
     def why(self, effect: str) -> str:
-        """Return why it is `nothing` or `refused`; empty if it is not, or if no one needs to know."""
+        """Return why it is `nothing` or `refused`; empty if it is not, or needs no reason."""
         return self.becomes.removeprefix(f"{effect}: ") if self.becomes.startswith(f"{effect}: ") else ""
 
 
@@ -48,11 +48,11 @@ LOGIN: Final[Mapping[str, FunctionKey]] = {
 }
 """Keys of TLS and login by their path in the attributes of a Kafka trigger."""
 ANNOTATED: Final = [key for key in KEYS if key.annotation and key.where in ("trigger", "attributes")]
-"""Keys of a Kafka trigger that an annotation may stand in for."""
+"""Keys of a Kafka trigger that an annotation may replace."""
 OTHER_ANNOTATIONS: Final[Mapping[str, str]] = {key.key: key.annotation for key in KEYS if key.where == "annotation"}
-"""Annotations without the prefix, and what each stands for behind it."""
+"""Annotations without the prefix, and the name with the prefix that each means."""
 OTHER_KINDS: Final[Sequence[str]] = [key.key for key in KEYS if key.where == "kind"]
-"""Kinds of triggers that Nuclio has besides."""
+"""Further kinds of triggers of Nuclio."""
 
 _MAPPINGS: Final[dict[str, dict[str, FunctionKey]]] = {}
 for _key in KEYS:
@@ -66,5 +66,5 @@ def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
 
 
 def read_keys_of(mapping: str) -> Sequence[str]:
-    """Return the keys of a mapping that may be misspelt: those that Headrace reads or explains."""
+    """Return the keys of a mapping for which a misspelling is an error: those that Headrace reads or explains."""
     return [name for name, key in _MAPPINGS[mapping].items() if key.is_read]

@@ -1,4 +1,4 @@
-"""The outputs and dead letters of an exactly-once trigger, held until the offsets of their records are committed."""
+"""The outputs and dead letters of an exactly-once trigger, until the offsets of their records are committed."""
 
 import asyncio
 import math
@@ -13,11 +13,11 @@ from headrace.kafka.transactions.transaction_job import OF_BATCH
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 
 _EARLY_BYTES: Final = 4_194_304
-"""Outputs of ended records, above which the transaction does not wait for its time."""
+"""Bytes of completed outputs above which the transaction is committed early."""
 _MOST_BYTES: Final = 33_554_432
-"""Outputs of ended records, above which frames wait until a transaction has ended."""
+"""Bytes of completed outputs above which frames wait for the end of a transaction."""
 _RECORD_BYTES: Final = 100
-"""What an output counts for, besides its own bytes."""
+"""Overhead per output."""
 _MAX_REFUSED: Final = 100_000
 """More than can be in flight."""
 _HELD: Final = Produced(-1, NO_OFFSET)
@@ -34,7 +34,7 @@ class HeldOutput(NamedTuple):
 class HeldOutputs:
     """The outputs and dead letters of one trigger by their record; also writes its dead letters, for the pump.
 
-    An output is pending until its record has ended. A record that is delivered again makes its outputs again.
+    An output is pending until its record is completed. A record that is delivered again makes its outputs again.
     """
 
     def __init__(self, *, compressed: bool = False) -> None:
@@ -42,9 +42,9 @@ class HeldOutputs:
         self.dead_letters: DeadLetterTopic | None = None
         """Makes the dead letters; its `produce` is that of this object."""
         self.early = asyncio.Event()
-        """Set while so much has ended that it should be committed now."""
+        """Set while the completed outputs should be committed now."""
         self._pending: dict[TopicPartition, dict[int, list[OutgoingRecord]]] = {}
-        self._ended: dict[TopicPartition, list[HeldOutput]] = {}
+        self._completed: dict[TopicPartition, list[HeldOutput]] = {}
         self._size_bytes = 0
         self._space = asyncio.Event()
         self._space.set()
@@ -52,7 +52,7 @@ class HeldOutputs:
         """Outputs that Kafka refused, by the record and their topic: the size, and why."""
 
     async def begin(self, records: RecordBatch) -> None:
-        """Drop what an earlier attempt of these records has left; wait while the outputs are too large."""
+        """Drop the outputs of an earlier attempt of these records; wait while there are too many bytes."""
         await self._space.wait()
         if pending := self._pending.get(records.topic_partition):
             for offset in records.offsets:
@@ -82,25 +82,25 @@ class HeldOutputs:
         self._pending.get(partition, {}).pop(offset, None)
         return self.hold(partition, [offset] * len(records), records)
 
-    def ended(self, records: RecordBatch, how: Outcome) -> None:
-        """Take the outputs of records that have ended; they are to be committed with their offsets."""
+    def completed(self, records: RecordBatch, how: Outcome) -> None:
+        """Take the outputs of completed records, to commit them with the offsets."""
         partition = records.topic_partition
         pending = self._pending.get(partition)
         if not pending:
             return
-        ended = self._ended.setdefault(partition, [])
+        completed = self._completed.setdefault(partition, [])
         for offset in records.offsets:
             outputs = pending.pop(offset, ())
             if how is Outcome.DELIVERED or how is Outcome.DEAD_LETTER:
-                ended += [HeldOutput(offset, output) for output in outputs]
+                completed += [HeldOutput(offset, output) for output in outputs]
                 self._count(outputs, 1)
 
     def take(self, partition: TopicPartition) -> list[HeldOutput]:
-        """Return and remove the outputs of ended records of a partition; they count until `release`."""
-        return self._ended.pop(partition, [])
+        """Return and remove the outputs of completed records of a partition; their bytes count until `release`."""
+        return self._completed.pop(partition, [])
 
     def release(self, outputs: Iterable[HeldOutput]) -> None:
-        """Count outputs no more, which are committed or given up."""
+        """Release the bytes of outputs that are committed or dropped."""
         self._count([output.record for output in outputs], -1)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
@@ -112,11 +112,11 @@ class HeldOutputs:
     def refuse(
         self, outputs: Sequence[tuple[TopicPartition, HeldOutput]], results: Sequence[Any]
     ) -> dict[tuple[TopicPartition, int], HeadraceError]:
-        """Keep which outputs Kafka does not take, so that their records fail instead of the next transaction.
+        """Keep which outputs Kafka rejected, so that their records fail instead of the next transaction.
 
-        Kafka names the first of those that are too large. As large ones of its topic count too, unless compressed.
-        A refusal that may be of another record in the batch counts only where the transaction has one record.
-        Return the records of these outputs, and why each is refused.
+        Kafka names only the first output that is too large. Others of its topic that are as large count as rejected
+        too, unless they are compressed. A refusal that may be of another record in the batch counts only if the
+        transaction has one record. Return the records of these outputs, and why each was rejected.
         """
         alone, found = len({(partition, output.offset) for partition, output in outputs}) == 1, {}
         results = [

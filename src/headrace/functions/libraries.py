@@ -1,4 +1,4 @@
-"""The libraries of a function, in a folder of their own that its contents name.
+"""The libraries of a function, in a folder that is named by a hash of their requirements.
 
 Workers run with the interpreter of Headrace, and find this folder before its libraries. What the worker itself uses is
 loaded by then, so a version that the function pins cannot break its connection to the parent.
@@ -29,7 +29,7 @@ class Libraries(NamedTuple):
     """What the user runs to install them."""
 
     def install(self, stopped: Callable[[], bool]) -> str:
-        """Install them, unless another worker or process has, or end pip once stopped; return why that failed."""
+        """Install them unless they are there, and end pip when stopped; return why that failed."""
         if self.folder.is_dir():
             return ""
         from headrace.runtime.jvm.cache import file_lock  # here, because few functions need it
@@ -41,7 +41,7 @@ class Libraries(NamedTuple):
                 pip = [sys.executable, "-m", "pip", "install", "--target", str(partial), "--no-input"]
                 code, output = run_program([*pip, *self.arguments], _LIMIT_SECONDS, stopped)
                 if code:
-                    return f"its libraries are not installed ({' '.join(output.split()[-60:])}): {self.remedy}"
+                    return f"failed to install its libraries ({' '.join(output.split()[-60:])}): {self.remedy}"
                 partial.rename(self.folder)
         return ""
 

@@ -1,4 +1,4 @@
-"""From a function.yaml to its spec: its forms, its sections, and what no section alone can say."""
+"""From a function.yaml to its spec: its forms, its sections, and what depends on several sections."""
 
 import logging
 import re
@@ -90,7 +90,7 @@ class _FunctionFile(FileReader):
         return function
 
     def _folder(self, spec: FileSection, build: FileSection) -> Path:
-        """Return the folder of the handler's module: that of the file, or one that gets the source in the file."""
+        """Return the folder of the handler's module: that of the file, or one for the source that the file contains."""
         if not (source := build.values.get("functionSourceCode")):
             return self._file.parent
         module = str(spec.values.get("handler", "")).partition(":")[0]
@@ -112,7 +112,7 @@ class _FunctionFile(FileReader):
         return (self.config or HeadraceConfig()).state_dir.absolute() / "functions"
 
     def _read_secrets(self, spec: FileSection) -> None:
-        """Give variables the secrets that they name; others that only Nuclio's platform knows are left out."""
+        """Set variables from the secrets that they name; those from other sources of Nuclio's platform are left out."""
         variables = spec.values.get("env")
         for index, variable in enumerate(variables if isinstance(variables, list) else ()):
             if "valueFrom" not in variable:
@@ -201,7 +201,7 @@ class _FunctionFile(FileReader):
             self.wrong(path, "is missing and has no default: add kind: kafka-cluster")
         else:
             other = nearest(str(kind), [*KINDS, *OTHER_KINDS]) or next(iter(KINDS))
-            self.wrong(path, f"is {kind!r}, which is no kind of trigger: did you mean {other}?")
+            self.wrong(path, f"is {kind!r}, which is not a kind of trigger: did you mean {other}?")
         return False
 
     def _mounts(self, spec: FileSection) -> dict[Path, str]:

@@ -26,7 +26,7 @@ def commented_yaml(source: str) -> str:
 
 
 def commented_function(tree: Any, problems: Problems) -> Any:
-    """Return the configuration among the values of such a comment; the locations are then those below it."""
+    """Return the configuration in such a comment; the locations are then relative to it."""
     if not isinstance(tree, dict) or _SECTION not in tree:
         text = f"has no comment `# @nuclio.configure` with {_SECTION}: write one, or name the {_SECTION}"
         problems.report((), text)

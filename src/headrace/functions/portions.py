@@ -1,4 +1,4 @@
-"""Parts of what a transaction should commit, each with the offsets that are right without the rest."""
+"""Parts of a transaction, each with the offsets that are right without the other parts."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ Event = tuple[TopicPartition, int]
 
 
 class Portion(NamedTuple):
-    """Offsets, and the outputs of what has ended since the offsets that were committed before."""
+    """Offsets, and the outputs of what was completed since the offsets that were committed before."""
 
     offsets: CommitOffsets
     outputs: Sequence[tuple[TopicPartition, HeldOutput]]
@@ -33,7 +33,7 @@ class Portion(NamedTuple):
         )
 
     def before(self, ends: Mapping[TopicPartition, int], committed: CommitOffsets) -> "Portion":
-        """Return what has ended below these offsets, and other partitions as a whole.
+        """Return what was completed below these offsets, and other partitions as a whole.
 
         A partition without events below its offset is left out. `committed` are the offsets before this portion.
         """
@@ -47,7 +47,7 @@ class Portion(NamedTuple):
         return Portion(offsets, outputs)
 
     def split(self, suspects: Collection[Event], committed: CommitOffsets) -> tuple["Portion", "Portion"]:
-        """Return two parts of at least two events: what precedes the suspects and the rest; if nothing does, halves.
+        """Return two parts: the events before the suspects and the others, or halves if no event is before them.
 
         The first must be committed before the second, which begins where the first ends.
         """
@@ -65,9 +65,9 @@ def firsts_of(events: Collection[Event]) -> dict[TopicPartition, int]:
 
 
 def cut(ended: Committed, before: Committed | None, end: int) -> Committed:
-    """Return what to commit when of all that has `ended` only that below an offset is committed now.
+    """Return what to commit if, of all records that are completed, only those below an offset are committed now.
 
-    What was committed `before`, in a map also above this offset, stays so.
+    Records that were committed `before` stay committed, also those above the offset.
     """
     now, earlier = decode(ended.metadata, ended.offset), before and decode(before.metadata, before.offset)
     in_flight = [offset for offset in now.in_flight if offset < end] if now else []

@@ -1,4 +1,4 @@
-"""One worker process in the parent: its wire, its output, its frames in flight, and how it ended."""
+"""One worker process in the parent: its connection, its output, its frames in flight, and how it ended."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _OUTPUT_SECONDS = 0.5
 _SEND_BYTES = 1 << 20
-"""A whole frame waits in the socket, so that the worker reads it at once; the system may allow less."""
+"""The socket holds a whole frame, so that the worker can read it at once; the system may allow less."""
 _OWN = ("HEADRACE__", "HEADRACE_TOKEN")
-"""Variables of Headrace, which may be secrets: handlers do not get them."""
+"""Variables of Headrace that handlers do not get, because they may be secrets."""
 _CALLBACK_SECONDS = 20.0
-"""The longest time of a drain callback, also after the deadline of its caller."""
+"""Time limit of a drain callback, also after the deadline of its caller."""
 
 
 class _DrainCallback:
@@ -40,15 +40,15 @@ class _DrainCallback:
         self.undrained: set[TopicPartition] = set()
         """Partitions with events since the last request."""
         self.ended: asyncio.Future[protocol.Drained] | None = None
-        """The end of the last request; None before the first one."""
+        """Done when the last request has completed; None before the first one."""
         self.limit: asyncio.TimerHandle | None = None
-        """Ends a callback that takes too long; None while none runs."""
+        """Kills a worker whose callback takes too long; None while no callback runs."""
         self._on_timeout = on_timeout
         self._after: Set[int] = frozenset()  # frames that were sent before the request
 
     @property
     def pending(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether a request is in flight."""
         return self.ended is not None and not self.ended.done()
 
     def requested(self, in_flight: Set[int]) -> asyncio.Future[protocol.Drained]:
@@ -76,11 +76,11 @@ class _DrainCallback:
 class _Kill(NamedTuple):
     reason: str = ""
     error: str = ""
-    """What the record at work is blamed for; empty if the reason has nothing to do with it."""
+    """The error of the record at work; empty if the record is not to blame."""
 
 
 class WorkerProcess:
-    """A started worker. It serves one frame at a time, and has the next one at hand."""
+    """A worker process. It serves one frame at a time, and the next one waits in it."""
 
     acknowledge: Callable[[protocol.Ack], str] = staticmethod(
         lambda _: "the function has no trigger with explicitAckMode"
@@ -112,7 +112,7 @@ class WorkerProcess:
 
     @property
     def served(self) -> int:
-        """Frames answered."""
+        """Completed frames."""
         return self._frames.served if self._frames else 0
 
     @property
@@ -133,8 +133,8 @@ class WorkerProcess:
         own_end, worker_end = socket.socketpair()
         own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         loop = asyncio.get_running_loop()
-        # Not asyncio's pipe: with it, the end of the process is noticed only when no process holds the pipe any more,
-        # and a program that the handler has started may hold it for ever.
+        # Not asyncio's pipe: it reports the end of the process only when every holder of the pipe has closed it,
+        # and a program that the handler has started may never do that.
         read_end, write_end = os.pipe()
         reading = os.fdopen(read_end, "rb", 0)
         await loop.connect_read_pipe(lambda: self._output, reading)
@@ -146,7 +146,7 @@ class WorkerProcess:
             own_end.close()
             if self._frames:
                 self._frames.close()
-            self.kill("its start was broken off")
+            self.kill("its start was cancelled")
             raise
         finally:
             worker_end.close()
@@ -180,11 +180,11 @@ class WorkerProcess:
         If cancelled, a frame that was begun still completes, and another one is recalled.
 
         Raises:
-            WorkerLost: The process ended before it answered. Its parameter `begun` is how many of the records it had
-                begun, the last of which it was at; 0 means it had not touched the frame. `error` is empty if it ended
-                by itself, `timeout` or `memory` if it was killed for that.
+            WorkerLost: The process ended before it completed the frame. Parameter `begun` is the number of records that
+                it had begun; the last of them was at work. 0 means that it had not begun the frame. `error` is
+                `timeout` or `memory` if the process was killed for that, else empty.
         """
-        if not self._connection.has_begun:  # its caller was given the process before it
+        if not self._connection.has_begun:  # its caller was assigned the process before this one
             raise self._lost(f"{self.label} is not started yet", 0)
         if self._ends:
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
@@ -207,16 +207,16 @@ class WorkerProcess:
         return recalled > 0
 
     def stop_frames(self, partitions: Collection[TopicPartition]) -> Frame | None:
-        """Let the worker begin no more records of these partitions; return its frame of them that is at work."""
+        """Stop the worker from beginning further records of these partitions; return their frame that is at work."""
         if self.ended.done() or not self._frames or not self._frames.has(partitions):
             return None
         self.recall()
         return self._frames.stop(partitions)
 
     async def give_up(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """End what it does for these partitions, then run the drain callback, if that is due; return by the deadline.
+        """Complete the work for these partitions, then run the drain callback if it is due; return by the deadline.
 
-        A worker that is still at an event of theirs by then is killed. That event is to blame for nothing.
+        A worker that is still at an event of them is killed then. That event is not to blame.
         """
         ends = [self._end_frame(frame, deadline)] if (frame := self.stop_frames(partitions)) else []
         ends += [self.call_drain_callback(deadline)] if self.must_drain(partitions) else []
@@ -226,19 +226,21 @@ class WorkerProcess:
         """Wait for the end of a frame, and kill the process if it does not end in time."""
         await asyncio.wait([frame.response], timeout=deadline.remaining_seconds)
         if not frame.response.done():
-            self.kill(f"an event of {frame.partition} was still running when the partition had to be given up")
+            self.kill(f"an event of {frame.partition} was still running when the partition was revoked")
 
     def must_drain(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether the drain callback is due before these partitions are given up: not while it serves a frame of
-        others, if the callback has followed every event of these."""
+        """Whether the drain callback is due before these partitions are released.
+
+        It is not due while the worker serves other partitions, if it has run since the last event of these.
+        """
         callback = self._drain_callback
         return self.at_rest.is_set() or callback.pending or not callback.undrained.isdisjoint(partitions)
 
     async def call_drain_callback(self, deadline: Deadline) -> None:
         """Let the handler's drain callback run after the frames in flight, and wait for its end until the deadline.
 
-        A worker whose callback has begun and does not end in time is killed, whatever waits behind it. A second call
-        waits for the first.
+        A worker whose callback has begun and does not complete in time is killed, with all frames that wait behind it.
+        A second call waits for the first.
         """
         callback = self._drain_callback
         if not callback.exists or self._ends:
@@ -255,19 +257,21 @@ class WorkerProcess:
         elif seconds and callback.limit:
             self._kill_in_callback(seconds)
         else:
-            log.warning("%s: its drain callback runs late: the partitions are given up before it", self.label)
+            log.warning(
+                "%s: its drain callback has not begun in time; the partitions are released without it", self.label
+            )
 
     def check_time(self, now: float, limit_seconds: float) -> None:
         """Kill the process if it has been at the same record for longer than the limit."""
         if self.at_rest.is_set() or not self._frames:
             return
         if self._drain_callback.limit:
-            self._frames.look_anew()
+            self._frames.restart_watch()
         elif self._frames.is_stuck(now, limit_seconds):
             self.kill(f"timeout: an event took longer than {limit_seconds:g} s (spec.eventTimeout)", error="timeout")
 
     def kill(self, reason: str, *, error: str = "") -> None:
-        """SIGKILL; `ended` has the reason. The record at work is blamed for the error, if there is one."""
+        """Send SIGKILL; `ended` gets the reason. With an error, the record at work is to blame."""
         self._killed = _Kill(self._killed.reason or reason, self._killed.error or error)
         if self._child:
             self._child.kill()
@@ -275,7 +279,7 @@ class WorkerProcess:
     async def stop(self, deadline: Deadline, reason: str = "stopped") -> None:
         """End the process: at rest by SIGTERM, so that its callbacks run; in the middle of a frame at once."""
         self._killed = self._killed._replace(reason=self._killed.reason or reason)
-        async with self._starting:  # a start that is broken off leaves a process that no task waits for
+        async with self._starting:  # a cancelled start leaves a process that no task waits for
             pass
         if self._child:
             if not self.at_rest.is_set():
@@ -292,10 +296,10 @@ class WorkerProcess:
 
     def _take(self, message: protocol.ToParent) -> None:
         if isinstance(message, Response):
-            assert self._frames  # the wire is opened after it
-            self._frame_left(self._frames.answered(message), message.seconds)
+            assert self._frames  # the connection is opened after it
+            self._frame_left(self._frames.completed(message), message.seconds)
         elif isinstance(message, protocol.Ack):
-            if self._ends:  # it gets no response any more, so it must not count
+            if self._ends:  # it gets no response any more, so the ack must not count
                 return
             self._connection.send(protocol.Acked(message.number, self.acknowledge(message)))
         elif isinstance(message, protocol.HasDrainCallback):
@@ -323,7 +327,7 @@ class WorkerProcess:
 
     async def _bury(self, code: int) -> None:
         """Report how the process ended, once its last output is read."""
-        # What the handler has started in the worker's process group must end with it and must not hold its output open.
+        # Programs of the handler in its process group must end with it, because they hold its output open.
         self.kill("")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OUTPUT_SECONDS):
@@ -347,7 +351,7 @@ class WorkerProcess:
 
     @property
     def _ends(self) -> bool:
-        """Whether nothing can be sent to it; `ended` will have the reason, a moment later."""
+        """Whether nothing can be sent to it any more; `ended` gets the reason soon."""
         return bool(self._killed.reason) or self.ended.done() or self._connection.is_closing
 
     def _lost(self, text: str, begun: int) -> WorkerLost:

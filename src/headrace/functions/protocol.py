@@ -25,8 +25,8 @@ LOG_MARK = b"\x1e"
 _PREFIX_BYTES = 4
 
 
-class WireBroken(Exception):
-    """The other side sent bytes that are no frame; the connection cannot be used any more."""
+class ProtocolBroken(Exception):
+    """The other side sent bytes that are not a frame; the connection cannot be used any more."""
 
 
 class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
@@ -64,14 +64,14 @@ class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
 
 
 class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):
-    """A schema that records of later frames were written with."""
+    """A schema of records in later frames."""
 
     schema_id: int
     schema_type: str
     """`AVRO`, `JSON` or `PROTOBUF`."""
     text: str
     references: dict[str, str]
-    """Texts of what it refers to by name, each after those that it refers to itself."""
+    """Texts of its references by name, in the order of their dependencies."""
 
 
 class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
@@ -94,11 +94,11 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     trigger: int = 0
     """Index of the trigger in `Setup`."""
     in_order: bool = False
-    """Whether no record is begun after one that failed."""
+    """Whether no record may begin after one that failed."""
 
 
 class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """Partitions are about to be given up: call the drain callback."""
+    """Partitions are about to be revoked: call the drain callback."""
 
 
 class Acked(msgspec.Struct, array_like=True, tag=5, frozen=True):
@@ -144,15 +144,15 @@ class Result(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error: str = ""
     """Class of the failure; empty on success."""
     reason: str = ""
-    """Class and first line of the exception's text, or what the handler answered."""
+    """Class and first line of the exception's text, or what the handler returned."""
     undecodable: bool = False
-    """The bytes do not fit the format, so another attempt cannot help."""
+    """The bytes do not fit the format, so another attempt would fail too."""
     stack: str = ""
     """The traceback; empty if nothing was raised."""
     shared: bool = False
     """The call had several records, and this does not say which of them failed."""
     held: bool = False
-    """Whether the record stays open until it is acknowledged."""
+    """Whether the record awaits its acknowledgement."""
 
 
 AnyResult = Result | bytes | None
@@ -160,7 +160,7 @@ AnyResult = Result | bytes | None
 
 
 class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """One entry per record of the frame, or of the first ones if the parent or a failure has stopped it."""
+    """One entry per record of the frame, or of its first records if the parent or a failure has stopped it."""
 
     results: list[AnyResult]
     seconds: float = 0.0
@@ -199,13 +199,13 @@ def encode_frame(message: ToWorker | ToParent) -> bytearray:
     """Return a message as one frame.
 
     Raises:
-        WireBroken: It is larger than `MAX_FRAME_BYTES`.
+        ProtocolBroken: It is larger than `MAX_FRAME_BYTES`.
     """
     frame = bytearray(_PREFIX_BYTES)
     _encoder.encode_into(message, frame, _PREFIX_BYTES)
     size = len(frame) - _PREFIX_BYTES
     if size > MAX_FRAME_BYTES:
-        raise WireBroken(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
+        raise ProtocolBroken(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
     frame[:_PREFIX_BYTES] = size.to_bytes(_PREFIX_BYTES, "big")
     return frame
 
@@ -221,7 +221,7 @@ class FrameReader(Generic[M]):
         """Take the next bytes of the stream and return the messages they complete, in order.
 
         Raises:
-            WireBroken: These bytes are no frame.
+            ProtocolBroken: These bytes are not a frame.
         """
         self._held += data
         messages: list[M] = []
@@ -230,7 +230,7 @@ class FrameReader(Generic[M]):
             while held - begin >= _PREFIX_BYTES:
                 size = int.from_bytes(view[begin : begin + _PREFIX_BYTES], "big")
                 if size > MAX_FRAME_BYTES:
-                    raise WireBroken(f"a frame of {size} bytes is announced, {MAX_FRAME_BYTES} are allowed")
+                    raise ProtocolBroken(f"a frame of {size} bytes is announced, {MAX_FRAME_BYTES} are allowed")
                 end = begin + _PREFIX_BYTES + size
                 if end > held:
                     break
@@ -238,7 +238,7 @@ class FrameReader(Generic[M]):
                     try:
                         messages.append(self._decode(payload))
                     except msgspec.DecodeError as cause:
-                        raise WireBroken(f"a frame has an unexpected content: {cause}") from None
+                        raise ProtocolBroken(f"a frame has an unexpected content: {cause}") from None
                 begin = end
         del self._held[:begin]
         return messages

@@ -51,7 +51,7 @@ class FunctionEndpoints:
         lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
         reloads: Mapping[str, FunctionReload],
     ) -> None:
-        """Serve these functions; `lag_of` returns where a group was a moment ago, `reloads` are those run here."""
+        """Serve these functions; `lag_of` returns the last known lag of a group, `reloads` are of running functions."""
         self._functions = {function.name: function for function in functions}
         self._lag_of = lag_of
         self._reloads = reloads
@@ -68,7 +68,7 @@ class FunctionEndpoints:
         name, functions = call.parameters["name"], self._functions if may_control(call.scope, "") else {}
         if name not in functions:
             raise NotFound(
-                f"no function here is called {name[:60]!r}: there are {', '.join(sorted(functions)) or 'none'}"
+                f"function {name[:60]!r} is not configured here; configured: {', '.join(sorted(functions)) or 'none'}"
             )
         spec, needed, lags = functions[name], 0, dict[str, int]()
         least, most = spec.replica_bounds
@@ -79,7 +79,7 @@ class FunctionEndpoints:
                 why = "Kafka or its topics do not answer"
                 raise KafkaUnavailable(f"the lag of group {trigger.group} is not known: {why}")
             lags[trigger.name] = sum(found)
-            # A process more than the partitions that have records would wait without one.
+            # With more processes than partitions that have records, some would be idle.
             processes = min(math.ceil(sum(found) / call.query.lag_per_replica), sum(1 for lag in found if lag))
             needed = max(needed, processes)
         most = max(1, most)
@@ -98,9 +98,11 @@ class FunctionEndpoints:
         name = call.parameters["name"]
         call.event = CallEvent(f"function {name}")
         if name not in self._reloads:
-            raise NotFound(f"no function {name[:60]!r} runs here: there are {', '.join(self._reloads) or 'none'}")
+            raise NotFound(f"function {name[:60]!r} does not run here; running: {', '.join(self._reloads) or 'none'}")
         try:
             await self._reloads[name].reload()
         except FunctionInvalid as cause:
-            raise InvalidRequest(f"the old workers stay: {cause.description}") from cause
+            raise InvalidRequest(
+                f"the changed files were rejected, keeping the old workers: {cause.description}"
+            ) from cause
         return Reloaded(name)

@@ -316,7 +316,7 @@ class Platform:
             data = response.read()
         except (OSError, http.client.HTTPException) as cause:
             hint = "set NUCLIO_FUNCTION_URL in spec.env, such as http://{name}.example:8080"
-            raise ConnectionError(f"function {function_name} is not reached at {url}: {cause}; {hint}") from cause
+            raise ConnectionError(f"failed to reach function {function_name} at {url}: {cause}; {hint}") from cause
         finally:
             connection.close()
         headers = {name.lower(): value for name, value in response.getheaders()}

@@ -38,7 +38,7 @@ class SecretFiles(NamedTuple):
         """Return the text of a key of a secret.
 
         Raises:
-            ValueError: It is not there, or is not a text of a sensible size.
+            ValueError: The secret is missing, or is not a text of an acceptable size.
         """
         for name, value in {"name": secret, "key": key}.items():
             if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*", value):

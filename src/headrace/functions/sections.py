@@ -29,7 +29,7 @@ _PROTECTION = ("tls", "sasl", "oauth")
 """Mappings in which an unknown key is an error: perhaps it should protect the connection."""
 
 _SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": ConsumerConfig}
-"""Settings of headrace.yaml among the attributes."""
+"""Attributes that are sections of headrace.yaml."""
 _TYPES: Final = {"duration": Pause, "whole number": Annotated[int, Number], "text": str, "true or false": bool, "": Any}
 """Types of keys that no model has, as the table names them."""
 
@@ -51,7 +51,7 @@ class FileSection:
 
 
 class FileReader:
-    """Reads the mappings of a file that has been parsed, and reports what is wrong with them or has no effect."""
+    """Reads the mappings of a parsed file, and reports what is wrong or has no effect."""
 
     def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         self.tree = tree
@@ -62,14 +62,14 @@ class FileReader:
         """None if clusters are not compared."""
         self.secrets = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
         self.annotations = FileSection(())
-        """Those of the function that concern Kafka, by what is behind `nuclio.io/kafka-`."""
+        """Annotations of the function for Kafka, without the prefix `nuclio.io/kafka-`."""
 
     def below(self, section: FileSection, name: str, known: str = "", *, any_name: bool = False) -> FileSection:
         """Return the mapping below a key; its known names are those of `known`, by default of the key."""
         return self.section(section.path_of(name), section.values.get(name, {}), "" if any_name else known or name)
 
     def section(self, path: KeyPath, found: Any, known: str, prefix: str = "") -> FileSection:
-        """Return the mapping at a path by the names that are known, all if `known` is empty; judge the others."""
+        """Return the mapping at a path with its known names, or all names if `known` is empty; report the others."""
         section = FileSection(path)
         if not isinstance(found, dict):
             self.wrong(path, "should be a mapping: write name: value, a line for each")
@@ -82,7 +82,7 @@ class FileReader:
                 self.wrong((*path, written), f"is not known: known here are {', '.join(read_keys_of(known))}")
             elif name is None:
                 self._judge_unknown((*path, prefix + written), written, known)
-            elif value != "":  # Go's way to say that nothing was written
+            elif value != "":  # in Go, the same as a missing value
                 section.values[name], section.paths[name] = value, (*path, prefix + written)
         if idle := [prefix + name for name in section.values if known and keys[name].becomes == IGNORED]:
             self.warn(path, f"without effect in Headrace: {', '.join(idle)}")
@@ -120,7 +120,7 @@ class FileReader:
             return None
 
     def judge_idle(self, section: FileSection, *mappings: str) -> None:
-        """Check the values of keys without effect, name those that have not their default, and refuse others."""
+        """Check the values of keys without effect, warn of those that differ from the default, and refuse others."""
         known = {name: key for mapping in mappings for name, key in keys_of(mapping).items()}
         for name, key in known.items():
             if key.why("refused") and section.values.get(name):

@@ -37,7 +37,7 @@ class Variable(FilePart):
     name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
     value: str = ""
     value_from: Any = None
-    """A reference into the platform Nuclio runs on, or to an optional secret; such a variable is left out."""
+    """A reference to Nuclio's platform or to an optional secret; such a variable is left out."""
 
 
 class LoggerSink(FilePart):
@@ -67,7 +67,7 @@ class FunctionSpec(FilePart):
     folder: Path
     """The folder of the file, which holds the handler's module."""
     libraries: Libraries | None = None
-    """Libraries of its own; None for those of Headrace alone."""
+    """Its libraries; None for those of Headrace alone."""
     triggers: list[Trigger]
     """Those whose events are requests are last."""
 
@@ -79,14 +79,14 @@ class FunctionSpec(FilePart):
         single = next((trigger for trigger in self.triggers if trigger.requests), None)
         if single and any(trigger.batch.mode == "enable" for trigger in self.triggers):
             text = f"of kind {single.kind}, whose calls have one event, and batch, whose calls have a list"
-            remedy = "write batch: {mode: disable}, or move one to a function of its own"
+            remedy = "write batch: {mode: disable}, or move one to another function"
             raise ValueError(f"triggers have {single.name} {text}: {remedy}")
         acknowledging = [trigger for trigger in self.kafka_triggers if trigger.explicit_ack_mode != "disable"]
         topics = [topic for trigger in acknowledging for topic in trigger.topics]
         if twice := next((topic for topic in topics if topics.count(topic) > 1), ""):
             raise ValueError(
                 f"triggers has two with explicitAckMode that read {twice}, and an acknowledgement names no trigger: "
-                "move one of them to a function of its own"
+                "move one of them to another function"
             )
         return self
 

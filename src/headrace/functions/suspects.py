@@ -1,4 +1,4 @@
-"""Which records are suspected of the death of their worker, and which of them are delivered next."""
+"""Records that may have killed their worker, and which of them are delivered next."""
 
 from typing import Final, NamedTuple
 
@@ -6,7 +6,7 @@ from headrace.records import RecordBatch, TopicPartition
 
 _POISON_DEATHS: Final = 3
 _ALONE: Final = 2
-"""Among others, one of them may have left behind what killed the worker later."""
+"""Of them; after a call with several records, the cause may be an earlier record."""
 _MAX_SUSPECTS: Final = 100_000
 """More than can be in flight."""
 
@@ -26,9 +26,9 @@ class _SuspectGroup(NamedTuple):
 class Suspects:
     """The records of one trigger that were begun in a worker that died.
 
-    At first those before the call at which it died are delivered together, then that call. If a worker dies of the
-    former as well, the death comes later than its cause: each further part is half of what is left.
-    So a record that kills every worker is found after about log2(n) + 3 deaths for a frame of n records.
+    First the records before the fatal call are delivered together, then that call. If a worker dies of the former as
+    well, the death follows its cause later: then each part is half of what is left. So a record that kills every worker
+    is found after about log2(n) + 3 deaths for a frame of n records.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -37,7 +37,7 @@ class Suspects:
         self._groups: dict[tuple[TopicPartition, int], _SuspectGroup] = {}
 
     def part_of(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
-        """Return the first of these records, as many as may be delivered as one frame."""
+        """Return the first of these records that may be delivered as one frame."""
         if not self._groups:
             return records
         groups = [self._groups.get((partition, offset)) for offset in records.offsets]
@@ -49,9 +49,10 @@ class Suspects:
         return records[: before if before and group.deaths == 1 else (count + 1) // 2]
 
     def died(self, partition: TopicPartition, records: RecordBatch, begun: int) -> int:
-        """Count the death of a worker at the call that began with the last of so many records that were begun.
+        """Count the death of a worker at the call that began with the last of the `begun` records.
 
-        Return 0 if these are to be attempted again; else how many workers died of the only one, which is to blame.
+        Return 0 if the records have to be attempted again. Else the only record is to blame: return how many workers
+        died of it.
         """
         before = self._groups.get((partition, records.offsets[0]))
         deaths, alone = (before.deaths, before.alone) if before else (0, 0)
@@ -66,7 +67,7 @@ class Suspects:
         return 0
 
     def ended(self, partition: TopicPartition, offsets: list[int]) -> None:
-        """Suspect records no more, which a worker has answered."""
+        """Clear records that a worker has completed."""
         for offset in offsets if self._groups else ():
             self._groups.pop((partition, offset), None)
 

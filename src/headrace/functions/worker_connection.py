@@ -26,7 +26,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport: Any = None
 
     async def open(self, end: socket.socket, setup: protocol.Setup) -> None:
-        """Connect, and send the first message."""
+        """Connect, and send the setup."""
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
         transport.write(protocol.encode_frame(setup))
         self._transport = transport
@@ -67,7 +67,7 @@ class WorkerConnection(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._take(message)
-        except protocol.WireBroken as cause:
+        except protocol.ProtocolBroken as cause:
             self._on_broken(f"the worker does not follow the protocol: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:

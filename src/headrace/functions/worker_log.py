@@ -20,29 +20,30 @@ log = logging.getLogger(__name__)
 _TAIL_LINES = 20
 _LINE_BYTES = 16_384
 _LINES_PER_SECOND = 1000
-"""Of one worker; further lines are counted and left out, because logging them would hold up every other worker."""
+"""Of one worker; further lines are counted and dropped, because logging them would delay all other workers."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def logger_of(function: str) -> logging.Logger:
-    """Return the logger of `function NAME.TRIGGER`; it has a level of its own if the file has one."""
+    """Return the logger of `function NAME.TRIGGER`; its level is that of the file, if the file has one."""
     return logging.getLogger(f"headrace.function.{function.removeprefix('function ')}")
 
 
 class WorkerOutput(asyncio.Protocol):
-    """The reading end of a worker's standard output and error. It is always read, so that no handler waits for it."""
+    """The reading end of a worker's standard output and error. It is always read, so no handler blocks on it."""
 
     def __init__(self, label: str, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Prepare; `about` are fields that each line has in a log of JSON."""
         self.ended = asyncio.Event()
         """Set when every process that could write has ended."""
-        self._label, self._about = label, about
+        self._label = label
+        self._about = about
         self._logger = logger_of(label.partition(" worker ")[0])
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._held = b""
         self._lines = _LINES_PER_SECOND
-        """How many may be logged in the present second."""
-        self._left_out = 0
+        """The lines that may still be logged in this second."""
+        self._dropped = 0
         self._second: asyncio.TimerHandle | None = None
         self._transport: asyncio.BaseTransport | None = None
 
@@ -71,7 +72,7 @@ class WorkerOutput(asyncio.Protocol):
         if self._held and self._lines:
             self._log(self._held)
         elif self._held:
-            self._left_out = self._held.count(b"\n") + 1
+            self._dropped = self._held.count(b"\n") + 1
             self._report()
         self.ended.set()
 
@@ -86,7 +87,7 @@ class WorkerOutput(asyncio.Protocol):
         if not self._second and lines:
             self._second = asyncio.get_running_loop().call_later(1, self._next_second)
         if len(self._held) > _LINE_BYTES:
-            self._left_out += self._held.count(b"\n", 0, -_LINE_BYTES) or b"\n" not in self._held
+            self._dropped += self._held.count(b"\n", 0, -_LINE_BYTES) or b"\n" not in self._held
             self._held = self._held[-_LINE_BYTES:]
 
     def _next_second(self) -> None:
@@ -96,10 +97,10 @@ class WorkerOutput(asyncio.Protocol):
         self._log_lines()
 
     def _report(self) -> None:
-        if self._left_out:
-            text = "%s: lines=%d left out of the log, which takes %d a second of each worker"
-            log.warning(text, self._label, self._left_out, _LINES_PER_SECOND)
-            self._left_out = 0
+        if self._dropped:
+            text = "%s: dropped lines=%d from the log; the limit is %d a second for each worker"
+            log.warning(text, self._label, self._dropped, _LINES_PER_SECOND)
+            self._dropped = 0
 
     def _log(self, line: bytes) -> None:
         if line.startswith(LOG_MARK):
@@ -127,15 +128,16 @@ _MAX_KINDS = 100
 
 
 class FailureLog:
-    """Logs the exceptions of one function. A kind is a class of exception and the line that raised it."""
+    """Logs the exceptions of one function, one of a kind a minute: a class of exception and the line that raised it."""
 
     def __init__(self, function: str, trigger: str, clock: Clock) -> None:
-        self._label, self._about = f"function {function}.{trigger}", {"function": function, "trigger": trigger}
+        self._label = f"function {function}.{trigger}"
+        self._about = {"function": function, "trigger": trigger}
         self._clock = clock
         self._silent_until: dict[tuple[str, str], float] = {}
 
     def add(self, record: Record, result: protocol.Result, request: str = "") -> None:
-        """Log the failure of a record, or of a request by its id, unless one of its kind was logged within a minute."""
+        """Log the failure of a record, or of a request by its id, unless its kind was logged in the last minute."""
         frames = [line.strip() for line in result.stack.splitlines() if line.lstrip().startswith('File "')]
         kind, now = (result.error, frames[-1] if frames else ""), self._clock.monotonic()
         if now < self._silent_until.get(kind, now):

@@ -1,6 +1,6 @@
 """The numbers of the workers of a function's trigger, under Nuclio's names and as histograms.
 
-Triggers that share their workers share all series but those of handled events.
+Triggers that share workers share all series except those of handled events.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ _NUCLIO = "nuclio_processor_"
 
 
 class WorkerMetrics:
-    """Counts what the workers of one trigger do, or those that several share."""
+    """Counts the work of one pool of workers."""
 
     def __init__(self, spec: FunctionSpec, triggers: Sequence[Trigger], name: str, workers: int) -> None:
         """Begin at 0; `name` is that of the trigger or of the shared allocator."""
@@ -27,20 +27,23 @@ class WorkerMetrics:
         self.allocations = Counter[str]()
         """Choices of a worker by their result."""
         self._idle_percent = 0.0
-        self._event, self._frame, self._wait = DurationHistogram(), DurationHistogram(), DurationHistogram()
-        self._milliseconds, self._events = [0.0] * workers, [0] * workers
+        self._event = DurationHistogram()
+        self._frame = DurationHistogram()
+        self._wait = DurationHistogram()
+        self._milliseconds = [0.0] * workers
+        self._events = [0] * workers
         self._own = {"kind": "function", "consumer": f"{spec.name}.{name}"}
         self._nuclio = {"namespace": spec.namespace, "function": spec.name, "trigger_kind": triggers[0].kind}
         self._pool = {**self._nuclio, "trigger_id": name}
 
     def allocated(self, waited_seconds: float, waited: bool, idle_part: float) -> None:
-        """Count the choice of a worker, and which part of the workers was idle before it."""
+        """Count the choice of a worker, and the part of the workers that was idle before."""
         self.allocations["success_after_wait" if waited else "success_immediate"] += 1
         self._idle_percent += 100 * idle_part
         self._wait.add(waited_seconds)
 
     def answered(self, seconds: float) -> None:
-        """Count a frame by its time since a worker was chosen."""
+        """Count a completed frame by its time since a worker was chosen."""
         self._frame.add(seconds)
 
     def worked(self, worker: int, events: int, seconds: float) -> None:

@@ -28,14 +28,14 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _STEADY_SECONDS = 10.0
 _REFUSING_FAILURES = 3
-"""Deaths in a row without a served frame, above which callers are refused instead of waiting: a poison record alone
-is dead-lettered before."""
+"""Deaths in a row without a completed frame, above which callers are rejected instead of waiting. A poison record is a
+dead letter before that."""
 _FREE_RESTARTS = 10
 _RESTARTS_PER_SECOND = 0.5
-"""Of one worker, once it has used up the free ones."""
+"""Restarts of one worker once it has used up the free ones."""
 _LOOK_SECONDS = 0.2
 _GROWTH = 1.25
-"""A worker whose memory exceeds its limit by so much is killed in the middle of a record."""
+"""A worker above this multiple of its memory limit is killed in the middle of a record."""
 _LEVEL_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
 
 
@@ -46,7 +46,7 @@ class _Slot:
         self.process: WorkerProcess | None = None
         self.up = False
         self.problem = ""
-        """Why the last process never got ready; empty once one did."""
+        """Why the last process failed to start; empty after a start."""
         self.partitions = set[TopicPartition]()
         """Whose events the process has had."""
         self.is_reloading = False
@@ -54,9 +54,9 @@ class _Slot:
 
 
 class FunctionService(Service):
-    """Owns the worker processes of one trigger of a function, or of those that share an allocator.
+    """Owns the worker processes of one trigger of a function, or of several that share an allocator.
 
-    A worker that ends is replaced at once, one that keeps ending after growing pauses. The others continue meanwhile.
+    A worker that ends is replaced at once; one that keeps ending, after growing pauses. The others continue.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class FunctionService(Service):
         acknowledgers: Mapping[str, Acknowledge] = MappingProxyType({}),
         deliver_again: Mapping[str, Callable[[TopicPartition], None]] = MappingProxyType({}),
     ) -> None:
-        """Prepare; both by the topic that a trigger reads.
+        """Prepare.
 
-        `acknowledgers` take explicit acknowledgements; `deliver_again` takes partitions of a worker that has ended.
+        Args:
+            acknowledgers: Take explicit acknowledgements, by topic.
+            deliver_again: Take partitions of a worker that has ended, by topic.
         """
         name = triggers[0].name if len(triggers) == 1 else triggers[0].allocator_name
         super().__init__(f"function {spec.name}.{name}")
@@ -78,7 +80,7 @@ class FunctionService(Service):
         self.pace = FramePace()
         """How many records make a frame now."""
         self.restarts = 0
-        """Workers that ended by themselves, or were killed, and were replaced."""
+        """Workers that ended or were killed, and were replaced."""
         self._clock = clock
         self._acknowledgers = acknowledgers
         self._deliver_again = deliver_again
@@ -87,7 +89,7 @@ class FunctionService(Service):
         self._stopping = False
         self._installing = asyncio.Lock()
         self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
-        """What its workers do."""
+        """Numbers of the work of its workers."""
 
     @property
     def workers(self) -> range:
@@ -111,10 +113,10 @@ class FunctionService(Service):
         )
 
     def readiness(self) -> Readiness:
-        """Ready when every worker is up or just being replaced, and at least one is up."""
+        """Ready when at least one worker is up, and the others are up or being replaced."""
         for number, slot in enumerate(self._slots):
             if slot.problem:
-                return Readiness(False, f"worker {number} does not come up: {slot.problem}")
+                return Readiness(False, f"worker {number} failed to start: {slot.problem}")
         if not any(slot.up for slot in self._slots):
             return Readiness(False, "no worker is up yet")
         return Readiness(True)
@@ -126,16 +128,16 @@ class FunctionService(Service):
                 await asyncio.wait_for(slot.process.at_rest.wait(), deadline.remaining_seconds)
 
     def stop_partitions(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin no more records of these partitions; those at work may end."""
+        """Begin no more records of these partitions; those at work may complete."""
         self._allocator.give_up(partitions)
         for process in self._processes:
             process.stop_frames(partitions)
 
     async def give_up(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-        """Let events of these partitions end, then the drain callbacks run; return by the deadline.
+        """Complete events of these partitions, then run the drain callbacks; return by the deadline.
 
-        A worker whose event has not ended by then is replaced. One that is busy with others, and has had no event of
-        these since its last callback, is left alone.
+        A worker whose event is still in flight then is replaced. A worker that is busy with other partitions runs no
+        callback, unless it has had an event of these since its last one.
         """
         if ends := [self.spawn(each.give_up(partitions, deadline), "drain callback") for each in self._processes]:
             await asyncio.wait(ends)
@@ -192,7 +194,7 @@ class FunctionService(Service):
                 if lost.parameters["begun"]:
                     raise
                 if self._slots[number].process is process:
-                    self._allocator.lost(number)  # else it could be chosen again before its end is recorded
+                    self._allocator.lost(number)  # or it could be chosen again before its end is recorded
                 continue
             if response != NOTHING_BEGUN:
                 self.metrics.answered(self._clock.monotonic() - began)
@@ -252,7 +254,7 @@ class FunctionService(Service):
             return slot.problem
         slot.up = True
         self._allocator.started(number)
-        if spec is not self.spec:  # it may have loaded its files before a reload
+        if spec is not self.spec:  # it may have loaded its files before the reload
             self._reload(number, process)
         lost = await process.ended
         self._allocator.lost(number)
@@ -276,7 +278,7 @@ class FunctionService(Service):
         except TimeoutError:
             process.kill(f"loading the handler and init_context took longer than {limit:g} s (readinessTimeoutSeconds)")
         except OSError as cause:
-            return f"{process.label}: the process cannot be started: {cause.strerror or cause}"
+            return f"{process.label}: failed to start the process: {cause.strerror or cause}"
         except WorkerLost:
             log.debug("%s ended before it was ready", process.label)
         else:
@@ -294,9 +296,9 @@ class FunctionService(Service):
         return spec.setup(self.triggers, str(number), level)
 
     async def _watch(self) -> None:
-        """Replace workers that take too long for an event or need too much memory.
+        """Replace workers that exceed the time limit of an event or the memory limit.
 
-        Those with too much memory end between two frames, or at once when they need much more.
+        Those above the memory limit are replaced between two frames, and those far above it at once.
         """
         limit, replaced = max(trigger.memory_limit_bytes for trigger in self.triggers), dict[int, WorkerProcess]()
         while True:
@@ -307,7 +309,7 @@ class FunctionService(Service):
                     continue
                 process.check_time(self._clock.monotonic(), seconds)
                 used = process.memory_bytes if limit else 0
-                why = f"memory: {used >> 20} MiB, and workerMemoryLimit allows {limit >> 20} MiB"
+                why = f"memory: {used >> 20} MiB exceed workerMemoryLimit ({limit >> 20} MiB)"
                 if used > limit * _GROWTH:
                     process.kill(why, error="memory")
                 elif used > limit and replaced.get(number) is not process:
@@ -315,12 +317,14 @@ class FunctionService(Service):
                     self.spawn(self._replace(number, process, why), f"replace {number}")
 
     async def _replace(self, number: int, process: WorkerProcess, why: str) -> None:
-        """End a process once it has ended its frame; frames that it has not begun go to another one."""
+        """Stop a process once it has completed its frame; frames that it has not begun go to another one."""
         self._allocator.lost(number)
         process.recall()
         await process.at_rest.wait()
-        await process.call_drain_callback(Deadline(self._clock, self._termination_seconds))  # which may acknowledge
-        process.recall()  # a caller that had the worker before may have sent a frame behind the callback
+        await process.call_drain_callback(
+            Deadline(self._clock, self._termination_seconds)
+        )  # the callback may acknowledge records
+        process.recall()  # a caller may have sent a frame behind the callback
         await process.at_rest.wait()
         await process.stop(Deadline(self._clock, self._termination_seconds), why)
 
@@ -328,7 +332,7 @@ class FunctionService(Service):
         """Start one worker of this spec and the present files, and stop it.
 
         Raises:
-            FunctionInvalid: It does not come up.
+            FunctionInvalid: It failed to start.
         """
         trial = WorkerProcess(f"{self.name} worker trial", lambda *_: None, self._log_fields)
         try:

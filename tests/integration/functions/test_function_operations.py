@@ -103,7 +103,7 @@ def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
         write("work", source, code.format("second, which is longer"), outputTopic=target)
         site.wait_until(lambda: responses_with("second, which is longer"), "the response of the changed file")
         write("work", source, "def handler(context, event)\n    return 'third'\n", outputTopic=target)
-        site.wait_until(lambda: "the old workers stay" in process.output, "the broken file is named")
+        site.wait_until(lambda: "keeping the old workers" in process.output, "the broken file is named")
         assert responses_with("second, which is longer")
         response = site.ask(f"{process.url}/adm/functions/work/reload", {})
         assert response.status == 400

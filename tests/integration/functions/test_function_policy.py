@@ -1,4 +1,4 @@
-"""What becomes of events whose handler fails, and which worker has which event, on a real broker."""
+"""Events whose handler fails, and which worker has which event, on a real broker."""
 
 from __future__ import annotations
 

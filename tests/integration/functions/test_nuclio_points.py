@@ -43,7 +43,7 @@ def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, 
     one.wait_lines(1, "begin", "two")
     (tmp_path / "go").touch()
     one.wait_committed(dict.fromkeys(range(15), 1))
-    assert first.output.count("was still running when the partition had to be given up") == 4
+    assert first.output.count("was still running when the partition was revoked") == 4
     assert ": lost " not in first.output
     begun = {partition: one.counts("begin", partition)[0] for partition in range(15)}
     assert begun == {partition: 1 + (partition in hung) for partition in range(15)}

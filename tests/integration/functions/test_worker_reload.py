@@ -24,7 +24,7 @@ REPLY = """
 
 
 async def reply(function: Any) -> bytes | None:
-    """Return what the workers answer now."""
+    """Return what the workers return now."""
     function.written.clear()
     await function.deliver(b"")
     [record] = function.written
@@ -34,7 +34,7 @@ async def reply(function: Any) -> bytes | None:
 async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
     write_function: Callable[..., Any], running: Callable[..., Any]
 ) -> None:
-    """The new handler serves; each broken file and changed triggers are refused, and the old workers stay."""
+    """The new handler serves; each broken file and changed triggers are rejected, and the old workers continue."""
     folder = write_function(REPLY.format(response="old"), workers=2, outputTopic="out")
     async with running(folder) as function:
         service = function.service
@@ -54,11 +54,7 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
         write_function(REPLY.format(response="new"), workers=2, outputTopic="out")
         for _ in range(4):  # more than the failures after which callers are refused
             await reload.reload()
-            await function.until(
-                lambda: (
-                    not any(slot.is_reloading for slot in service._slots) and all(slot.up for slot in service._slots)
-                )
-            )
+            await function.until(lambda: all(slot.up and not slot.is_reloading for slot in service._slots))
         assert before.isdisjoint({function.pid(number) for number in range(2)})
         assert await reply(function) == b"new"
         assert (service.restarts, service.readiness().ready) == (0, True)
@@ -119,11 +115,8 @@ async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
         await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
         (tmp_path / "go").touch()
         await function.ready()
-        await function.until(
-            lambda: (
-                not any(slot.is_reloading for slot in function.service._slots) and function.service.readiness().ready
-            )
-        )
+        [slot] = function.service._slots
+        await function.until(lambda: slot.up and not slot.is_reloading)
         assert await reply(function) == b"new"
 
 
@@ -162,7 +155,7 @@ FLUSHES = table(__file__, "flushes")
 async def test_the_drain_callback_acknowledges_before_a_reload_ends_its_worker(
     write_function: Write, running: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one that is called at the very end is told that it is too late."""
+    """And one that is called at the very end gets an error, because it is too late."""
     folder = write_function(FLUSHES, trigger={"explicitAckMode": "explicitOnly"}, workerAllocationMode="static")
     async with running(folder) as function:
         await function.ready()

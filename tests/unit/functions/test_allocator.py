@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
-
-from headrace.errors import DestinationUnavailable
-from headrace.functions.allocator import FRAMES_PER_WORKER, Allocator, PartitionWorkers, worker_of_key
+from headrace.functions.allocator import Allocator, PartitionWorkers, worker_of_key
 from headrace.records import TopicPartition
 
 
@@ -32,78 +29,6 @@ async def test_a_busy_worker_gets_a_second_frame_only_while_no_other_is_idle() -
     assert not second.done()
     pool.frame_ended(1)
     assert await second == 1
-
-
-async def test_a_cancelled_caller_loses_no_worker() -> None:
-    """Neither while it waits nor in the instant after it was given one."""
-    pool = Allocator(1)
-    waits = await waits_for(pool, 0)
-    waits.cancel()
-    await asyncio.wait([waits])
-    assert pool.waiting == 0
-    given_one = await waits_for(pool, 0)
-    pool.started(0)
-    given_one.cancel()
-    await asyncio.wait([given_one])
-    assert [await asyncio.wait_for(pool.acquire((0,)), 1) for _ in range(FRAMES_PER_WORKER)] == [0, 0]
-
-
-async def test_a_worker_that_died_is_given_to_callers_when_its_replacement_is_up() -> None:
-    """Also if a caller that was given it is cancelled."""
-    pool = Allocator(1)
-    given_one = await waits_for(pool, 0)
-    pool.started(0)
-    pool.lost(0)
-    given_one.cancel()
-    await asyncio.wait([given_one])
-    waits = await waits_for(pool, 0)
-    assert not waits.done()
-    pool.started(0)
-    assert await waits == 0
-
-
-async def test_callers_are_refused_only_while_every_worker_is_down() -> None:
-    """Those that wait, too; a worker on its way up is waited for."""
-    pool = Allocator(2)
-    waits = await waits_for(pool, 0, 1)
-    pool.down(0, "no module")
-    await asyncio.sleep(0)
-    assert not waits.done()
-    pool.down(1, "no module")
-    with pytest.raises(DestinationUnavailable, match="no module"):
-        await waits
-    with pytest.raises(DestinationUnavailable, match="no module"):
-        await pool.acquire((0, 1))
-    pool.starting(1)
-    waits = await waits_for(pool, 0, 1)
-    pool.started(1)
-    assert await waits == 1
-
-
-async def test_a_second_frame_is_recalled_for_a_worker_that_is_idle() -> None:
-    """Only if nothing waits, and only a frame that the idle worker may serve."""
-    taken: list[int] = []
-
-    def recall(worker: int) -> bool:
-        taken.append(worker)
-        pool.frame_ended(worker)
-        return True
-
-    pool = Allocator(2, recall)
-    pool.started(0)
-    assert [await pool.acquire((0, 1)), await pool.acquire((0,))] == [0, 0]
-    pool.started(1)
-    assert taken == [], "worker 1 may not serve the second frame"
-    pool.frame_ended(0)
-    pool.frame_ended(0)
-    assert [await pool.acquire((0, 1)) for _ in range(4)] == [0, 1, 0, 1]
-    waits = await waits_for(pool, 0, 1)
-    pool.frame_ended(1)
-    assert await waits == 1
-    assert taken == []
-    pool.frame_ended(1)
-    pool.frame_ended(1)
-    assert taken == [0]
 
 
 def test_static_is_the_same_in_every_process() -> None:

@@ -79,7 +79,7 @@ def test_a_status_of_400_or_more_is_a_failure(response: Any, wanted: str) -> Non
 
 
 def test_without_an_output_topic_bodies_are_dropped() -> None:
-    """What nobody wants is not encoded either."""
+    """A value that is not used is not encoded either."""
     assert Responses("json", used=False).result_of({"a": object()}) is None
 
 
@@ -124,7 +124,7 @@ def test_an_exception_that_cannot_describe_itself_is_a_failure_like_any_other() 
 
 
 def test_async_is_seen_through_partials_and_callables() -> None:
-    """What cannot be told is served as plain."""
+    """A function of an unknown kind is served as plain."""
 
     class CallableObject:
         async def __call__(self, context: Any, event: Any) -> None: ...
@@ -153,7 +153,7 @@ def test_init_context_is_looked_up_where_the_handler_is_defined(folder: Path) ->
 
 @pytest.mark.parametrize(("text", "expected"), table(__file__, "a_handler_that_cannot_be_loaded_says_why"))
 def test_a_handler_that_cannot_be_loaded_says_why(folder: Path, text: str, expected: str) -> None:
-    """Missing module, missing function, and code that fails are told apart."""
+    """Missing module, missing function, and code that fails have different texts."""
     (folder / "good_fn.py").write_text("def handler(c, e): pass\n")
     (folder / "needy_fn.py").write_text("import absent_library\n")
     (folder / "broken_fn.py").write_text("1 / 0\n")

@@ -53,7 +53,7 @@ async def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, ru
             found = await function.deliver(how, b"x")
             assert [reply.shared for reply in found] == [True, True]
             assert all(reply.error for reply in found)
-        assert "a batch of 2 events for 1: return one reply per event" in found[0].reason
+        assert "returned 1 replies for a batch of 2 events" in found[0].reason
 
 
 async def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(

@@ -65,7 +65,7 @@ async def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, run
         reasons = [reply.reason for reply in replies]
         assert "emit outside a call of the handler" in reasons[0]
         assert "no outputTopic" in reasons[1]
-        assert "'a/b', which no topic can be named" in reasons[2]
+        assert "'a/b', which is not a valid topic name" in reasons[2]
         assert "outputFormat is binary" in reasons[3]
         assert replies[4] == ACK
         assert function.written == []

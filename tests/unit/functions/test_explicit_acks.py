@@ -135,7 +135,7 @@ WAITS = """
 async def test_a_worker_stops_between_two_records_when_a_partition_is_given_up(
     write_function: Write, running: Run, kind: str
 ) -> None:
-    """Its records that are not begun are given back: those of the frame, those at hand, those without a worker."""
+    """Records that are not begun are released: those of the frame, of the waiting frame, and without a worker."""
     folder = write_function(WAITS.replace("{kind}", kind))
     async with running(folder) as function:
         function.destination.assigned([P])

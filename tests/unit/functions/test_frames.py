@@ -32,7 +32,7 @@ async def test_records_begun_belong_to_the_frame_that_was_at_work(begun: int, ex
     frames = FramesInFlight(memory)
     responses = [frames.add(2, P), frames.add(3, P), frames.add(2, P)]
     memoryview(memory).cast("Q")[0] = 2
-    frames.answered(protocol.Done())
+    frames.completed(protocol.Done())
     assert isinstance(await responses[0], protocol.Done)
     memoryview(memory).cast("Q")[0] = 2 + begun
     frames.lose(lost)
@@ -53,7 +53,7 @@ async def test_a_frame_is_begun_by_the_worker_or_recalled_and_never_both() -> No
         assert (first.done(), await second) == (False, NOTHING_BEGUN)
         assert frames.numbers == {number}
         assert frames.recall() == 0
-        frames.answered(protocol.Done())
+        frames.completed(protocol.Done())
         assert await first == protocol.Done()
     frames.close()
 
@@ -74,14 +74,14 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
 async def test_responses_that_do_not_fit_are_no_responses() -> None:
     """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in a response."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
-    with pytest.raises(protocol.WireBroken):
-        frames.answered(protocol.Done())
+    with pytest.raises(protocol.ProtocolBroken):
+        frames.completed(protocol.Done())
     frames.add(2, P)
-    with pytest.raises(protocol.WireBroken):
-        frames.answered(protocol.Results([]))
-    with pytest.raises(protocol.WireBroken):
-        frames.answered(protocol.Results([None] * 3))
-    assert frames.answered(protocol.Results([None])) == 1
+    with pytest.raises(protocol.ProtocolBroken):
+        frames.completed(protocol.Results([]))
+    with pytest.raises(protocol.ProtocolBroken):
+        frames.completed(protocol.Results([None] * 3))
+    assert frames.completed(protocol.Results([None])) == 1
     frames.close()
 
 
@@ -96,7 +96,7 @@ async def test_a_stopped_frame_may_be_short_while_the_next_one_is_stopped_too() 
         second = frames.add(2, other)
         os.read(frames.claims, 1)
         assert frames.stop([other])
-        assert frames.answered(protocol.Results([None])) == frames.answered(protocol.Results([None])) == 1
+        assert frames.completed(protocol.Results([None])) == frames.completed(protocol.Results([None])) == 1
         assert first.done() and second.done()
         assert memoryview(memory).cast("Q")[1] == 0
     frames.close()

@@ -25,7 +25,7 @@ def load(tmp_path: Path, text: str) -> FunctionSpec:
     return load_function(tmp_path)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().split(": ", 1)[1] for record in caplog.records]
 
 
@@ -42,7 +42,7 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (trigger.name, trigger.kind, trigger.topics, trigger.kafka.group) == ("my-kafka", "kafka", ["t1", "t2"], "g")
     assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
-    assert told(caplog) == [
+    assert warnings(caplog) == [
         "spec.triggers.my-kafka.attributes.rebalanceRetryMax: has no effect in Headrace: "
         "the client joins again until it succeeds"
     ]
@@ -61,7 +61,7 @@ def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: P
 
 
 def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
-    """The whole section is there; `attempts` beside it is the shorter way and wins."""
+    """The whole section is there; `attempts` is the shorter way and wins."""
     lines = "        retry: {attempts: 9, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
     [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).kafka_triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
@@ -96,7 +96,7 @@ def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytes
     names = ("nuclio.io/kafka-admin-retry-max", "nuclio.io/kafka-colour", "custom.nuclio.io/kafka-window-size", "team")
     annotations = ", ".join(f"{name}: '1'" for name in names)
     load(tmp_path, f"metadata: {{annotations: {{{annotations}}}}}\n" + with_attributes())
-    assert sorted(told(caplog)) == [
+    assert sorted(warnings(caplog)) == [
         "metadata.annotations.nuclio.io/kafka-admin-retry-max: has no effect in Headrace: "
         "the client repeats a request by itself until its time is over",
         "metadata.annotations.nuclio.io/kafka-colour: is not known and has no effect",
@@ -106,7 +106,7 @@ def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytes
 def test_another_runtime_than_python_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its handler cannot run here."""
     load(tmp_path, with_attributes() + "  runtime: golang\n")
-    assert told(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
+    assert warnings(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
 
 
 @pytest.mark.parametrize(("handler", "expected"), table(__file__, "a_check_finds_the_handler_without_running"))
@@ -126,7 +126,7 @@ def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: s
     assert ":2: spec.handler: " + expected.format(folder=tmp_path) in caught.value.description
 
 
-def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_from_elsewhere_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its value is known to Nuclio's platform only; an empty one would mislead the handler."""
     text = with_attributes() + "  env: [{name: A, valueFrom: {configMapKeyRef: {key: a}}}, {name: B, value: ''}]\n"
     assert load(tmp_path, text).env == {"B": ""}
@@ -134,7 +134,7 @@ def test_a_variable_from_elsewhere_is_left_out_and_told(tmp_path: Path, caplog: 
 
 
 def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A trigger of another kind beside a Kafka one does not keep the file from loading."""
+    """A trigger of another kind with a Kafka one does not keep the file from loading."""
     text = with_attributes() + "    often: {kind: cron}\n    off: {kind: kafka, disabled: true}\n"
     assert [trigger.name for trigger in load(tmp_path, text).kafka_triggers] == ["k"]
     assert "often is of kind 'cron': Headrace runs kafka-cluster, kafka, http" in caplog.text
@@ -186,6 +186,6 @@ def test_what_go_reads_is_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "10", "s", "10 s", "10S", "1s1", "1.s.", "--1s", "٣s", "1d"])
 def test_what_go_refuses_is_refused(text: str) -> None:
-    """Bare numbers, blanks, other units and other digits are no durations."""
-    with pytest.raises(ValueError, match="no duration"):
+    """Bare numbers, blanks, other units and other digits are not durations."""
+    with pytest.raises(ValueError, match="not a valid duration"):
         parse_duration(text)

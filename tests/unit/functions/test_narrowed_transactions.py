@@ -16,12 +16,12 @@ from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import RecordRefused, TopicNotFound, TransactionAborted
 from headrace.functions.portions import cut
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
-from tests.unit.functions.test_transactional_pump import World
+from tests.unit.functions.test_transactional_pump import PumpScenario
 
 PARTITIONS, END = [TopicPartition("t", number) for number in range(4)], 30
 
 
-class Broker(World):
+class Broker(PumpScenario):
     """Refuses some events. The client names them in a batch of several refused ones, else it names the whole batch."""
 
     def __init__(self, refused: Collection[str] = (), missing: str = "", batches: int = 1) -> None:
@@ -65,7 +65,7 @@ class Broker(World):
                 self.epoch += 1
                 self.pump.on_assigned({partition: self.epoch}, {partition: self.committed[partition]})
                 await self.feed(partition, *range(self.committed[partition].offset, END))
-            await self.pump._commit_ended()
+            await self.pump._commit_completed()
             await self.clock.advance(0.1)
             again = {partition for epochs in self.consumer.rewound for partition in epochs}
             self.consumer.rewound.clear()
@@ -87,7 +87,7 @@ async def test_only_outputs_that_kafka_refuses_alone_become_dead_letters(bad: in
         values = Counter(name.split()[1] for name in broker.visible.elements() if not name.startswith("t.dlq"))
         assert values == Counter(name for name in names if name not in refused)
         assert broker.visible["t.dlq v"] == bad and broker.failed <= bad * (math.log2(len(names)) + 2)
-        assert (broker.held._size_bytes, broker.held._ended, broker.pump._apart) == (0, {}, {})
+        assert (broker.held._size_bytes, broker.held._completed, broker.pump._apart) == (0, {}, {})
         await broker.pump.stop()
 
 

@@ -23,7 +23,7 @@ def settings(folder: Path, **others: Any) -> HeadraceConfig:
 
 
 def build(source: str, handler: str = "exported_source:handler") -> dict[str, Any]:
-    """Return the spec of a function file that has its source, and no module beside it."""
+    """Return the spec of a function file that has its source, and no module."""
     return {"handler": handler, "build": {"functionSourceCode": source, "codeEntryType": "sourceCode"}}
 
 

@@ -48,41 +48,16 @@ def test_messages_survive_however_the_stream_is_cut(messages: list[protocol.ToWo
     assert [message for piece in cut(stream, cuts) for message in reader.feed(piece)] == messages
 
 
-@given(
-    st.lists(
-        st.none()
-        | st.builds(
-            protocol.Result,
-            st.lists(st.builds(protocol.Output, st.binary(), st.lists(st.tuples(st.text(), BYTES)))),
-            st.text(),
-            st.text(),
-            st.booleans(),
-        )
-    )
-)
-def test_results_survive(results: list[protocol.Result | None]) -> None:
-    """A worker's response comes back as it was."""
-    [back] = protocol.FrameReader(protocol.decode_to_parent).feed(
-        bytes(protocol.encode_frame(protocol.Results(results)))
-    )
-    assert back == protocol.Results(results)
-
-
 @given(st.binary(min_size=4, max_size=200))
-def test_foreign_bytes_break_the_wire_and_nothing_else(data: bytes) -> None:
-    """Bytes that are no frame of ours end in `WireBroken` or in waiting for more, never in another error."""
+def test_foreign_bytes_break_the_connection_and_nothing_else(data: bytes) -> None:
+    """Bytes that are not a frame end in `ProtocolBroken` or in waiting for more, never in another error."""
     try:
         protocol.FrameReader(protocol.decode_to_parent).feed(data)
-    except protocol.WireBroken:
+    except protocol.ProtocolBroken:
         return
 
 
 def test_an_impossible_length_is_refused_at_once() -> None:
     """A length beyond the limit is not waited for."""
-    with pytest.raises(protocol.WireBroken, match="announced"):
+    with pytest.raises(protocol.ProtocolBroken, match="announced"):
         protocol.FrameReader(protocol.decode_to_parent).feed(b"\xff\xff\xff\xff")
-
-
-def test_the_response_of_a_frame_without_outputs_is_small() -> None:
-    """Success of a whole frame costs a few bytes, not one value per record."""
-    assert len(protocol.encode_frame(protocol.Done(0.05))) <= 16

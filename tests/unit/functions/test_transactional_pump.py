@@ -92,7 +92,7 @@ class HoldingDestination:
     def hold(self, delivery: Delivery, offsets: Sequence[int]) -> list[Reply]:
         outputs = [OutgoingRecord("out", None, self.output or b"%d" % offset) for offset in offsets]
         results = self.held.hold(delivery.partition, offsets, outputs)
-        every = [*self.held._pending.values(), *self.held._ended.values()]
+        every = [*self.held._pending.values(), *self.held._completed.values()]
         self.most_held = max(self.most_held, sum(map(len, every)))
         return [Reply(type(each).__name__) if isinstance(each, HeadraceError) else ACK for each in results]
 
@@ -109,7 +109,7 @@ class HoldingDestination:
         return self.hold(delivery, records.offsets)
 
 
-class World:
+class PumpScenario:
     """A pump with two partitions, and fakes around it."""
 
     def __init__(self, delivery: DeliveryConfig | None = None) -> None:
@@ -141,51 +141,51 @@ class World:
     async def commit(self) -> list[str]:
         """Let one transaction end; return the outputs in it."""
         count = len(self.transactions.written)
-        await self.pump._commit_ended()
+        await self.pump._commit_completed()
         await self.clock.settle()
         return [str(record.value, "ascii") for records, _ in self.transactions.written[count:] for record in records]
 
 
 async def test_a_failed_transaction_delivers_its_own_partitions_again() -> None:
     """What other partitions have held is committed by the next transaction."""
-    world = World()
-    await world.feed(P0, 1, 2)
-    world.consumer.committing = (P1,)
-    await world.feed(P1, 7)
-    world.transactions.responses = [KafkaTimeout()]
-    assert await world.commit() == ["1", "2"]
-    assert world.consumer.rewound == [{P0: 1}]
-    world.consumer.committing = ()
-    assert await world.commit() == ["7"]
-    world.pump.on_assigned({P0: 3}, {})
-    await world.feed(P0, 1, 2)
-    assert await world.commit() == ["1", "2"]
-    await world.pump.stop()
+    scenario = PumpScenario()
+    await scenario.feed(P0, 1, 2)
+    scenario.consumer.committing = (P1,)
+    await scenario.feed(P1, 7)
+    scenario.transactions.responses = [KafkaTimeout()]
+    assert await scenario.commit() == ["1", "2"]
+    assert scenario.consumer.rewound == [{P0: 1}]
+    scenario.consumer.committing = ()
+    assert await scenario.commit() == ["7"]
+    scenario.pump.on_assigned({P0: 3}, {})
+    await scenario.feed(P0, 1, 2)
+    assert await scenario.commit() == ["1", "2"]
+    await scenario.pump.stop()
 
 
 async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> None:
     """The consumer waits for a revoke no longer than its limit; outputs of the next assignment are not dropped."""
-    world = World()
+    scenario = PumpScenario()
     release = asyncio.Event()
 
     class Listener(PartitionListener):
         async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
             await release.wait()
 
-    world.pump.hooks = world.pump.hooks._replace(partitions=Listener())
-    revoke = asyncio.ensure_future(world.pump.on_revoked([P0], Deadline(world.clock, 0)))
-    await world.clock.settle()
-    world.pump.on_assigned({P0: 3}, {})
-    await world.feed(P0, 5)
+    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=Listener())
+    revoke = asyncio.ensure_future(scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0)))
+    await scenario.clock.settle()
+    scenario.pump.on_assigned({P0: 3}, {})
+    await scenario.feed(P0, 5)
     release.set()
     await revoke
-    assert await world.commit() == ["5"]
-    await world.pump.stop()
+    assert await scenario.commit() == ["5"]
+    await scenario.pump.stop()
 
 
 async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> None:
     """Their events may be at work, although their lanes are gone."""
-    world = World()
+    scenario = PumpScenario()
     drained: list[Collection[TopicPartition]] = []
 
     class Listener(PartitionListener):
@@ -195,68 +195,68 @@ async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> N
         async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
             drained.append(partitions)
 
-    world.pump.hooks = world.pump.hooks._replace(partitions=Listener())
-    await world.feed(P0, 1)
-    world.transactions.responses = [KafkaTimeout()]
-    await world.commit()
-    await world.pump.on_revoked([P0], Deadline(world.clock, 0))
+    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=Listener())
+    await scenario.feed(P0, 1)
+    scenario.transactions.responses = [KafkaTimeout()]
+    await scenario.commit()
+    await scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0))
     assert drained == [[P0], [P0]]
-    await world.pump.stop()
+    await scenario.pump.stop()
 
 
 async def test_a_process_without_partitions_has_no_failing_transactions() -> None:
     """It has no transaction that could succeed."""
-    world = World()
-    await world.feed(P0, 1)
-    world.transactions.responses = [KafkaTimeout("late")] * 2
-    await world.commit()
-    world.pump.on_assigned({P0: 3}, {})
-    await world.feed(P0, 1)
-    await world.commit()
-    assert world.pump.readiness() == (False, "transactions fail: late")
-    world.pump.on_lost([P0, P1])
-    assert world.pump.readiness().ready
-    await world.pump.stop()
+    scenario = PumpScenario()
+    await scenario.feed(P0, 1)
+    scenario.transactions.responses = [KafkaTimeout("late")] * 2
+    await scenario.commit()
+    scenario.pump.on_assigned({P0: 3}, {})
+    await scenario.feed(P0, 1)
+    await scenario.commit()
+    assert scenario.pump.readiness() == (False, "transactions fail: late")
+    scenario.pump.on_lost([P0, P1])
+    assert scenario.pump.readiness().ready
+    await scenario.pump.stop()
 
 
 async def test_many_outputs_that_wait_for_a_commit_leave_the_loop_to_others() -> None:
     """The commit of the position at the start takes long, and so much has ended that it should be committed now."""
-    world = World()
-    world.consumer.committing = (P0,)
-    await world.feed(P0, 1)
-    world.held.early.set()
-    await world.pump.start()
-    await world.clock.settle()
-    assert world.consumer.looks < 10
-    world.consumer.committing = ()
-    await world.clock.advance(1)
-    assert [records[0].value for records, _ in world.transactions.written] == [b"1"]
-    await world.pump.stop()
+    scenario = PumpScenario()
+    scenario.consumer.committing = (P0,)
+    await scenario.feed(P0, 1)
+    scenario.held.early.set()
+    await scenario.pump.start()
+    await scenario.clock.settle()
+    assert scenario.consumer.looks < 10
+    scenario.consumer.committing = ()
+    await scenario.clock.advance(1)
+    assert [records[0].value for records, _ in scenario.transactions.written] == [b"1"]
+    await scenario.pump.stop()
 
 
 async def test_a_skip_waits_until_what_has_ended_is_committed() -> None:
     """Its commit covers the records before the skipped one, so their outputs must not be dropped."""
-    world = World()
-    world.consumer.committing = (P0,)
-    await world.feed(P0, 1)
-    assert await world.pump.seeks.skip(P0, 2, "bad") == "will be skipped"
-    await world.feed(P0, 2)
-    await world.clock.advance(1)
-    assert world.consumer.sought == []
-    world.consumer.committing = ()
-    await world.clock.advance(1)
-    assert [[record.value for record in records] for records, _ in world.transactions.written] == [[b"1"]]
-    assert world.consumer.sought == [(P0, 3)]
-    world.consumer.committing, world.consumer.most_looks = (P1,), 10_000
-    await world.feed(P1, 4)
-    assert await world.pump.seeks.skip(P1, 5, "bad") == "will be skipped"
-    await world.feed(P1, 5)
-    await world.clock.advance(60)
-    assert world.consumer.rewound == [{P1: 2}], "nothing of it was committed or dropped: it begins again"
-    await world.pump.stop()
+    scenario = PumpScenario()
+    scenario.consumer.committing = (P0,)
+    await scenario.feed(P0, 1)
+    assert await scenario.pump.seeks.skip(P0, 2, "bad") == "will be skipped"
+    await scenario.feed(P0, 2)
+    await scenario.clock.advance(1)
+    assert scenario.consumer.sought == []
+    scenario.consumer.committing = ()
+    await scenario.clock.advance(1)
+    assert [[record.value for record in records] for records, _ in scenario.transactions.written] == [[b"1"]]
+    assert scenario.consumer.sought == [(P0, 3)]
+    scenario.consumer.committing, scenario.consumer.most_looks = (P1,), 10_000
+    await scenario.feed(P1, 4)
+    assert await scenario.pump.seeks.skip(P1, 5, "bad") == "will be skipped"
+    await scenario.feed(P1, 5)
+    await scenario.clock.advance(60)
+    assert scenario.consumer.rewound == [{P1: 2}], "nothing of it was committed or dropped: it begins again"
+    await scenario.pump.stop()
 
 
-class AbortingWorld(World):
+class AbortingScenario(PumpScenario):
     """One partition with a new event each 0.1 seconds, of which every second transaction fails."""
 
     def __init__(self, delivery: DeliveryConfig) -> None:
@@ -299,68 +299,68 @@ async def test_an_event_that_always_fails_has_its_attempts_though_transactions_f
     ordering: Ordering, shared: bool
 ) -> None:
     """A failed transaction costs it one attempt more at most, and its pauses stay."""
-    world = AbortingWorld(DeliveryConfig(ordering=ordering))
-    world.destination.failing, world.destination.shared = {2}, shared
-    await world.turn(8, abort=True)
+    scenario = AbortingScenario(DeliveryConfig(ordering=ordering))
+    scenario.destination.failing, scenario.destination.shared = {2}, shared
+    await scenario.turn(8, abort=True)
     for _ in range(150):
-        await world.turn(abort=len(world.transactions.written) % 2 == 0)
-    assert [dict(dead.headers)["headrace.dlq.attempts"] for dead in world.dead] == [b"5"]
-    calls = [(attempt, offsets) for _, attempt, offsets in world.destination.deliveries]
-    lost = sum("t.dlq" in topics for topics in world.failed)
+        await scenario.turn(abort=len(scenario.transactions.written) % 2 == 0)
+    assert [dict(dead.headers)["headrace.dlq.attempts"] for dead in scenario.dead] == [b"5"]
+    calls = [(attempt, offsets) for _, attempt, offsets in scenario.destination.deliveries]
+    lost = sum("t.dlq" in topics for topics in scenario.failed)
     assert sum(2 in offsets for _, offsets in calls) <= 5 + 3 * shared + lost
     if ordering == "partition":  # what was not delivered with it at first waits for its end
         assert all(offsets[0] <= 2 for _, offsets in calls[: calls.index((5, [2]))])
-    await world.turn(abort=False)
-    assert world.committed.offset == world.end
-    assert not [lane.tried for lane in world.pump.lanes.values() if isinstance(lane, ResumingLane) and lane.tried]
-    await world.pump.stop()
+    await scenario.turn(abort=False)
+    assert scenario.committed.offset == scenario.end
+    assert not [lane.tried for lane in scenario.pump.lanes.values() if isinstance(lane, ResumingLane) and lane.tried]
+    await scenario.pump.stop()
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 async def test_a_pause_stays_through_a_failed_transaction(ordering: Ordering) -> None:
     """Else a short failure would use up all attempts at once, only because transactions fail."""
     retry, batch = RetryConfig(first_delay_seconds=4), BatchConfig(max_records=1)
-    world = AbortingWorld(DeliveryConfig(ordering=ordering, retry=retry, batch=batch))
-    world.destination.failing = {0}
+    scenario = AbortingScenario(DeliveryConfig(ordering=ordering, retry=retry, batch=batch))
+    scenario.destination.failing = {0}
     for turn in range(600):
-        await world.turn(abort=turn % 2 > 0)
-    calls = [(time, attempt) for time, attempt, offsets in world.destination.deliveries if 0 in offsets]
+        await scenario.turn(abort=turn % 2 > 0)
+    calls = [(time, attempt) for time, attempt, offsets in scenario.destination.deliveries if 0 in offsets]
     assert [attempt for _, attempt in calls[:5]] == [1, 2, 3, 4, 5]
     pauses = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(calls[:5])]
     assert all(pause >= 0.4 * 2**index for index, pause in enumerate(pauses))
-    assert all(offsets for _, _, offsets in world.destination.deliveries)
-    await world.pump.stop()
+    assert all(offsets for _, _, offsets in scenario.destination.deliveries)
+    await scenario.pump.stop()
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 async def test_others_do_not_wait_for_an_event_that_failed_before_an_abort(ordering: Ordering) -> None:
     """They are delivered together at once; in order `partition` those after it wait."""
-    world = AbortingWorld(DeliveryConfig(ordering=ordering, retry=RetryConfig(first_delay_seconds=20)))
-    world.destination.failing = {1, 3}
-    await world.turn(6, abort=True)
-    assert world.destination.deliveries[-1][1:] == (1, [0, 2, 4, 5])
-    assert await world.commit() == ["0", "2", "4", "5"]
-    await world.pump.stop()
+    scenario = AbortingScenario(DeliveryConfig(ordering=ordering, retry=RetryConfig(first_delay_seconds=20)))
+    scenario.destination.failing = {1, 3}
+    await scenario.turn(6, abort=True)
+    assert scenario.destination.deliveries[-1][1:] == (1, [0, 2, 4, 5])
+    assert await scenario.commit() == ["0", "2", "4", "5"]
+    await scenario.pump.stop()
 
 
 async def test_a_seek_and_another_owner_begin_with_the_first_attempt() -> None:
     """Only a failed transaction in this process keeps the attempts."""
-    world = AbortingWorld(DeliveryConfig(ordering="none"))
-    world.destination.failing = {0}
+    scenario = AbortingScenario(DeliveryConfig(ordering="none"))
+    scenario.destination.failing = {0}
     for how in ("seek", "revoke", "lose"):
-        await world.turn(abort=False)
-        await world.clock.advance(0.3)
-        await world.turn(abort=True)
-        await world.clock.advance(0.3)
-        await world.turn(abort=how != "seek")
+        await scenario.turn(abort=False)
+        await scenario.clock.advance(0.3)
+        await scenario.turn(abort=True)
+        await scenario.clock.advance(0.3)
+        await scenario.turn(abort=how != "seek")
         if how == "revoke":
-            await world.pump.on_revoked([P0], Deadline(world.clock, 0))
+            await scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0))
         elif how == "lose":
-            world.pump.on_lost([P0])
-        count = len(world.destination.deliveries)
-        await world.begin_again()
-        assert [attempt for _, attempt, offsets in world.destination.deliveries[count:] if 0 in offsets] == [1]
-    await world.pump.stop()
+            scenario.pump.on_lost([P0])
+        count = len(scenario.destination.deliveries)
+        await scenario.begin_again()
+        assert [attempt for _, attempt, offsets in scenario.destination.deliveries[count:] if 0 in offsets] == [1]
+    await scenario.pump.stop()
 
 
 TOO_LARGE, REFUSED, ABORTED = RecordTooLarge("5000 bytes"), RecordRefused("no key"), KafkaTimeout()
@@ -389,7 +389,7 @@ def test_one_transaction_shows_every_output_that_kafka_refuses(
     """
     held, offsets = HeldOutputs(compressed=compressed), range(len(outputs))
     held.hold(P0, offsets, outputs)
-    held.ended(RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in offsets]), Outcome.DELIVERED)
+    held.completed(RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in offsets]), Outcome.DELIVERED)
     refused = held.refuse([(P0, output) for output in held.take(P0)], results)
     assert refused == {(P0, offset): why for offset, why in zip(offsets, expected, strict=True) if why}
     again = held.hold(P0, offsets, outputs)
@@ -410,17 +410,17 @@ def test_a_transaction_names_its_member_only_while_the_assignment_stands(
 async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:
     """Few deliveries at a time, and each partition has outputs that wait for the next transaction."""
     size, in_flight = 100_000, 4
-    world = World(DeliveryConfig(max_in_flight=in_flight))
-    world.destination.output, world.consumer.most_looks = b"x" * size, 1_000_000
+    scenario = PumpScenario(DeliveryConfig(max_in_flight=in_flight))
+    scenario.destination.output, scenario.consumer.most_looks = b"x" * size, 1_000_000
     partitions = [TopicPartition("many", number) for number in range(1000)]
-    world.pump.on_assigned(dict.fromkeys(partitions, 1), {})
-    world.consumer.committing = partitions
+    scenario.pump.on_assigned(dict.fromkeys(partitions, 1), {})
+    scenario.consumer.committing = partitions
     for partition in partitions:
-        await world.feed(partition, 0)
-    await world.clock.settle()
-    assert 100 <= world.destination.most_held <= 33_554_432 // size + 2 * in_flight
-    world.consumer.committing = ()
-    assert sum([len(await world.commit()) for _ in range(100)]) == len(partitions)
-    assert world.destination.most_held <= 33_554_432 // size + 2 * in_flight
-    assert (world.held._size_bytes, world.held._ended, world.pump._next) == (0, {}, {})
-    await world.pump.stop()
+        await scenario.feed(partition, 0)
+    await scenario.clock.settle()
+    assert 100 <= scenario.destination.most_held <= 33_554_432 // size + 2 * in_flight
+    scenario.consumer.committing = ()
+    assert sum([len(await scenario.commit()) for _ in range(100)]) == len(partitions)
+    assert scenario.destination.most_held <= 33_554_432 // size + 2 * in_flight
+    assert (scenario.held._size_bytes, scenario.held._completed, scenario.pump._next) == (0, {}, {})
+    await scenario.pump.stop()

@@ -192,14 +192,6 @@ def test_references_work_in_scopes_and_extensions(tmp_path: Path, monkeypatch: p
         assert (sasl.oauth.scopes, sasl.oauth.extensions) == (["read", "write"], {"cluster": "lkc1"})
 
 
-def test_words_of_a_path_stay(tmp_path: Path) -> None:
-    """Only names of settings are translated; the command can be run as it is."""
-    (tmp_path / "key").mkdir()
-    (tmp_path / "key/certificate.jks").write_bytes(b"x")
-    why = refusal(tmp_path, {"caCert": "key/certificate.jks"})
-    assert f"keytool -list -rfc -keystore {tmp_path}/key/certificate.jks > {tmp_path}/key/certificate.jks.pem" in why
-
-
 VOLUME = {
     "volume": {"name": "s", "secret": {"secretName": "kafka-creds"}},
     "volumeMount": {"name": "s", "mountPath": "/etc/nuclio/kafka-secret"},
@@ -279,8 +271,8 @@ KAFKA = {
     [
         ({}, ""),
         ({"brokers": ["b:9092", "a:9092"]}, ""),
-        ({"brokers": ["c:9092"]}, "k.attributes.brokers: names brokers of its own and neither TLS nor a login"),
-        ({"brokers": ["a:9092"]}, "brokers: names brokers of its own and neither TLS nor a login"),
+        ({"brokers": ["c:9092"]}, "k.attributes.brokers: names other brokers without TLS and login"),
+        ({"brokers": ["a:9092"]}, "brokers: names other brokers without TLS and login"),
         ({"brokers": ["c:9092"], **NO_TLS}, ""),
         ({"brokers": ["c:9092"], "sasl": PLAIN}, ""),
         ({"sasl": PLAIN}, "sasl.enable: has TLS of its own without caCert"),

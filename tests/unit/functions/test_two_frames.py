@@ -1,8 +1,7 @@
-"""A worker has one frame at work and one at hand: what becomes of both, however the worker ends."""
+"""A worker has one frame at work and another one that waits in it."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -80,20 +79,6 @@ async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_
         second = function.begin(*[b"a"] * 2, partition=1)
         await function.until(lambda: first and second)
         assert (first, second, function.service.restarts) == ([[ACK] * 6], [[ACK] * 2], 0)
-
-
-async def test_a_cancelled_delivery_at_hand_is_not_begun(write_function: Write, running: Run) -> None:
-    """Its partition was given up, and its records are delivered elsewhere."""
-    folder = write_function(WAITS)
-    async with running(folder) as function:
-        first, second = await two_frames(function, folder)
-        function.tasks[1].cancel()
-        await asyncio.wait([function.tasks[1]])
-        assert function.in_flight() == 1
-        (folder / "go wait").touch()
-        await function.until(lambda: first)
-        assert await function.deliver(b"last") == [ACK]
-        assert not second and [name for name, _ in calls(folder)] == ["before", "wait", "after", "last"]
 
 
 async def test_a_drain_callback_follows_both_frames(write_function: Write, running: Run, monkeypatch: Any) -> None:

@@ -96,21 +96,21 @@ async def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_fun
 
 
 def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
-    """A worker that is told to end in the instant before it begins to wait does not wait."""
+    """A worker that gets the signal just before it begins to wait does not wait."""
 
     class Late(Worker):
-        """Is told to end right after it has looked whether it was."""
+        """Gets the signal right after it has checked for one."""
 
         @property
         def _stop_requested(self) -> bool:
-            asked = self.__dict__.get("asked", False)
-            if not asked:
+            requested = self.__dict__.get("requested", False)
+            if not requested:
                 self.request_stop()
-            return asked
+            return requested
 
         @_stop_requested.setter
         def _stop_requested(self, value: bool) -> None:
-            self.__dict__["asked"] = value
+            self.__dict__["requested"] = value
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -133,7 +133,7 @@ def test_a_signal_after_the_last_wait_for_records_ends_no_callback() -> None:
 
 
 async def test_a_worker_that_is_not_started_yet_keeps_no_caller() -> None:
-    """A caller that was given the process before it asks the next one."""
+    """A caller that was given the process before it calls the next one."""
     process = WorkerProcess("w", lambda records, seconds: None)
     with pytest.raises(WorkerLost) as caught:
         await asyncio.wait_for(process.serve(TopicPartition("t", 0), bytearray(b"x"), 1, {}), 5)
@@ -149,7 +149,7 @@ async def test_a_flood_without_newlines_is_cut_in_the_log(caplog: pytest.LogCapt
     assert len(output._held) <= 65_536
     assert len(caplog.records) <= 1000
     output.connection_lost(None)
-    assert "left out of the log" in caplog.text
+    assert "dropped lines=" in caplog.text
 
 
 async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,10 +164,10 @@ async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pyte
         output.connection_lost(None)
     lines = [record.getMessage() for record in caplog.records]
     logged = [line for line in lines if ": line " in line or line.endswith("first")]
-    (left_out,) = [line for line in lines if "left out" in line][:1]
+    (dropped,) = [line for line in lines if "dropped lines=" in line][:1]
     assert logged[0] == "worker 0: first" and 1000 <= len(logged) <= 2000
-    counted = sum(int(line.split("lines=")[1].split()[0]) for line in lines if "left out" in line)
-    assert counted + len(logged) == 100_001, left_out
+    counted = sum(int(line.split("lines=")[1].split()[0]) for line in lines if "dropped lines=" in line)
+    assert counted + len(logged) == 100_001, dropped
 
 
 async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_ends(

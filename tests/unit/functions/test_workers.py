@@ -109,7 +109,7 @@ async def test_texts_of_events_are_bytes_without_decoding(
 
 @pytest.mark.parametrize("code", table(__file__, "async_handlers_run"))
 async def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
-    """Async, a plain function that returns a coroutine, and a plain handler beside an async init_context."""
+    """Async, a plain function that returns a coroutine, and a plain handler with an async init_context."""
     async with running(write_function(code, outputTopic="out")) as function:
         assert await function.deliver(b"a", b"b") == [ACK, ACK]
         assert [record.value for record in function.written] == [b"ran", b"ran"]
@@ -121,7 +121,7 @@ async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, runn
         import sys
         def handler(context, event):
             if event.body == b"raise":
-                raise ValueError("told so")
+                raise ValueError("no seat")
             if event.body == b"exit":
                 sys.exit(1)
             if event.body == b"status":
@@ -136,7 +136,7 @@ async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, runn
         outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
         assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
         assert [outcome.error for outcome in outcomes[1:5]] == ["ValueError", "SystemExit", "status 503", "TypeError"]
-        assert outcomes[1].reason == "ValueError: told so" and "main.py" in outcomes[1].stack
+        assert outcomes[1].reason == "ValueError: no seat" and "main.py" in outcomes[1].stack
         assert [record.value for record in function.written] == [b"tombstone"]
 
 
@@ -182,12 +182,12 @@ async def test_a_result_that_cannot_be_sent_fails_its_own_record(
 async def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
     write_function: Write, running: Run, prefix: str, own: dict[str, Any], stops: bool
 ) -> None:
-    """A frame stops there, and the others of its delivery are given back; not after the last attempt."""
+    """A frame stops there, and the others of its delivery are released; not after the last attempt."""
     code = f"""
         {prefix}def handler(context, event):
             context.emit("seen", value=event.body)
             if event.body == b"raise":
-                raise ValueError("told so")
+                raise ValueError("no seat")
     """
     async with running(write_function(code, **own)) as function:
         replies = await function.deliver(b"a", b"raise", b"b", b"raise", b"c")
@@ -198,7 +198,7 @@ async def test_nothing_is_begun_after_a_failure_that_is_retried_in_order(
 
 
 async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: Write, running: Run) -> None:
-    """Schemas are asked once; foreign bytes, cut bytes and unknown schemas end their own record only."""
+    """Schemas are requested once; foreign bytes, cut bytes and unknown schemas end their own record only."""
     code = """
         def handler(context, event):
             return {"carrier": event.body["carrier"], "size": event.size}
@@ -219,7 +219,7 @@ async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: W
             b'{"carrier":"UA","size":8}',
             b'{"carrier":"AA","size":9}',
         ]
-        assert sorted(function.asked) == [7, 8, 9, 9, 10]
+        assert sorted(function.requested) == [7, 8, 9, 9, 10]
 
 
 AVRO_PART = '{"type":"record","name":"A","fields":[{"name":"by","type":"int"}]}'
@@ -259,7 +259,7 @@ async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
 
 
 async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
-    """No attempt is used up, and it goes on by itself."""
+    """No attempt is used up, and the delivery resumes."""
     async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
         function.schemas = {7: RegistryUnavailable("no response")}
         with pytest.raises(DestinationUnavailable, match="schema 7 cannot be read: no response"):
@@ -289,8 +289,8 @@ async def test_readiness_names_a_worker_that_does_not_come_up(
     """And deliveries are refused with the same reason instead of waiting for ever."""
     async with running(write_function(code)) as function:
         assert function.service.readiness().reason == "no worker is up yet"
-        await function.until(lambda: "does not come up" in function.service.readiness().reason)
-        assert function.service.readiness().reason.startswith("worker 0 does not come up")
+        await function.until(lambda: "failed to start" in function.service.readiness().reason)
+        assert function.service.readiness().reason.startswith("worker 0 failed to start")
         assert reason in function.service.readiness().reason
         with pytest.raises(DestinationUnavailable) as refused:
             await function.deliver(b"a")
@@ -307,7 +307,7 @@ async def test_a_function_that_could_not_start_recovers_by_itself(write_function
     """
     folder = write_function(code)
     async with running(folder) as function:
-        await function.until(lambda: "does not come up" in function.service.readiness().reason)
+        await function.until(lambda: "failed to start" in function.service.readiness().reason)
         (folder / "there").write_text("")
         await function.ready()
         assert await function.deliver(b"a") == [ACK]

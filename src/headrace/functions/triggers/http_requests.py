@@ -22,24 +22,27 @@ from headrace.runtime.telemetry.correlation import correlation_id
 
 _HEALTH: Final = "/__internal/health"
 _CREDENTIALS: Final = (b"authorization", b"x-scope-token")
-"""Headers for Headrace, which handlers do not get if it authenticates callers."""
+"""Credentials for Headrace; handlers do not get them if callers are authenticated."""
 _MOST_WAITING_BYTES: Final = 67_108_864
-"""Of the bodies of all requests in flight."""
+"""Limit for the bodies of all requests in flight together."""
 _NO_CONTENT: Final = (204, 304)
 
 
 class FunctionRequests(Router):
-    """Sends every request to one function, but those that ask for its health."""
+    """Sends every request to one function, except those for its health."""
 
     def __init__(
         self, workers: FunctionService, trigger: HttpTrigger, destination: FunctionDestination, settings: HttpConfig
     ) -> None:
         super().__init__(())
         self.name = f"{workers.spec.name}.{trigger.name}"
-        self._workers, self._destination, self._settings = workers, destination, settings
+        self._workers = workers
+        self._destination = destination
+        self._settings = settings
         self._wait_seconds = trigger.worker_wait_ms / 1000 if trigger.worker_wait_ms >= 0 else 10.0
-        self._numbers, self._free = itertools.count(), list[int]()
-        """Numbers of requests in flight, which are used again."""
+        self._numbers = itertools.count()
+        self._free = list[int]()
+        """Numbers of completed requests, for reuse."""
         self._bytes = 0
         rule = Rule((WRITE,), "call", "function")
         self._endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
@@ -79,7 +82,7 @@ class FunctionRequests(Router):
         await response.send(send)
 
     async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
-        """Return the handler's response, else an error without the words of the worker, which are for the log."""
+        """Return the handler's response, or an error without the worker's text, which is only for the log."""
         try:
             reply, output = await self._destination.answer(work, self._wait_seconds, gone)
         except WorkerLost as lost:

@@ -23,7 +23,9 @@ from headrace.functions.triggers.trigger_security import SecurityReader, Written
 
 def _broker(text: str) -> str:
     if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", text):
-        raise ValueError(f"is {text!r}, which is no broker: write host:port, and several as a list under brokers")
+        raise ValueError(
+            f"is {text!r}, which is not a valid broker: write host:port, and several as a list under brokers"
+        )
     return text
 
 
@@ -49,16 +51,16 @@ class KafkaAttributes(FilePart):
     brokers: Annotated[list[Annotated[str, AfterValidator(_broker)]], BeforeValidator(is_list)] = []
     """Brokers the file names; empty means those of headrace.yaml."""
     security: KafkaSecurity | None = None
-    """TLS and login of its own; None for those of headrace.yaml, or plain text on brokers of its own."""
+    """Its TLS and login; None for those of headrace.yaml, or for plain text if the file names brokers."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
     balance_strategy: Annotated[Literal["sticky", "range", "roundrobin"], AnyCase] = "sticky"
     session_timeout: Annotated[float, Field(ge=0.01, le=3600), Duration] = 10.0
     heartbeat_interval: Annotated[float, Field(ge=0.001, le=3600), Duration] = 3.0
     max_processing_time: Limit = 300.0
-    """The longest time in which no record of a partition ends while the partition is still fetched."""
+    """After this time without a completed record, a partition is not fetched until one completes."""
     rebalance_timeout: Annotated[float, Field(ge=0.001, le=86_400), Duration] = _DEFAULTS["rebalance_timeout"]
     max_wait_handler: Annotated[Limit, Field(alias="maxWaitHandlerDuringRebalance")] = 5.0
-    """The longest wait for records in flight before a partition is given up."""
+    """The longest wait for records in flight before a partition is released."""
     retry_backoff: Annotated[float, Field(ge=0, le=300), Duration] | None = None
     max_wait_time: Annotated[float, Field(ge=0.001, le=50), Duration] = _DEFAULTS["max_wait_time"]
     fetch_min: Annotated[int, Field(ge=0, le=100_000_000), Number] = 1
@@ -66,7 +68,7 @@ class KafkaAttributes(FilePart):
     fetch_max: Whole = 0
     """Bytes of the largest record that a worker gets; 0 for no limit."""
     ack_window_size: Whole = 0
-    """Records by which the committed offset stays behind what has ended."""
+    """Records by which the committed offset stays behind the completed ones."""
     commit_interval: Annotated[float, Field(ge=0.01, le=3600), Duration] = 1.0
     """Time from one commit to the next. A setting of Headrace; Nuclio's is 1s too."""
     admin_timeout: Limit | None = None
@@ -148,14 +150,14 @@ class KafkaTrigger(Trigger):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.allocation == "key":  # with upTo, an acknowledgement would end records that other workers keep
+        if self.allocation == "key":  # with upTo, an acknowledgement would complete records of other workers
             own = {"ordering": "key", "explicit_ack_ends": "one"}
             self.__dict__.update({name: own[name] for name in own.keys() - self.model_fields_set})
         fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
                 raise ValueError(f"{name} is {topic}, which this trigger consumes: write another topic")
-        longest = self.kafka.max_processing_time  # without an end of a record the partition is not fetched any more
+        longest = self.kafka.max_processing_time  # without a completed record the partition is not fetched any more
         if self.batch.mode == "enable" and self.batch.timeout >= longest:
             text = f"batch.timeout is {self.batch.timeout:g}s, and maxProcessingTime {longest:g}s"
             raise ValueError(f"{text}: write less than it")

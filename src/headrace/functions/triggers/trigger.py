@@ -12,7 +12,7 @@ from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, P
 from headrace.functions.sections import FileReader, FileSection
 
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
-"""What `onFailure` means for errors without a line of their own."""
+"""What `onFailure` means for errors that `retry.errors` does not name."""
 
 
 class HandlerBatch(FilePart):
@@ -27,7 +27,7 @@ class HandlerBatch(FilePart):
 class Trigger(FilePart):
     """The settings of triggers of every kind: workers, formats, output, and the policy for failed events.
 
-    A kind of trigger is a subclass: with its settings, and perhaps with a way of its own to read them.
+    Each kind of trigger is a subclass with its settings.
     """
 
     mapping: ClassVar[str]
@@ -46,7 +46,7 @@ class Trigger(FilePart):
     num_workers: Workers = 0
     max_workers: Workers = 0
     allocator_name: Annotated[str, Field(alias="workerAllocatorName", pattern=r"^[A-Za-z0-9._-]*$")] = ""
-    """Triggers with the same name share their workers; empty for workers of its own."""
+    """Triggers with the same name share their workers; empty for separate workers."""
     allocation: Annotated[Literal["pool", "static", "key"], Field(alias="workerAllocationMode"), AnyCase] = "pool"
     """`pool`: the first free worker; `static`: a partition always has the same one; `key`: a key has."""
     termination_seconds: Annotated[float, Field(ge=0, alias="workerTerminationTimeout"), Duration] = 10.0
@@ -55,24 +55,24 @@ class Trigger(FilePart):
     """Resident memory of a worker, above which it is replaced; 0 for no limit. A setting of Headrace."""
     on_failure: Annotated[Literal["retry", "deadLetter", "handled", "stop"], AnyCase] = "retry"
     """What happens to a record whose handler fails; a setting of Headrace. `retry`: called again, as `retry` sets it,
-    then a dead letter. `deadLetter`: a dead letter at once. `handled`: it has ended, as in Nuclio, and counts as
-    failed. `stop`: its partition stops after the last attempt."""
+    then a dead letter. `deadLetter`: a dead letter at once. `handled`: completed, as in Nuclio, and counted as failed.
+    `stop`: its partition stops after the last attempt."""
     explicit_ack_mode: Annotated[Literal["disable", "enable", "explicitOnly"], AnyCase] = "disable"
-    """Whether a record ends with its handler, with an explicit acknowledgement, or with either."""
+    """Whether the handler, an explicit acknowledgement, or either of them completes a record."""
     explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
-    """The longest wait for acknowledgements before a partition is given up."""
+    """The longest wait for acknowledgements before a partition is released."""
     explicit_ack_ends: Annotated[Literal["upTo", "one"], AnyCase] = "upTo"
-    """What an explicit acknowledgement ends: its record and those before it, as in Nuclio, or its record. A setting
-    of Headrace."""
+    """What an explicit acknowledgement completes: its record and those before it, as in Nuclio, or its record only. A
+    setting of Headrace."""
     batch: HandlerBatch = HandlerBatch()
     delivery: Annotated[Literal["at_least_once", "exactly_once"], AnyCase] = "at_least_once"
     """Whether outputs and offsets are committed in one transaction."""
     ordering: Annotated[Ordering, AnyCase] = "partition"
-    """The records that wait for each other; a setting of Headrace, as the following."""
+    """Which records wait for each other; a setting of Headrace, as are the following."""
     key_format: Annotated[FormatName, AnyCase] = "binary"
     value_format: Annotated[FormatName, AnyCase] = "binary"
     output_topic: Annotated[TopicName, AfterValidator(external_topic)] | Literal[""] = ""
-    """Topic of the outputs; empty when there are none."""
+    """Topic of the outputs; empty for none."""
     output_format: Annotated[PlainFormatName, AnyCase] = "json"
     dead_letter: Annotated[
         DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})

@@ -22,7 +22,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 """Attributes, and their setting in `KafkaSecurity`."""
 _CERTIFICATE: Final = "certificate"
 _REPORTED: Final = "-"
-"""Stands for a value whose problem is reported: anything but an empty text."""
+"""Replaces a value whose problem is reported; must not be empty."""
 _BOOL: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
@@ -46,19 +46,23 @@ class Written(NamedTuple):
 
 
 class SecurityReader:
-    """Makes the `KafkaSecurity` of one trigger, and reports what is wrong with it."""
+    """Makes the `KafkaSecurity` of one trigger, and reports what is wrong."""
 
     def __init__(self, written: Mapping[str, Written], attributes: KeyPath, file: FileReader) -> None:
         """Take what is written, by the names in `LOGIN`, and the path of the attributes."""
-        self._written, self._attributes, self._files = written, attributes, file.secrets
-        self._wrong, self._warn, self._is_wrong = file.wrong, file.warn, False
+        self._written = written
+        self._attributes = attributes
+        self._files = file.secrets
+        self._wrong = file.wrong
+        self._warn = file.warn
+        self._is_wrong = False
         self._references = FileReferences(file.secrets.file, file.secrets.file.parent, os.environ, self._report_setting)
 
     def read(self) -> KafkaSecurity | None:
         """Return the trigger's TLS and login; None if it says nothing of them.
 
         Raises:
-            ValidationError: Of `KafkaSecurity`; `explained` says it in the names of the file.
+            ValidationError: Of `KafkaSecurity`; `explained` translates it to the names of the file.
         """
         tls, sasl = self._switch("tls.enable"), bool(self._switch("sasl.enable"))
         has_tls = bool(tls or {"caCert", "accessCertificate", "accessKey"} & self._written.keys())
@@ -129,7 +133,7 @@ class SecurityReader:
         if not isinstance(found, str):
             return found
         if LOGIN[name].type in ("list", "pairs"):
-            self._references.texts.pop(path, None)  # it stands for a part only
+            self._references.texts.pop(path, None)  # it replaces a part only
             parts = [part.strip() for part in found.split(",")]
             pairs = (part.partition("=") for part in parts)
             return parts if LOGIN[name].type == "list" else {key.strip(): text for key, _, text in pairs}
@@ -193,8 +197,8 @@ def cluster_problem(security: KafkaSecurity | None, brokers: Sequence[str], kafk
         if security or protocol == "plaintext":
             return ""
         return (
-            f"names brokers of its own and neither TLS nor a login, while headrace.yaml reaches its brokers by "
-            f"{protocol}, which is not taken over: write tls and sasl here, or tls.enable: false for plain text"
+            f"names other brokers without TLS and login, while headrace.yaml reaches its brokers by {protocol}, which "
+            "does not apply here: write tls and sasl here, or tls.enable: false for plain text"
         )
     if security is None:
         return ""

@@ -1,6 +1,6 @@
-"""`python -m headrace.functions.worker WIRE PROGRESS CLAIMS`: one worker process on three inherited descriptors.
+"""`python -m headrace.functions.worker SOCKET PROGRESS CLAIMS`: one worker process on three inherited descriptors.
 
-WIRE is a socket to the parent. PROGRESS is a file whose first 8 bytes the parent watches. CLAIMS is a pipe that has
+SOCKET is connected to the parent. PROGRESS is a file whose first 8 bytes the parent watches. CLAIMS is a pipe that has
 the number of each frame until it is begun or recalled. SIGTERM lets the present frame end; the parent handles the
 terminal's interrupt.
 """
@@ -29,8 +29,8 @@ _OOM_SCORE = "500"
 
 def main() -> int:
     """Run the worker and return its exit code."""
-    numbers = wire_number, progress_number, claims_number = tuple(map(int, sys.argv[1:]))
-    # Programs that the handler starts must not hold the wire: its end shows the parent that the worker has ended.
+    numbers = socket_number, progress_number, claims_number = tuple(map(int, sys.argv[1:]))
+    # Programs that the handler starts must not hold the socket: its end shows the parent that the worker has ended.
     for number in numbers:
         os.set_inheritable(number, False)
     gc.set_threshold(10_000)  # the events of a frame live until it ends: collections in between find nothing
@@ -39,7 +39,7 @@ def main() -> int:
     faulthandler.enable()  # a crash in native code names the line of the handler
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    worker = Worker(socket.socket(fileno=wire_number), mmap.mmap(progress_number, mmap.PAGESIZE), claims_number)
+    worker = Worker(socket.socket(fileno=socket_number), mmap.mmap(progress_number, mmap.PAGESIZE), claims_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, worker.request_stop)
     setup = worker.receive_setup()

@@ -24,20 +24,20 @@ Handler = Callable[[Any, Any], Any]
 
 
 class Unusable(Exception):
-    """The handler cannot be loaded or set up; the text has the next step."""
+    """The handler cannot be loaded or set up; the text says what to do."""
 
 
 def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] | None]:
     """Return the handler function and the `init_context` of the module that defines it, None if it has none.
 
     Raises:
-        Unusable: There is no such function, or importing its module failed.
+        Unusable: The function does not exist, or importing its module failed.
     """
     module_name, function_name = text.split(":")
     sys.path.insert(0, folder)
     for name in ("nuclio_sdk", "nuclio"):
         found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # not installed; a folder of this name is no package
+        if found is None or found.origin is None:  # not installed; a folder of this name does not count
             sys.modules[name] = sdk
     try:
         module = importlib.import_module(module_name)
@@ -95,7 +95,7 @@ def body_type(handler: Handler) -> Any:
 
 
 def trace_of(error: BaseException) -> str:
-    """Return an error with the stack of the user's code; one that is long is cut at its beginning."""
+    """Return an error with the stack of the user's code; a long stack loses its beginning."""
     import traceback
 
     stack = error.__traceback__.tb_next if error.__traceback__ else None
@@ -116,16 +116,17 @@ class Responses:
     """Turns what a handler returns into a result."""
 
     nothing: object = None
-    """What a handler returns that needs no result."""
+    """The return value that needs no result."""
 
     def __init__(self, output_format: str, used: bool = True) -> None:
-        """Encode outputs by a format (`json`, `string`, `binary`); what is returned is an output only if it is used."""
-        self._format, self._used = output_format, used
+        """Encode outputs in a format (`json`, `string`, `binary`); without `used`, return values are not outputs."""
+        self._format = output_format
+        self._used = used
 
     def result_of(self, response: Any) -> AnyResult:
         """Return the result of a record, None for success without output.
 
-        A list is several replies, each of its items one output. None is no output.
+        A list is several replies, and each item is one output. None is not an output.
 
         Raises:
             TypeError: The output format cannot hold the returned value.
@@ -162,8 +163,8 @@ class Responses:
         if any(replies):
             response = [replies[event.id] for event in events if event.id in replies]
         if len(response) != len(events):
-            of = f"of {len(events)} events for {len(response)}"
-            raise TypeError(f"the handler answered a batch {of}: return one reply per event, or one that is no list")
+            count = f"{len(response)} replies for a batch of {len(events)} events"
+            raise TypeError(f"the handler returned {count}: return one reply per event, or a value that is not a list")
         return [self.result_of(reply) for reply in response]
 
     def emitted(self, topic: str, key: Any, value: Any, headers: Any) -> Output:
@@ -175,7 +176,7 @@ class Responses:
         """
         valid = _TOPIC.fullmatch(topic or "")
         if topic and not valid:
-            raise ValueError(f"emit to {topic!r}, which no topic can be named: use letters, digits and . _ - only")
+            raise ValueError(f"emit to {topic!r}, which is not a valid topic name: use letters, digits and . _ - only")
         if not (topic or self._used):
             raise ValueError("emit without a topic, and the trigger has no outputTopic: give one of them")
         return Output(self.encode(value), headers_of(headers or ()), valid[0] if valid else "", self.encode(key))
@@ -234,12 +235,12 @@ def _text(body: Any) -> str:
 def to_json(value: Any) -> bytes:
     """Return JSON in which NaN and infinities are the strings "NaN", "Infinity", "-Infinity"."""
     text = msgspec.json.encode(value, enc_hook=describe)
-    # The encoder writes null for them, so only a text with a null may need the slow way.
+    # The encoder writes null for them, so only a text with null needs the second pass.
     return msgspec.json.encode(_name_non_numbers(value), enc_hook=describe) if b"null" in text else text
 
 
 def describe(value: Any) -> Any:
-    """Return what stands in JSON for an object: what its `__log__` returns, else its `repr`."""
+    """Return the JSON form of an object: what its `__log__` returns, else its `repr`."""
     if hasattr(value, "__log__"):
         return value.__log__()
     return repr(value)

@@ -1,4 +1,4 @@
-"""Requests in the worker: what a handler gets of one, and the response that its result becomes."""
+"""Requests in the worker: the event of a request, and the response from the handler's result."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from headrace.functions.worker.handler import Responses, parts_of, to_json
 
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
-"""Headers of responses that do not come from the handler's."""
+"""Headers that a handler cannot set."""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
@@ -32,16 +32,16 @@ class RequestResponses(Responses):
         if is_json:
             data = to_json(repr(body) if isinstance(body, bytes) else body)
         if not (isinstance(status, int) and 200 <= status <= 599):
-            raise ValueError(f"the handler answered status {status!r}: return a number from 200 to 599")
+            raise ValueError(f"the handler returned status {status!r}: return a number from 200 to 599")
         own = [(str(name).lower(), value or b"") for name, value in headers]
         sent = [("content-type", str(kind).encode()), *(each for each in own if each[0] not in _OWN_HEADERS)]
         if wrong := [name for name, value in sent if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))]:
-            raise ValueError(f"the handler answered header {wrong[0]!r}, whose name or value HTTP does not allow")
+            raise ValueError(f"the handler returned header {wrong[0]!r}, whose name or value HTTP does not allow")
         output = protocol.Output(data, [(":status", b"%d" % status), *sent])
         return protocol.Result([output], error=f"status {status}" if status >= 400 else "")
 
     def event_of(self, work: protocol.Work, info: TriggerInfo, typed: bool) -> Event:
-        """Return the event of a request; `typed` leaves a body of JSON to what makes the handler's type of it."""
+        """Return the event of a request; with `typed` the body of JSON is decoded later, into the handler's type."""
         from urllib.parse import parse_qsl, unquote  # here, so that functions without requests start without it
 
         pairs, body = (work.headers or [None])[0] or (), work.values[0] or b""

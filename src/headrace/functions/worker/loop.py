@@ -1,7 +1,7 @@
-"""The worker's loop: load, set up, then read a frame, serve it, response, until the parent closes or SIGTERM comes.
+"""The worker's loop: load, set up, then read and serve frames until the parent disconnects or sends SIGTERM.
 
-A plain handler runs without an event loop, which is quickest to start and to run. With an async one, reading and
-serving run on an event loop. So background tasks of the handler run while the worker waits for records.
+A plain handler runs without an event loop, which is the fastest to start and to run. With an async one, reading and
+serving run on an event loop, so background tasks of the handler run while the worker waits for records.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _CLOSED = "the worker ends, and its connection to Headrace is closed"
 
 
 class Acks:
-    """The acknowledgements of one worker that the parent has not answered."""
+    """The acknowledgements of one worker that await a response of the parent."""
 
     def __init__(self, send: Callable[[protocol.ToParent], None]) -> None:
         """Prepare; `send` sends a message to the parent."""
         self.read: Callable[[], object] | None = None
-        """Waits for bytes of the parent and takes them; None if an event loop does that while the handler waits."""
+        """Waits for bytes of the parent and takes them; None if an event loop does that."""
         self.closed = False
         """Whether the parent has closed the connection."""
         self._send = send
@@ -51,7 +51,7 @@ class Acks:
         self._number = 0
 
     async def send(self, topic: str, partition: int, offset: int) -> str:
-        """Acknowledge a record; return why that is not possible, empty if the parent has taken it.
+        """Acknowledge a record; return why that is not possible, or an empty text once the parent has taken it.
 
         Raises:
             RuntimeError: Another thread than that of the handler called it.
@@ -76,14 +76,14 @@ class Acks:
             response.set_result(message.problem)
 
     def close(self) -> None:
-        """Response everything: the parent has closed the connection."""
+        """Complete every call: the parent has closed the connection."""
         self.closed = True
         for number in [*self._waiting]:
             self.answered(protocol.Acked(number, _CLOSED))
 
 
 class _Plain:
-    """Runs a plain handler; coroutines that it returns run on an event loop of their own."""
+    """Runs a plain handler; coroutines that it returns run on a separate event loop."""
 
     def __init__(self, read: Callable[[], object] = lambda: None) -> None:
         """Prepare; `read` waits for bytes of the parent and takes them."""
@@ -125,9 +125,10 @@ class _OnEventLoop:
         """Prepare; with a worker, read from its parent."""
         import asyncio  # here, so that plain handlers start without it
 
-        self._runner, self._arrived = asyncio.Runner(), asyncio.Event()
+        self._runner = asyncio.Runner()
+        self._arrived = asyncio.Event()
         if worker:
-            # It reads while the handler waits, too: perhaps for the response to an acknowledgement.
+            # It reads also while the handler waits, perhaps for the response to an acknowledgement.
             self._runner.get_loop().add_reader(worker.end, self._take, worker)
 
     def _take(self, worker: Worker) -> None:
@@ -159,7 +160,7 @@ async def _called(function: Any, arguments: Any) -> None:
 def prepare(
     setup: protocol.Setup, context: Context, progress: mmap.mmap, worker: Worker | None = None
 ) -> tuple[_Plain | _OnEventLoop, Serving]:
-    """Load the handler with its libraries, call `init_context`, and return what serves frames, of a worker if any.
+    """Load the handler with its libraries, call `init_context`, and return what serves frames.
 
     Raises:
         Unusable: One of them failed.
@@ -225,8 +226,8 @@ class Worker:
         self._stop_requested = True
         if self._idle:
             self._idle = False  # another signal must not end the callbacks
-            # Raised out of the read. A frame that arrives in this instant is lost with the process, and the parent,
-            # which sees that none of its records was begun, delivers it to another worker.
+            # Raised out of the read. A frame that arrives now is lost with the process. The parent sees that none of
+            # its records was begun, and sends it to another worker.
             sys.exit(0)
 
     def receive_setup(self) -> protocol.Setup:
@@ -277,7 +278,7 @@ class Worker:
                 self._runs.call(platform.on_termination)
 
     def _report_callback(self, platform: Platform) -> None:
-        """Report a drain callback to the parent, before it takes the worker for idle."""
+        """Report a drain callback to the parent before the frame is completed."""
         if platform.on_drain and not self._has_reported_callback:
             self._has_reported_callback = True
             self._send(protocol.HasDrainCallback())
@@ -293,7 +294,7 @@ class Worker:
 
     def _receive(self) -> protocol.ToWorker | None:
         while not self._received:
-            # Before the test: a signal that comes after it must find the worker idle, or it would wait for ever.
+            # Before the test: a signal after the test must find the worker idle, or it would wait for ever.
             self._idle = True
             if self._stop_requested or self.acks.closed:
                 self._idle = False
@@ -321,5 +322,7 @@ class Worker:
 
     def _write(self, frame: bytearray) -> None:
         if os.getpid() != self._pid:
-            sys.exit(1)  # a fork that returned from the handler: its response would be taken for the next frame's
+            sys.exit(
+                1
+            )  # a fork that returned from the handler: the parent would take its response for that of the next frame
         self.end.sendall(frame)

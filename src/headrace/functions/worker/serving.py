@@ -31,7 +31,7 @@ class Bodies:
         self._schemas: dict[int, Convert | HeadraceError] = {}
 
     def learn(self, schema: protocol.Schema) -> None:
-        """Take a schema; one that is not usable makes its records undecodable and nothing else."""
+        """Take a schema; if it is not usable, only its own records cannot be decoded."""
         try:
             codec = compile_schema(schema.schema_type, schema.text, schema.references)
             self._schemas[schema.schema_id] = codec.decode_python
@@ -39,7 +39,7 @@ class Bodies:
             self._schemas[schema.schema_id] = cause
 
     def decoder(self, format_name: str) -> Convert | None:
-        """Return what decodes a format, None where bytes stay as they are. It raises `DecodeError`."""
+        """Return the decoder of a format, which raises `DecodeError`; None if the format is bytes."""
         plain = PLAIN_CODECS.get(format_name)
         return plain.decode_python if plain else self._decode_framed
 
@@ -54,7 +54,7 @@ class Bodies:
 
 
 class _RecordEvent(Event):
-    """An event of a record. Arguments by keyword would make it twice as expensive."""
+    """An event of a record. Keyword arguments would make it twice as expensive."""
 
     def __init__(self, body: Any, key: Any, headers: Any, offset: int, timestamp_ms: int, origin: EventSource) -> None:
         self.body = body
@@ -90,12 +90,12 @@ class _Trigger(NamedTuple):
 
 
 class Serving:
-    """Answers frames of work with one handler."""
+    """Serves frames of work with one handler."""
 
     def __init__(self, handler: Handler, context: Context, setup: protocol.Setup, progress: mmap.mmap) -> None:
         """Prepare; `progress` is the memory that `FramesInFlight` describes."""
         self.resolve: Callable[[Any], Any] | None = None
-        """Runs a coroutine that the handler returns; None if `results` awaits it, which else never waits."""
+        """Runs a coroutine that the handler returns; None if `results` awaits it."""
         self.bodies = Bodies()
         self._handler = handler
         decodes = os.environ.get("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "").lower()
@@ -114,13 +114,14 @@ class Serving:
             for trigger in setup.triggers
         ]
         self._progress = memoryview(progress).cast("Q")
-        # A process that the handler forks must call it for no further record: counting one raises there.
+        # A process that the handler forks must not serve further records: counting one raises there.
         os.register_at_fork(after_in_child=self._progress.release)
-        self._begun, self._trigger = 0, 0
+        self._begun = 0
+        self._trigger = 0
         self._events: Sequence[Event | None] = ()
-        """Of the present frame, while the handler is called; else empty."""
+        """Of the frame at work; empty between frames."""
         self._emitted: dict[int, list[protocol.Output]] = {}
-        """Outputs of the present frame by the index of their record."""
+        """Outputs of the frame at work, by the index of their record."""
         context._emit, context._at_work = self._emit, self._at_work
 
     async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
@@ -153,7 +154,8 @@ class Serving:
             if result is None or not result.error:
                 outputs += result.outputs if result else []
                 results[index] = protocol.Result(outputs, held=result is not None and result.held)
-        self._events, self._emitted = (), {}
+        self._events = ()
+        self._emitted = {}
         return results
 
     async def _serve_each(
@@ -210,7 +212,7 @@ class Serving:
         return len(events)
 
     def _at_work(self) -> Event | None:
-        # The number of records begun says which one is at work, so that calls of the handler need no preparation.
+        # The number of records begun tells which one is at work, so calls of the handler need no preparation.
         return self._events[self._progress[0] - self._begun - 1] if self._events else None
 
     def _emit(self, topic: str, key: Any, value: Any, headers: Any, event: Event | None) -> None:
@@ -243,7 +245,7 @@ class Serving:
             return events
         for index, event in enumerate(events):
             assert event is not None
-            self._progress[0] = begun + index + 1  # a record that crashes its codec is the one to blame
+            self._progress[0] = begun + index + 1  # a record that crashes its codec is to blame
             try:
                 event.size = len(event.body or b"")
                 event.key = _decoded("key", event.key, decode_key)
@@ -260,9 +262,9 @@ class Serving:
 
 
 def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[protocol.AnyResult]:
-    """Return the first results that fit in one response, up to a failure if they are in order.
+    """Return the first results that fit in one response; if they are in order, up to the first that cannot be sent.
 
-    A result that cannot be sent is a failure. The parent sends the records of the others again.
+    A result that cannot be sent is a failure. The parent sends the records of the missing results again.
     """
     fitting, size_bytes = list[protocol.AnyResult](), 0
     for result in results:
@@ -270,7 +272,7 @@ def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[prot
         try:
             own_bytes = len(protocol.encode_frame(protocol.Results([result])))
         except Exception as cause:  # noqa: BLE001 boundary to user code: this record fails
-            name = "RecordTooLarge" if isinstance(cause, protocol.WireBroken) else type(cause).__name__
+            name = "RecordTooLarge" if isinstance(cause, protocol.ProtocolBroken) else type(cause).__name__
             sent = protocol.Result(error=name, reason=f"what the handler made cannot be sent: {cause}")
             own_bytes = len(protocol.encode_frame(protocol.Results([sent])))
         size_bytes += own_bytes
@@ -292,7 +294,7 @@ def _decoded(what: str, data: bytes | None, decode: Convert | None) -> Any:
 
 
 def _validating(decode: Convert | None, body: Any, trigger: protocol.TriggerSetup) -> Convert | None:
-    """Return what decodes a format and makes the handler's type of it; `decode` itself if it has none."""
+    """Return a decoder that also makes the handler's type; `decode` itself if the handler has no type."""
     if body is None:
         return decode
     if decode is None or trigger.value_format in STRINGS:
@@ -311,7 +313,7 @@ def _validating(decode: Convert | None, body: Any, trigger: protocol.TriggerSetu
 
 
 def _reason_of(invalid: Exception) -> str:
-    """Return why a value is not valid. Pydantic has the value in its text, and a reason has no values."""
+    """Return why a value is not valid, without the value, which pydantic's own text has."""
     if not hasattr(invalid, "errors"):
         return str(invalid)
     found = invalid.errors(include_input=False, include_url=False)

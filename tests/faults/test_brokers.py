@@ -85,7 +85,7 @@ async def test_one_dead_broker_of_three_is_no_outage(kafka_three: Any, ledger: L
         await asyncio.to_thread(kafka_three.kill, broker)
         later = time.monotonic() + 4  # what is answered then was asked with that broker dead
         await asyncio.to_thread(
-            ledger.wait_until, lambda later=later: seen._answered_at > later and not seen.outage, "a response"
+            ledger.wait_until, lambda later=later: seen.answered_at > later and not seen.outage, "a response"
         )
         await asyncio.to_thread(kafka_three.restart, broker)
         await asyncio.to_thread(kafka_three.wait_in_sync)

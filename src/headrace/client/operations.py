@@ -167,7 +167,8 @@ class InstanceOperations:
         self.done: Done = {}
         """Records returned to the caller since the last commit."""
         self._reads = reads
-        self._settings = settings
+        self._settings = {"name": f"client-{uuid.uuid4()}", **settings}
+        self._is_random = "name" not in settings
         self._next: dict[TopicPartition, _ReadPosition] = {}
         """After the last record that has arrived, or where a later seek leads."""
         self._back: dict[TopicPartition, _ReadPosition] = {}
@@ -185,13 +186,12 @@ class InstanceOperations:
         """Create the instance, and subscribe or assign what it reads; if that fails, no instance remains."""
         path = f"/consumers/{_quoted(self.group)}"
         headers = {KEY: str(uuid.uuid4())}
-        body = {"name": f"client-{uuid.uuid4()}", **self._settings}
         try:
-            yield from exchange(self.policy, HttpRequest("POST", path, body, headers))
+            yield from exchange(self.policy, HttpRequest("POST", path, self._settings, headers))
         except InstanceExists:
-            if "name" in self._settings:
+            if not self._is_random:
                 raise
-        self.id = body["name"]
+        self.id = self._settings["name"]
         what = "assignments" if "partitions" in self._reads else "subscriptions"
         try:
             yield from self._send("POST", f"/{what}", self._reads)

@@ -194,7 +194,7 @@ class BackendConfig(Section):
     """When set, consumption waits for the first 2xx from this path; until then readiness reports it."""
     offsets_path: Annotated[str, Field(pattern=r"^(/[!-\"$->@-\[\]-~]*)?$")] = ""
     """When set, the backend stores offsets with its own data. For each assigned partition Headrace sends a GET request
-    with `group`, `topic`, `partition` and `epoch` to this path. The response is `{"offset": n}`, or null for none."""
+    with `group`, `topic`, `partition` and `epoch` to this path. The response is `{"offset": n}`, with null for none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -470,7 +470,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         self._refused = True
         self._forget(cycle)
-        self._end(KafkaTimeout(f"timed out after {_REQUEST_SECONDS:g} s: the request may or may not have been served"))
+        self._end(
+            KafkaTimeout(f"timed out after {_REQUEST_SECONDS:g} s: the request may have been served, or may still be")
+        )
 
     def _forget(self, cycle: Any) -> None:
         cycle.disconnected = True  # so that a later response is not sent

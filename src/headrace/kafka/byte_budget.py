@@ -81,7 +81,7 @@ def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicP
 
 def _full(where: str, pending: int, limit: str) -> ProducerQueueFull:
     return ProducerQueueFull(
-        f"limit reached: {pending} bytes{where} are awaiting Kafka's acknowledgement, and the limit is {limit}; "
+        f"this request would exceed the limit of {limit}: {pending} bytes{where} are awaiting Kafka's acknowledgement; "
         "nothing of this request was sent, send it again after a pause",
         pending_bytes=pending,
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 VARIABLE = "HEADRACE_FAILPOINTS"
-_POINT = re.compile(r"([a-z.-]+)=(crash|stop|raise|delay:([0-9.]+))(?:@([0-9]+))?")
+_POINT = re.compile(r"([a-z._-]+)=(crash|stop|raise|delay:([0-9.]+))(?:@([0-9]+))?")
 
 
 def arm(text: str) -> Callable[[str], None]:

@@ -117,7 +117,7 @@ class BatchTransactions:
         except BROKEN as cause:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
-                text = f"this took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
+                text = f"This took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
                 hint = "raise it, or lower trigger.max_records"
                 failed = errors.TransactionAborted(f"{failed.description} {text} {self._timeout_seconds:g}: {hint}")
             with contextlib.suppress(*BROKEN), ClientErrors():

@@ -209,13 +209,13 @@ class _Writer:
         for job in jobs:
             job.records = job.records[: job.record_count]
             job.problem, job.results = None, []
-            job.send(client, 0)
+            job.send(client, 0, has_failed)
         flush(client, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:
                 if job.last_record:
                     job.records.append(job.last_record(job.results))
-                    job.send(client, job.record_count)
+                    job.send(client, job.record_count, has_failed)
             flush(client, has_failed)
         if all(job.written for job in jobs):
             for job in jobs:

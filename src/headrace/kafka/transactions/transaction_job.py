@@ -77,7 +77,7 @@ class GroupOffsets(NamedTuple):
                 f"{doing}: the instance is no longer a member of its group; nothing was written"
             )
         if code in _GENERATION_OVER:
-            return errors.TransactionAborted(f"{doing}: the group is rebalancing; nothing was written, send it again")
+            return errors.TransactionAborted(f"{doing}: the group is rebalancing; nothing was written: send it again")
         topics = {partition.topic for partition in self.offsets}
         return to_error(
             cause, doing, self.kafka, Right("Read", "group", self.group), *(Right("Read", "topic", t) for t in topics)
@@ -131,8 +131,11 @@ class TransactionJob:
         """Return whether the caller is the first, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
-    def send(self, client: confluent_kafka.Producer, first: int) -> None:
-        """Pass the records from an index on to the client; a refused record gets its error as result."""
+    def send(self, client: confluent_kafka.Producer, first: int, has_failed: Callable[[], bool]) -> None:
+        """Pass the records from an index on to the client; a refused record gets its error as result.
+
+        `has_failed` returns whether the transaction, which may have further jobs, can only be aborted.
+        """
         self.results[first:] = [None] * (len(self.records) - first)
         for index, record in enumerate(self.records[first:], first):
             to = -1 if record.partition is None else record.partition
@@ -142,7 +145,7 @@ class TransactionJob:
                 try:
                     client.produce(*values)
                 except BufferError:  # the transaction has more than the client's queue
-                    flush(client, lambda: self.has_failed)
+                    flush(client, has_failed)
                     client.produce(*values)
             except BufferError:
                 self.results[index] = errors.ProducerQueueFull(

@@ -190,7 +190,7 @@ class _StoredOffset(msgspec.Struct):
 async def get_offset(client: BackendClient, path: str, group: str, partition: TopicPartition, epoch: int) -> int | None:
     """Return where a partition resumes, from a backend that stores the offsets of the group; None if it has none.
 
-    The request is `GET path?group=&topic=&partition=&epoch=`, and the response `{"offset": n}`, null for none.
+    The request is `GET path?group=&topic=&partition=&epoch=`, and the response `{"offset": n}`, with null for none.
 
     Raises:
         DestinationUnavailable: The backend did not return an offset.

@@ -37,7 +37,7 @@ class SmallClient:
 
 async def sent(client: Any, records: int) -> TransactionJob:
     job = TransactionJob([OutgoingRecord("t", None, b"v")] * records, None)
-    job.send(client, 0)
+    job.send(client, 0, lambda: job.has_failed)
     client.flush(0)
     return job
 

@@ -194,7 +194,7 @@ class InvalidTopicName(RequestError, code="ERR30001", message="INVALID_TOPIC_NAM
 
 
 class OriginRefused(RequestError, code="ERR40034", message="ORIGIN_REFUSED", status=403):
-    """The Host or Origin header names another site; use a name of this server, or one of http.allowed_hosts for Host."""
+    """The Host or Origin header names another site; use one of this server, or one of http.allowed_hosts for Host."""
 
 
 class HeadersTooLarge(RequestError, code="ERR40035", message="HEADERS_TOO_LARGE", status=431):

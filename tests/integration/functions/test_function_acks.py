@@ -73,7 +73,7 @@ def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Any) -> None:
     one.write(0, "hold", *(f"ack {position}" for position in positions), "hold")
     process = one.start(ACTS, trigger={"explicitAckMode": "explicitOnly"})
     one.site.wait_until(lambda: len(one.reasons()) == 3, "three dead letters")
-    assert [reason.removeprefix("NotAcknowledged: ").split(":")[0] for reason in one.reasons()] == [
+    assert [reason.removeprefix("NotAcknowledged: ").split(";")[0] for reason in one.reasons()] == [
         f"{one.source}-7 is not assigned to this process any more",
         f"offset 99 of {one.source}-0 was not delivered yet",
         "no trigger of work reads other with explicitAckMode enable or explicitOnly",

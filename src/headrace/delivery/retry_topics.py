@@ -34,7 +34,7 @@ _NAMES = tuple(
     for name in ("topic", "partition", "offset", "timestamp", "attempts", "first_failure", "error", "due", "blocked")
 )
 _TABLE_ID = PREFIX + "blocked_in"
-"""Kafka's id of the topic of blocked keys. It is before the others, so that earlier versions can read those."""
+"""Kafka's id of the topic of blocked keys; before the others, which every record of a retry topic has."""
 _ERROR_BYTES = 256
 
 

@@ -189,10 +189,11 @@ class WorkerProcess:
         if self._ends:
             raise self._lost((await asyncio.shield(self.ended)).description, 0)
         assert self._frames
+        self._connection.send_schemas(schemas)
         response = self._frames.add(records, partition)
         self._drain_callback.undrained.add(partition)
         self.at_rest.clear()
-        self._connection.send_work(frame, schemas)
+        self._connection.send_work(frame)
         try:
             return await asyncio.shield(response)
         except asyncio.CancelledError:

@@ -44,11 +44,14 @@ class WorkerConnection(asyncio.Protocol):
     def send(self, message: protocol.ToWorker) -> None:
         self._transport.write(protocol.encode_frame(message))
 
-    def send_work(self, frame: bytearray, schemas: Mapping[int, protocol.Schema]) -> None:
-        """Send a frame of work, after those of its schemas that the worker does not know."""
+    def send_schemas(self, schemas: Mapping[int, protocol.Schema]) -> None:
+        """Send those of the schemas that the worker does not know."""
         for schema_id in schemas.keys() - self._known_schemas:
             self.send(schemas[schema_id])
             self._known_schemas.add(schema_id)
+
+    def send_work(self, frame: bytearray) -> None:
+        """Send a frame of work, after its schemas."""
         self._transport.write(frame)
 
     def end(self) -> None:

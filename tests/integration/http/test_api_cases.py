@@ -134,7 +134,7 @@ def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[i
 def check_writing(api: Any, topics: list[str], path: str, count: int) -> None:
     statuses = send_all(writing_cases(api[path]["POST"], topics), count)
     assert sum(statuses.values()) >= count
-    assert sum(n for status, n in statuses.items() if status < 300) >= 0.25 * count, statuses
+    assert sum(n for status, n in statuses.items() if status < 300) >= 0.2 * count, statuses
     assert sum(n for status, n in statuses.items() if status >= 400) >= 0.1 * count, statuses
 
 

@@ -244,6 +244,8 @@ class Redrive:
             raise errors.InvalidRequest(
                 f"nothing matches: none of the {left} dead letters left in {spec.topic} is selected"
             )
+        if spec.options.dry_run:
+            return tally.result()
         if expired := completed.tombstones_for_expired(await self._admin.start_offsets(starts)):
             await writer.write_others(expired)
         return tally.result()

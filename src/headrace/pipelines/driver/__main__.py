@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from typing import IO
@@ -81,8 +80,8 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
     Raises:
         PartFailed: A part failed, and no other flow can continue.
     """
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stopping: list[int] = []  # not an Event: a second signal could wait for its lock for ever
+    signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     active: dict[str, ProgressReader] = {}
     failed: list[PartFailed] = []
 
@@ -101,7 +100,7 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
             fail(name, failure)
     recorded = set[str]()
     next_look = 0.0
-    while active and not stopping.is_set():
+    while active and not stopping:
         for name, reader in list(active.items()):
             ended = not reader.query.isActive
             if reader.report() and reader.batch_id >= 0 and name not in recorded:
@@ -118,7 +117,7 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
             for reader in active.values():
                 reader.report_work(spark.sparkContext.statusTracker())
         time.sleep(_POLL_SECONDS)
-    if failed and not stopping.is_set():  # no flow is left
+    if failed and not stopping:  # no flow is left
         raise failed[0]
     _stop(active)
 

@@ -185,7 +185,7 @@ def _parts(
 
 def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
     """Return all rows that a streaming query has written after its last micro-batch."""
-    table = f"test_{name}".replace("-", "_")
+    table = f"headrace_test_{name}".replace("-", "_")
     mode = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append"
     writer = frame.writeStream.format("memory").queryName(table).outputMode(mode).trigger(availableNow=True)
     writer.option("checkpointLocation", str(plan.scratch / "test" / f"checkpoint-{name}")).start().awaitTermination()

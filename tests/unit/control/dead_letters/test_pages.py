@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, cast
 
@@ -352,3 +353,10 @@ def test_times_that_no_calendar_has() -> None:
     assert iso_ms(0) == "1970-01-01T00:00:00.000+00:00"
     assert iso_ms(-1) == "-1"
     assert iso_ms(2**62) == str(2**62)
+
+
+def test_more_names_than_anybody_reads_are_other() -> None:
+    """A hundred by name, the rest together."""
+    counts = Counter({f"E{n}": n for n in range(1, 121)})
+    most = pages._most(counts)
+    assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))

@@ -301,3 +301,22 @@ async def test_a_backend_that_keeps_offsets_is_left_alone(play: Play) -> None:
             await ask(group="keeps")
         assert (await ask(timeout=0)).status == "empty"
         assert "deliver 1" not in world.log
+
+
+async def test_a_topic_without_letters_costs_no_lease(play: Play) -> None:
+    """Whoever asks for all topics does not join a group for each."""
+    world = World([])
+    async with play(world) as (_, ask):
+        assert (await ask()).status == "empty"
+    assert world.log == []
+
+
+async def test_what_has_ended_is_gone_past(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter that stays at the start does not let every call read all that ended behind it."""
+    monkeypatch.setattr(pages, "_FIRST_ROUND", 10)
+    world = World([letter_at(0, "other"), *(letter_at(n) for n in range(2, 400, 2))])
+    world.ended = {(0, offset) for offset in range(1, 198)}
+    async with play(world) as (_, ask):
+        response = await ask()
+        assert response.records == 2
+        assert (world.reads, world.read_records) == (2, 12)

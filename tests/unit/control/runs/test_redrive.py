@@ -471,3 +471,12 @@ def test_a_second_run_is_refused_and_told_of_the_first(fake: FakeKafka) -> None:
     with pytest.raises(LeaseTaken, match="host-process-1-since-2026 is already working on"):
         run(fake)
     assert fake.sends == []
+
+
+def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large dead letters go a few at a time."""
+    monkeypatch.setattr(redrive, "_DELIVERY_BYTES", 8)
+    for number in range(5):
+        fake.letter(number)  # 4 bytes each
+    assert run(fake).records == 5
+    assert max(fake.sends) <= 2

@@ -99,7 +99,7 @@ async def test_an_installation_that_fails_is_a_start_error(needs_libraries: Path
     file = needs_libraries / "requirements.txt"
     file.write_text(file.read_text().replace("tiny==1.0", "tiny==9.0"))
     async with running(needs_libraries, settings(needs_libraries, "install")) as function:
-        await function.until(lambda: "not installed" in function.service.readiness().reason)
+        await function.until(lambda: "failed to install" in function.service.readiness().reason)
         reason = function.service.readiness().reason
         assert "No matching distribution found for tiny==9.0" in reason
         assert "headrace function install " in reason

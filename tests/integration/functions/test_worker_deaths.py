@@ -112,14 +112,14 @@ async def test_a_worker_over_its_memory_is_replaced_between_two_frames(
         assert function.service.restarts >= 1
         assert not len(function.destination._suspects)
         assert (folder / "calls").read_text() == "call " * 6
-    assert "and exceed workerMemoryLimit 100 MiB" in caplog.text
+    assert "exceed workerMemoryLimit (100 MiB)" in caplog.text
 
 
 async def test_a_worker_that_needs_too_much_memory_to_start_is_named(write_function: Write, running: Run) -> None:
     """Readiness has the reason."""
     folder = write_function("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", workerMemoryLimit="100Mi")
     async with running(folder) as function:
-        await function.until(lambda: "exceed workerMemoryLimit 100 MiB" in function.service.readiness().reason)
+        await function.until(lambda: "exceed workerMemoryLimit (100 MiB)" in function.service.readiness().reason)
 
 
 async def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(

@@ -48,7 +48,7 @@ async def test_a_state_folder_that_cannot_be_made_is_named(needy: Path, running:
     """The function is not ready, and the process lives."""
     (needy / "state").write_text("a file")
     async with running(needy, settings(needy, "install")) as function:
-        await function.until(lambda: "cannot be started" in function.service.readiness().reason)
+        await function.until(lambda: "failed to start" in function.service.readiness().reason)
 
 
 def test_what_an_editor_leaves_in_the_folder_is_no_requirement(needy: Path) -> None:

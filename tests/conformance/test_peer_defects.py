@@ -20,7 +20,7 @@
 | 13 | Dapr | the next success skips a failed record | `test_delivery_machine.py`; \
 `test_attempts.py`: `test_one_bad_record_costs_its_hundred_neighbours_nothing` |
 | 14 | Dapr | a dead letter that cannot be written is ignored | `test_attempts.py`: \
-`test_a_letter_that_fails_is_said_at_once_and_once`; `test_dead_letter_faults.py` |
+`test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_other`; `test_dead_letter_faults.py` |
 | 15 | Redpanda | overlapping reads crash the process | `test_15` |
 """
 

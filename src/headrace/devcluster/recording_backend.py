@@ -50,7 +50,7 @@ class PlannedResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Further headers, such as `Retry-After` or `Location`."""
     cut_after_bytes: int | None = None
-    """Close the connection after so many bytes of the body; 0 before the status line, None not at all."""
+    """Close the connection after this many bytes of the body; 0 before the status line, None not at all."""
     drip_seconds: float = 0.0
     """Pause before each 50 bytes of the body."""
 

@@ -17,7 +17,7 @@ class MemoryCluster:
     servers = "memory"
 
     def __init__(self, topics: Mapping[str, int] | None = None) -> None:
-        """Make topics with so many partitions, each with its name as id."""
+        """Make topics with this many partitions, each with its name as id."""
         self.partitions: dict[str, int] = dict(topics or {})
         self.ids: dict[str, str] = {name: name for name in self.partitions}
         self.logs: dict[TopicPartition, list[Record]] = {}

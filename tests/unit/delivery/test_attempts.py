@@ -159,30 +159,3 @@ async def test_one_bad_record_costs_its_hundred_neighbours_nothing(ordering: str
         assert (harness.letters, harness.commits[P0], harness.pump.numbers()["delivered"]) == ([70], Committed(100), 99)
         assert [d.attempt for d in harness.deliveries if d.records[0].offset == 70][-3:] == [1, 2, 3]
         assert len(harness.deliveries) <= 1 + 2 * 7 + 2
-
-
-async def test_a_letter_that_fails_is_said_at_once_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Not with every try; and what was written beside it is not written again."""
-    async with running(Harness(attempts=1, max_records=3)) as harness:
-        harness.responses = dict.fromkeys(range(3), RETRY)
-        failing = [[0, 2]]
-
-        async def write(letters: Any) -> None:
-            if not failing:
-                raise DeadLetterFailed("no room", missing=[0])
-            harness.letters += failing.pop()
-            raise DeadLetterFailed("no room", missing=[1])
-
-        whole, harness.write = harness.write, write  # type: ignore[method-assign]
-        harness.feed(0, 1, 2)
-        await harness.clock.settle()
-        await harness.clock.advance(60)
-        said = [message for message in caplog.messages if "no room" in message]
-        assert said == [
-            "group g, t-0 is waiting, so that no record is lost: no room",
-            "group g, t-0 is stalled: no room",
-        ]
-        assert harness.commits[P0].offset == 1
-        harness.write = whole  # type: ignore[method-assign]
-        await harness.clock.advance(10)
-        assert (harness.letters, harness.commits[P0]) == ([0, 2, 1], Committed(3))

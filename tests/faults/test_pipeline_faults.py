@@ -156,6 +156,12 @@ def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
     return make
 
 
+async def lag_and_committed(scenario: Copying, group: str) -> tuple[int, int]:
+    known = await lag_of(Admin(KafkaConfig(bootstrap_servers=scenario.servers)), group)
+    lag = [each for each in known if each.partition.topic == scenario.source]  # other runs had this group
+    return sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)
+
+
 @pytest.mark.timeout(900)
 def test_a_driver_is_killed_at_random_moments(
     copying: Callable[..., Copying], topic: Any, request: pytest.FixtureRequest
@@ -190,9 +196,7 @@ def test_a_driver_is_killed_at_random_moments(
             await scenario.caught_up(run)
             assert gone(last)
             for group in run.groups.values():
-                known = await lag_of(Admin(KafkaConfig(bootstrap_servers=scenario.servers)), group)
-                lag = [each for each in known if each.partition.topic == scenario.source]  # other runs had this group
-                assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, scenario.sent)
+                assert await lag_and_committed(scenario, group) == (0, scenario.sent)
             return run.status()["restarts"]
 
     with postgres_server() as server:

@@ -84,6 +84,14 @@ def have_read(run: PipelineRun, records: int) -> bool:
     return all(read(run, name) >= records and flow["lag_records"] == 0 for name, flow in flows.items())
 
 
+def check_state(stores: list[Any], written: Mapping[Any, Any]) -> None:
+    """Check that the state of a flow has the counts that it wrote."""
+    [store] = stores
+    assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
+    for shown in store["shown"]:
+        assert shown["value"]["count"] == written[shown["key"]["carrier"].encode()]["n"]
+
+
 def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(
     kafka: Any, topic: Any, tmp_path: Path, pipeline_rows: PipelineRows
 ) -> None:
@@ -118,10 +126,7 @@ def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(
     assert not asyncio.run(outcome(spec, settings, tmp_path, 300))
     before = asyncio.run(found())
     kept = ask(pipeline_rows, spec, settings, tmp_path, "state", checkpoint=folder / "checkpoints/fits", limit=3)
-    [store] = kept["stores"]
-    assert (store["operator"], store["rows"], len(store["shown"])) == ("stateStoreSave", 16, 3)
-    for shown in store["shown"]:
-        assert shown["value"]["count"] == before["fits"][shown["key"]["carrier"].encode()]["n"]
+    check_state(kept["stores"], before["fits"])
 
     for name, (hurt, _) in DAMAGE.items():
         hurt(folder / "checkpoints" / name)

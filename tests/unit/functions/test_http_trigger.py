@@ -152,33 +152,46 @@ RETURNS = """
     def handler(context, event):
         return eval(event.body.decode())
 """
+TEXT = "text/plain"
+AS_JSON = "application/json"
+RESPONSES = [
+    ("'ä'", 200, "ä", TEXT),
+    ("(201, 'made')", 201, "made", TEXT),
+    ("(202, [1, None])", 202, "[1,null]", AS_JSON),
+    ("(200, b'x')", 200, "\"b'x'\"", AS_JSON),
+    ("{'a': float('nan')}", 200, '{"a":"NaN"}', AS_JSON),
+    ("[(404, 'first'), 'second']", 404, "first", TEXT),
+    ("[]", 200, "[]", TEXT),
+    ("b'raw'", 200, "raw", TEXT),
+    ("None", 200, "None", TEXT),
+    ("True", 200, "True", TEXT),
+    ("(1, 2, 3)", 200, "(1, 2, 3)", TEXT),
+    ("Odd()", 200, "odd", TEXT),
+    ("context.Response(body={'a': 1}, status_code=418)", 418, '{"a":1}', AS_JSON),
+    ("context.Response(body=b'<p>', content_type='text/html')", 200, "<p>", "text/html"),
+    ("context.Response(body=[1])", 200, "[1]", TEXT),
+    ("context.Response()", 200, "None", TEXT),
+]
+NO_RESPONSES = [
+    "1 / 0",
+    "(99, 'x')",
+    "(600, 'x')",
+    "'\\ud800'",
+    "context.Response({'a b': 1})",
+    "context.Response({'a': 'secret\\r\\nb: c'})",
+    "context.Response(content_type='secret\\n')",
+    "context.Response(status_code='200')",
+    "exit('secret')",
+]
+"""Answered 500."""
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_the_response_follows_the_return_rules(write: Write, is_async: bool) -> None:
     """Text, JSON or bytes; status and headers of a response; and a failure is 500 without its words."""
-    text, as_json = "text/plain", "application/json"
-    cases = [
-        ("'ä'", 200, "ä", text),
-        ("(201, 'made')", 201, "made", text),
-        ("(202, [1, None])", 202, "[1,null]", as_json),
-        ("(200, b'x')", 200, "\"b'x'\"", as_json),
-        ("{'a': float('nan')}", 200, '{"a":"NaN"}', as_json),
-        ("[(404, 'first'), 'second']", 404, "first", text),
-        ("[]", 200, "[]", text),
-        ("b'raw'", 200, "raw", text),
-        ("None", 200, "None", text),
-        ("True", 200, "True", text),
-        ("(1, 2, 3)", 200, "(1, 2, 3)", text),
-        ("Odd()", 200, "odd", text),
-        ("context.Response(body={'a': 1}, status_code=418)", 418, '{"a":1}', as_json),
-        ("context.Response(body=b'<p>', content_type='text/html')", 200, "<p>", "text/html"),
-        ("context.Response(body=[1])", 200, "[1]", text),
-        ("context.Response()", 200, "None", text),
-    ]
     code = RETURNS.replace("def handler", "async def handler") if is_async else RETURNS
     async with listening(write(code)) as function:
-        for sent, status, body, kind in cases:
+        for sent, status, body, kind in RESPONSES:
             response = await function.ask("POST", "/", sent.encode())
             assert (response.status, response.body.decode(), response.headers["content-type"]) == (
                 status,
@@ -193,23 +206,13 @@ async def test_the_response_follows_the_return_rules(write: Write, is_async: boo
         assert (response.status, response.body, "content-length" in response.headers) == (204, b"", False)
         response = await function.ask("HEAD", "/", b"'four'")
         assert (response.status, response.body, response.headers["content-length"]) == (200, b"", "4")
-        for sent in (
-            "1 / 0",
-            "(99, 'x')",
-            "(600, 'x')",
-            "'\\ud800'",
-            "context.Response({'a b': 1})",
-            "context.Response({'a': 'secret\\r\\nb: c'})",
-            "context.Response(content_type='secret\\n')",
-            "context.Response(status_code='200')",
-            "exit('secret')",
-        ):
+        for sent in NO_RESPONSES:
             response = await function.ask("POST", "/", sent.encode())
             found = json.loads(response.body)
             assert (response.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
             assert b"secret" not in response.body and b"Traceback" not in response.body
         handled = function.service.metrics.handled["web"]
-        assert (handled["success"], handled["failure"]) == (len(cases) - 2 + 3, 2 + 9)
+        assert (handled["success"], handled["failure"]) == (len(RESPONSES) - 2 + 3, 2 + len(NO_RESPONSES))
         assert function.service.restarts == 0
 
 

@@ -173,6 +173,32 @@ def texts(secrets: Path, *values: bytes | None) -> list[tuple[Any, str | None]]:
     ]
 
 
+AVRO_ROW = {
+    "id": 1,
+    "at": "2026-01-02T03:04:05.123456Z",
+    "local": "2026-01-02T03:04:05",
+    "day": "2026-01-02",
+    "fare": "12.34",
+    "raw": "AP8=",
+    "speed": "NaN",
+    "tags": {"a": 2**40},
+    "kind": "JET",
+    "legs": [{"to": "ORD"}],
+    "first": {"to": "EWR"},
+}
+PROTOBUF_ROW = {
+    "id": 2**60 + 1,
+    "big": 5,
+    "raw": "",
+    "stops": [1],
+    "legs": {"3": {"miles": 4}},
+    "at": "2026-01-02T03:04:05.123456Z",
+    "seats": 6,
+    "kind": "JET",
+    "arr_time": "x",
+}
+
+
 def test_values_of_several_schemas_in_one_batch(registry: Any) -> None:
     """Each value is read with the schema that it names; logical types become what SQL reads; bad ones have a reason."""
     secrets, server = registry
@@ -196,31 +222,9 @@ def test_values_of_several_schemas_in_one_batch(registry: Any) -> None:
         framed(11),
         b"",
     )
-    assert found[0][0] == {
-        "id": 1,
-        "at": "2026-01-02T03:04:05.123456Z",
-        "local": "2026-01-02T03:04:05",
-        "day": "2026-01-02",
-        "fare": "12.34",
-        "raw": "AP8=",
-        "speed": "NaN",
-        "tags": {"a": 2**40},
-        "kind": "JET",
-        "legs": [{"to": "ORD"}],
-        "first": {"to": "EWR"},
-    }
+    assert found[0][0] == AVRO_ROW
     assert found[1:3] == [({"f": "x"}, None), (None, None)]
-    assert found[6][0] == {
-        "id": 2**60 + 1,
-        "big": 5,
-        "raw": "",
-        "stops": [1],
-        "legs": {"3": {"miles": 4}},
-        "at": "2026-01-02T03:04:05.123456Z",
-        "seats": 6,
-        "kind": "JET",
-        "arr_time": "x",
-    }
+    assert found[6][0] == PROTOBUF_ROW
     assert found[7] == ({"n": 1}, None)
     reasons = [problem or "" for _, problem in found]
     assert "do not begin with a zero byte" in reasons[3]

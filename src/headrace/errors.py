@@ -73,7 +73,7 @@ class EnvironmentProblem(HeadraceError, code="ERR40002", message="ENVIRONMENT_PR
     """This machine lacks something Headrace needs."""
 
 
-class PortTaken(EnvironmentProblem, code="ERR40033", message="PORT_TAKEN"):
+class PortTaken(EnvironmentProblem):
     """Another program already listens on the port; stop it, or configure another port."""
 
 
@@ -394,7 +394,7 @@ class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATIO
     """The destination is unreachable or overloaded; deliveries wait, and resume automatically."""
 
 
-class DestinationRefused(DeliveryError, code="ERR40021", message="DESTINATION_REFUSED"):
+class DestinationRefused(DeliveryError):
     """The destination's response is not valid."""
 
 
@@ -402,7 +402,7 @@ class DeadLetterFailed(DeliveryError, code="ERR40022", message="DEAD_LETTER_FAIL
     """A dead letter could not be written; its partition is paused, and no record is skipped."""
 
 
-class Fenced(DeliveryError, code="ERR40047", message="ASSIGNMENT_FENCED", status=503):
+class Fenced(DeliveryError):
     """The delivery belongs to an earlier assignment; a later one writes to the same store."""
 
 
@@ -410,7 +410,7 @@ class FunctionError(HeadraceError, code="ERR40023", message="FUNCTION_ERROR"):
     """A function could not run."""
 
 
-class FunctionInvalid(FunctionError, code="ERR40024", message="FUNCTION_INVALID"):
+class FunctionInvalid(FunctionError):
     """The function file or its handler is not usable."""
 
 
@@ -422,7 +422,7 @@ class PipelineError(HeadraceError, code="ERR40026", message="PIPELINE_ERROR"):
     """A pipeline could not run."""
 
 
-class PipelineInvalid(PipelineError, code="ERR40027", message="PIPELINE_INVALID"):
+class PipelineInvalid(PipelineError):
     """The pipeline file is not usable."""
 
 
@@ -434,7 +434,7 @@ class SinkUnavailable(PipelineError, code="ERR40084", message="PIPELINE_SINK_UNA
     """The sink's server cannot take a batch now; it will be written again."""
 
 
-class DriverLost(PipelineError, code="ERR40028", message="PIPELINE_DRIVER_LOST", retriable=True):
+class DriverLost(PipelineError, retriable=True):
     """The Spark driver process died; the pipeline restarts from its checkpoint."""
 
 
@@ -460,7 +460,7 @@ class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, r
     """This process is stopping and accepts no new work; send the request to another process."""
 
 
-class ServiceDied(HeadraceError, code="ERR40030", message="SERVICE_DIED", status=503):
+class ServiceDied(HeadraceError):
     """A service of this process stopped unexpectedly."""
 
 

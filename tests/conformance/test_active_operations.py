@@ -163,9 +163,8 @@ def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headr
     assert listed[1].split()[:5] == [f"{source}/one", "-", source, "1", "2"]
     assert json.loads(site.cli("consumers", "list", "--url", url, "--output", "json").stdout)[0]["group"] == source
     assert value_of(url, "headrace_active_instances") == 1
-    assert (value_of(url, "headrace_active_reads_total"), value_of(url, "headrace_active_waiting_reads")) == (2, 0)
+    assert value_of(url, "headrace_active_waiting_reads") == 0
     assert value_of(url, "headrace_active_delivered_records_total") == 5
-    assert value_of(url, "headrace_active_delivered_bytes_total") == 10
     assert value_of(url, f'headrace_consumer_lag_records{{group="{source}",partition="0",topic="{source}"}}') == 2
 
     assert len(part(url, source, offset=5).body["records"]) == 2

@@ -36,7 +36,7 @@ class Numbers:
         """Records that were written for clients, that ended, and dead letters, which are written too."""
         ended = sum(self.of("completed_records", "push", "reactive", outcome) for outcome in ENDED)
         letters = self.of("completed_records", "push", "reactive", "dead_letter")
-        return self.of("produce_requested_records") + ended + letters
+        return sum(self.of("produce_records", result) for result in ("acknowledged", "failed")) + ended + letters
 
     @property
     def counted(self) -> int:

@@ -28,7 +28,6 @@ class WorkerMetrics:
         """Choices of a worker by their result."""
         self._idle_percent = 0.0
         self._event = DurationHistogram()
-        self._frame = DurationHistogram()
         self._wait = DurationHistogram()
         self._milliseconds = [0.0] * workers
         self._events = [0] * workers
@@ -42,10 +41,6 @@ class WorkerMetrics:
         self._idle_percent += 100 * idle_part
         self._wait.add(waited_seconds)
 
-    def answered(self, seconds: float) -> None:
-        """Count a completed frame by its time since a worker was chosen."""
-        self._frame.add(seconds)
-
     def worked(self, worker: int, events: int, seconds: float) -> None:
         """Count the events of a frame by their time in the handler."""
         self._event.add(seconds / events, events)
@@ -58,7 +53,7 @@ class WorkerMetrics:
             service.publish(metric, read, **labels)
 
     def _series(self) -> Iterator[tuple[str, _Labels, Callable[[], Measured]]]:
-        for name, histogram in (("event", self._event), ("frame", self._frame), ("wait", self._wait)):
+        for name, histogram in (("event", self._event), ("wait", self._wait)):
             yield f"headrace_function_{name}_seconds", self._own, partial(copy, histogram)
         for name, handled in self.handled.items():
             for result in ("success", "failure"):

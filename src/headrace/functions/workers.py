@@ -185,7 +185,7 @@ class FunctionService(Service):
                 self._allocator.frame_ended(number)
             if number is None or partition in ending:
                 continue
-            process, began = self._slots[number].process, self._clock.monotonic()
+            process = self._slots[number].process
             assert process is not None
             self._slots[number].partitions.add(partition)
             try:
@@ -197,7 +197,6 @@ class FunctionService(Service):
                     self._allocator.lost(number)  # or it could be chosen again before its end is recorded
                 continue
             if response != NOTHING_BEGUN:
-                self.metrics.answered(self._clock.monotonic() - began)
                 return response
         return NOTHING_BEGUN
 

@@ -49,14 +49,12 @@ class PipelineStatus(msgspec.Struct, rename="camel"):
 _GAUGES: Final = {
     "state_rows": "headrace_flow_state_rows",
     "state_bytes": "headrace_flow_state_bytes",
-    "received_per_second": "headrace_flow_received_records_per_second",
-    "records_per_second": "headrace_flow_processed_records_per_second",
     "batch_seconds": "headrace_flow_batch_seconds",
     "lag_records": "headrace_flow_lag_records",
 }
 _SUMS: Final = ("input_records", "corrupt_records", "tombstone_records", "late_records", "dropped_rows")
 """Counts of a flow that its micro-batches add to."""
-_LATEST: Final = ("batch_id", "watermark", *_GAUGES)
+_LATEST: Final = ("batch_id", "watermark", "records_per_second", *_GAUGES)
 """Values of a flow that are those of its last micro-batch that has them."""
 
 

@@ -56,8 +56,9 @@ class ServiceGroups(Service):
 
     async def start(self) -> None:
         groups = self._groups
-        self.publish("headrace_running_registrations", lambda: sum(bool(each.supervisor) for each in groups.values()))
-        self.publish("headrace_failing_registrations", lambda: sum(bool(each.why) for each in groups.values()))
+        metric = "headrace_registrations"
+        self.publish(metric, lambda: sum(bool(each.supervisor) for each in groups.values()), state="running")
+        self.publish(metric, lambda: sum(bool(each.why) for each in groups.values()), state="failing")
 
     async def drain(self, deadline: Deadline) -> None:
         self.apply({})

@@ -204,8 +204,7 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
         site.wait_until(lambda: metric(text(), name, **labels) == number, f"{name} {labels} to be {number}")
 
     push_labels = {"kind": "reactive", "consumer": "push"}
-    wait_for_metric("headrace_produce_requested_records_total", 30)
-    wait_for_metric("headrace_produce_acknowledged_records_total", 30)
+    wait_for_metric("headrace_produce_records_total", 30, result="acknowledged")
     wait_for_metric("headrace_received_records_total", 30, **push_labels)
     wait_for_metric("headrace_in_flight_records", 30, **push_labels)
     wait_for_metric("headrace_producer_pending_bytes", 0, producer="producer")

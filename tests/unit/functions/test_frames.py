@@ -65,7 +65,8 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
     assert os.fstat(shared).st_blocks * 512 == mmap.PAGESIZE
     monkeypatch.setattr(os, "memfd_create", Mock(return_value=shared))
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "full")))
-    monkeypatch.setattr(os, "close", closed := Mock(wraps=os.close))  # a closed number may belong to another thread soon
+    closed = Mock(wraps=os.close)  # another thread may open a file of the same number
+    monkeypatch.setattr(os, "close", closed)
     with pytest.raises(OSError, match="full"):
         open_shared_page()
     closed.assert_any_call(shared)

@@ -13,7 +13,7 @@ from headrace.runtime import Deadline, GroupSpec, Readiness, Service, ServiceGro
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.testing import ManualClock
 
-RUNNING, FAILING = GaugeKey("headrace_running_registrations"), GaugeKey("headrace_failing_registrations")
+RUNNING, FAILING = (GaugeKey("headrace_registrations", (("state", state),)) for state in ("running", "failing"))
 
 
 class Harness:

@@ -207,8 +207,8 @@ class Registrations(Reconciler):
         self.watch(PREFIX, self._on_entry)
 
     async def start(self) -> None:
-        self.publish("headrace_registrations", lambda: len(self._entries))
-        self.publish("headrace_refused_registrations", lambda: len(self._refused))
+        self.publish("headrace_registrations", lambda: len(self._entries), state="stored")
+        self.publish("headrace_registrations", lambda: len(self._refused), state="refused")
         await super().start()
 
     async def drain(self, deadline: Deadline) -> None:

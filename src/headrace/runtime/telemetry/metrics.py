@@ -47,6 +47,11 @@ def _table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _parts(count: str) -> list[str]:
+    """Return the name of a count and, if it has one, its label: `name=label`."""
+    return count.split("=")
+
+
 _METRICS, _OUTCOMES = _table("metrics.csv"), _table("outcomes.csv")
 CATALOGUE: Final = tuple(
     MetricSpec(row["name"], row["type"], row["unit"], tuple(row["labels"].split()), row["help"]) for row in _METRICS
@@ -70,7 +75,7 @@ _ENDED: Final = "headrace_completed_records_total"
 _BREAKER: Final = "headrace_breaker_open"
 
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
-    **{count: (row["name"], ()) for row in _METRICS for count in row["counts"].split()},
+    **{count: (row["name"], tuple(label)) for row in _METRICS for count, *label in map(_parts, row["counts"].split())},
     **{row["count"]: (_ENDED, (row["outcome"],)) for row in _OUTCOMES},
 }
 """The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
@@ -139,8 +144,10 @@ class Metrics(Collector):
         for key, value in gauges().items():
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
-        found["headrace_produce_requested_records_total"][()] = self._requested_records
-        found["headrace_produce_acknowledged_records_total"][()] = self._acknowledged_records
+        found["headrace_produce_records_total"] = {
+            ("acknowledged",): self._acknowledged_records,
+            ("failed",): self._requested_records - self._acknowledged_records,
+        }
         found["headrace_consumer_lag_records"] |= {
             (group, at.topic, str(at.partition)): records for group, at, records in self.lag_of()
         }

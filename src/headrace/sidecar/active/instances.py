@@ -54,8 +54,6 @@ class ActiveInstances(Service):
         self._clock = clock
         self._instances: dict[tuple[str, str], ActiveInstance] = {}
         self._draining = False
-        self._refused = 0
-        """Creations that a limit rejected."""
         self._response_bytes = 0
         self.monitor = ReadMonitor(self.all, admin, audit, clock)
         """Counts what is read of them."""
@@ -71,7 +69,6 @@ class ActiveInstances(Service):
         self.publish(
             "headrace_active_buffered_bytes", lambda: sum(one.buffered_bytes for one in self._instances.values())
         )
-        self.publish("headrace_active_refused_creations_total", lambda: self._refused)
         self.keep(self._close_idle, "idle instances")
 
     def end_reads(self) -> None:
@@ -108,11 +105,7 @@ class ActiveInstances(Service):
             return known
         if key in self._instances:
             raise InstanceExists(f"group {spec.group} has an instance {spec.name}; choose another name, or delete it")
-        try:
-            spec = spec._replace(buffer_bytes=self._share(spec))
-        except TooManyRequests:
-            self._refused += 1
-            raise
+        spec = spec._replace(buffer_bytes=self._share(spec))
         entries = self.entries(spec)
         instance = self._instances[key] = ActiveInstance(
             spec, entries, self._admin, self._clock, self.monitor.delivered

@@ -57,24 +57,19 @@ class ReadMonitor(Service):
         self._admin = admin
         self._audit = audit
         self._clock = clock
-        self._counts = {"reads": 0, "records": 0, "bytes": 0}
+        self._delivered_records = 0
         self._last_reads: weakref.WeakKeyDictionary[ActiveInstance, float] = weakref.WeakKeyDictionary()
         self._ends: dict[TopicPartition, int] = {}
 
     async def start(self) -> None:
-        counts = self._counts
-        self.publish("headrace_active_reads_total", lambda: counts["reads"])
-        self.publish("headrace_active_delivered_records_total", lambda: counts["records"])
-        self.publish("headrace_active_delivered_bytes_total", lambda: counts["bytes"])
+        self.publish("headrace_active_delivered_records_total", lambda: self._delivered_records)
         self.publish("headrace_active_waiting_reads", lambda: sum(one.turn.is_taken for one in self._instances()))
         self.keep(self._follow_ends, "ends")
 
     def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
         """Count and audit records that a client has received, at least one."""
         size = sum([record.size_bytes for record in records])
-        self._counts["reads"] += 1
-        self._counts["records"] += len(records)
-        self._counts["bytes"] += size
+        self._delivered_records += len(records)
         self._last_reads[instance] = self._clock.time()
         if self._audit:
             who = Consumption("ACTIVE_CONSUMER", instance.spec.group, caller=instance.spec.owner, action="read")

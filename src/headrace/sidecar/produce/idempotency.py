@@ -115,7 +115,6 @@ class Idempotency(Service):
         self._problem: errors.HeadraceError = errors.KafkaUnavailable("still reading them back")
 
     async def start(self) -> None:
-        self.publish("headrace_idempotency_keys", lambda: len(self.window))
         self.keep(self._read_back, "read back")
 
     async def once(

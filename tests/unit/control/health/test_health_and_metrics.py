@@ -58,7 +58,7 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     response = await server.get("/metrics")
     text = response.body.decode()
     assert response.headers["content-type"].startswith("text/plain")
-    assert "headrace_produce_acknowledged_records_total 2.0" in text
+    assert 'headrace_produce_records_total{result="acknowledged"} 2.0' in text
     for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
         assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
     assert "in-no-label" not in text

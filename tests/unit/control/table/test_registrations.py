@@ -234,8 +234,8 @@ async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytes
     assert "/other, which is not allowed here" in why["x"]
     assert all("damaged" in why[name] for name in ("z", "v", "w", "u", "s", "nobody"))
     assert why["y"] == "None"
-    assert gauges()[GaugeKey("headrace_registrations")] == 8
-    assert gauges()[GaugeKey("headrace_refused_registrations")] == 7
+    assert gauges()[GaugeKey("headrace_registrations", (("state", "stored"),))] == 8
+    assert gauges()[GaugeKey("headrace_registrations", (("state", "refused"),))] == 7
     assert "registration/a/x does not run: backend: url is http://localhost:8444/other, which" in caplog.text
     assert "registration/c/z does not run" in caplog.text
     await process.made.stop()

@@ -26,12 +26,12 @@ def shown(metrics: Metrics, metric: str, **labels: str) -> float:
 
 
 def test_produced_records_add_up() -> None:
-    """What was requested and what was acknowledged are counted apart."""
+    """What was acknowledged and what failed are counted apart."""
     metrics = Metrics()
     metrics.produced(100, 99)
     metrics.produced(5, 0)
-    assert shown(metrics, "headrace_produce_requested_records_total") == 105
-    assert shown(metrics, "headrace_produce_acknowledged_records_total") == 99
+    assert shown(metrics, "headrace_produce_records_total", result="acknowledged") == 99
+    assert shown(metrics, "headrace_produce_records_total", result="failed") == 6
 
 
 def test_requests_fall_into_buckets_by_route_and_status() -> None:

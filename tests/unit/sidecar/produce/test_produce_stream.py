@@ -90,7 +90,7 @@ async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -
         assert (second.value, third.key, third.value) == (None, b"b", None)
         assert len({second.headers[0][1], third.headers[0][1]}) == 2
         counted = server.metrics.render().decode()
-        assert "headrace_produce_acknowledged_records_total 3.0" in counted
+        assert 'headrace_produce_records_total{result="acknowledged"} 3.0' in counted
 
 
 async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:

@@ -40,8 +40,8 @@ from headrace.records import Record
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.metrics import BY_NAME
 from headrace.sidecar.produce import produce_response
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import HttpDestination
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.testing.secured import SecuredCluster
 from tests.docs.forked_commands import forked_commands
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering
-from headrace.delivery.backlog import Backlog
+from headrace.delivery.lane import Backlog
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Header, Record, RecordBatch, TopicPartition

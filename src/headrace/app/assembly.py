@@ -27,9 +27,9 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Service
 from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import get_offset
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,18 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.admin import Admin
-from headrace.kafka.byte_budget import SEVERAL, ByteBudget, Claim, key_of_request
-from headrace.kafka.producer_client import ProducerClient
-from headrace.kafka.sent_request import Callbacks, Done, ProduceResult, Request, Results
+from headrace.kafka.producer_client import (
+    SEVERAL,
+    ByteBudget,
+    Callbacks,
+    Claim,
+    Done,
+    ProducerClient,
+    ProduceResult,
+    Request,
+    Results,
+    key_of_request,
+)
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slice
 

@@ -1,28 +1,37 @@
-"""One client of a producer, with the thread that takes its delivery reports."""
+"""One client of a producer: what is pending in it, and the thread that takes its delivery reports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import confluent_kafka
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
+from headrace.errors import ProducerQueueFull
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import is_refused, principal_of, refusal_in
 from headrace.kafka.client.credentials import ClientReplacement
 from headrace.kafka.client.error_map import ClientErrors, repeat_error, report_error, write_error
 from headrace.kafka.client.properties import client_log, producer_properties
-from headrace.kafka.sent_request import ProduceResult, Request
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import OwnedThread
 
+ProduceResult = Produced | errors.HeadraceError
+"""Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
+Results = list[ProduceResult]
+"""One per record, in their order."""
+Done = Callable[[Results], None]
+_OF_A_BATCH = errors.RecordRefused, errors.RecordTooLarge
+"""What Kafka reports for all records of a batch when it refuses one of them."""
 _POLL_SECONDS = 0.1
 _FLUSH_SECONDS = 0.02
 _THREAD_STOP_SECONDS = 5.0
@@ -31,6 +40,169 @@ _CROWD_SECONDS = 0.05
 _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
 """Seconds until a client without any right to write is replaced: with records that wait, and without."""
 _BACKOFF_MS = 5
+_client_numbers = itertools.count(1)
+TopicPartitionKey = tuple[str, int]
+"""A topic, and the partition of all records of a request; `SEVERAL` if there are more or the client chooses."""
+SEVERAL: Final = -1
+
+
+class Claim(NamedTuple):
+    """The bytes of one request, counted in a budget."""
+
+    key: TopicPartitionKey
+    size_bytes: int
+
+
+class ByteBudget:
+    """Bytes accepted and not yet acknowledged, in all and per partition: one lost leader does not stop the rest.
+
+    A partition may use a share of the free bytes, not of the whole. So some bytes stay free for other partitions,
+    however many leaders are down. With a share of a quarter, one partition uses a fifth of the budget at most.
+    """
+
+    def __init__(self, max_bytes: int, share: float) -> None:
+        self.pending_bytes = 0
+        self._max_bytes = max_bytes
+        self._share = share
+        self._bytes_by_key: defaultdict[TopicPartitionKey, int] = defaultdict(int)
+
+    def check(self, key: TopicPartitionKey, size: int) -> None:
+        """Raise ProducerQueueFull unless a request fits."""
+        pending = self.pending_bytes
+        of_key = self._bytes_by_key.get(key, 0)
+        free = self._max_bytes - pending
+        # A request larger than the limit passes when nothing else is pending, or it could never be sent.
+        if pending and size > free:
+            raise _full("", pending, f"{self._max_bytes} bytes (producer.max_pending_bytes)")
+        if of_key and of_key + size > free * self._share:
+            where = f" for partition {key[1]} of topic {key[0]}" if key[1] != SEVERAL else f" for topic {key[0]}"
+            raise _full(where, of_key, f"{self._share:g} of the free part of producer.max_pending_bytes")
+
+    def take(self, key: TopicPartitionKey, size: int) -> Claim:
+        """Count a request that passes `check`."""
+        self.check(key, size)
+        self.pending_bytes += size
+        self._bytes_by_key[key] += size
+        return Claim(key, size)
+
+    def release(self, claim: Claim) -> None:
+        """Stop counting a request."""
+        self.pending_bytes -= claim.size_bytes
+        self._bytes_by_key[claim.key] -= claim.size_bytes
+        if not self._bytes_by_key[claim.key]:
+            del self._bytes_by_key[claim.key]
+
+
+def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicPartitionKey:
+    """Return the partition that a request counts for.
+
+    A request counts as a whole, because looking at each record is expensive. A request to several partitions counts
+    for the topic, as one whose partition the client chooses: such requests can starve each other only.
+
+    Args:
+        records: One or more, of one topic; otherwise the first one's topic counts.
+        partitions: How many the topic has; 0 if that is not known.
+    """
+    first = records[0]
+    if len(records) == 1 and first.partition is None and first.key is not None and partitions:
+        return first.topic, confluent_kafka.murmur2(first.key, partitions)  # as the client's own partitioner
+    if first.partition is None or any(record.partition != first.partition for record in records):
+        return first.topic, SEVERAL
+    return first.topic, first.partition
+
+
+def _full(where: str, pending: int, limit: str) -> ProducerQueueFull:
+    return ProducerQueueFull(
+        f"this request would exceed the limit of {limit}: {pending} bytes{where} are awaiting Kafka's acknowledgement; "
+        "nothing of this request was sent, send it again after a pause",
+        pending_bytes=pending,
+    )
+
+
+class Request:
+    """The records of one `send`: their results, and how many still wait for a report."""
+
+    callbacks: Callbacks
+
+    def __init__(
+        self,
+        records: Sequence[OutgoingRecord],
+        claim: Claim,
+        post: Callable[[Request], None],
+        done: Done,
+        result: Callable[[Any, Any], ProduceResult],
+    ) -> None:
+        """Prepare; `post` gets the request with all results, `result` translates a report without an offset."""
+        # For good
+        self.records = records
+        self.claim = claim
+        self.in_order = False
+        self.is_alone = False  # whether each record has a batch of its own
+        self.done: Done | None = done
+        self._post = post
+        self._result = result
+        # What is known so far
+        self.results: list[Any] = [None] * len(records)
+        self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
+        self.delivered = 0  # written by the delivery thread only
+        self.refused = 0  # written by the loop only
+
+    def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+        """Take one delivery report, on the delivery thread."""
+        offset = None
+        if error is None:
+            try:
+                offset = record.offset()
+            except SystemError:  # the client raises a fatal error in the first call of this report
+                offset = record.offset()
+        if offset is None:
+            self.results[index] = result = self._result(error, record)
+            self.is_suspected |= isinstance(result, _OF_A_BATCH)
+        else:
+            self.results[index] = Produced(record.partition(), offset)
+        self.delivered += 1
+        # Each side counts its own and then reads the other's; the later one sees the sum. If both see it, the
+        # request is posted twice, and the second time it is done already.
+        if self.delivered + self.refused == len(self.results):
+            self._post(self)
+
+    def suspects(self) -> list[int]:
+        """Return which records must be written again, each alone, to find those that Kafka refuses.
+
+        With `in_order` also later records of their keys, although they are acknowledged.
+        """
+        found, keys = list[int](), set[tuple[str, bytes]]()
+        for index, (record, result) in enumerate(zip(self.records, self.results, strict=True)):
+            key = (record.topic, record.key or b"")
+            if isinstance(result, _OF_A_BATCH) or (key in keys and type(result) is Produced):
+                found.append(index)
+                if self.in_order and record.key is not None:
+                    keys.add(key)
+        return found
+
+    def refuse(self, index: int, error: errors.HeadraceError) -> None:
+        """Record that the client did not take a record, on the loop."""
+        self.results[index] = error
+        self.refused += 1
+        if self.delivered + self.refused == len(self.results):
+            self._post(self)
+
+
+class Callbacks:
+    """Delivery callbacks by index, for one request after the other: creating them costs half as much as `produce`."""
+
+    request: Request
+
+    def __init__(self) -> None:
+        self._made: list[Callable[[Any, Any], None]] = []
+
+    def between(self, first: int, end: int) -> list[Callable[[Any, Any], None]]:
+        """Return those of the records from index `first` to before `end`."""
+        self._made += [functools.partial(self._report, index) for index in range(len(self._made), end)]
+        return self._made[first:end]
+
+    def _report(self, index: int, error: Any, record: Any) -> None:
+        self.request.reported(index, error, record)
 
 
 class _Health:
@@ -216,6 +388,3 @@ class ProducerClient:
         if self._settings.batch_bytes == 1:
             properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
         return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
-
-
-_client_numbers = itertools.count(1)

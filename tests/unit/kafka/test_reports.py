@@ -14,10 +14,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaTimeout, RecordRefused
 from headrace.kafka import Admin
-from headrace.kafka.byte_budget import Claim
 from headrace.kafka.producer import Producer
-from headrace.kafka.producer_client import ProducerClient
-from headrace.kafka.sent_request import Request
+from headrace.kafka.producer_client import Claim, ProducerClient, Request
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
 

@@ -30,8 +30,8 @@ from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
+from headrace.kafka.producer_client import ProduceResult
 from headrace.kafka.reader import read_records
-from headrace.kafka.sent_request import ProduceResult
 from headrace.kafka.transactions.transaction_job import GroupOffsets, LastRecord, TransactionJob
 from headrace.kafka.transactions.transactional_client import (
     BROKEN,

@@ -16,7 +16,7 @@ from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.records import Record
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
 from headrace.sidecar.record_json import delivery_id
 

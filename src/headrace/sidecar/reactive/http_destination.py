@@ -15,8 +15,7 @@ from headrace.runtime import Clock, Service
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.client import MAX_RESPONSE_BYTES, client_of
-from headrace.sidecar.reactive.envelope import array_of, replies_of
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.sidecar.reactive.envelope import PayloadDecoder, array_of, replies_of
 from headrace.sidecar.reactive.single import Request, replay_header, single
 
 _EXCERPT_BYTES: Final = 2000

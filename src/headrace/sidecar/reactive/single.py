@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from headrace.delivery.outcomes import REPLAY, Delivery
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, Record
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.record_json import delivery_id
 
 Request = tuple[bytes, list[tuple[str, str]]]

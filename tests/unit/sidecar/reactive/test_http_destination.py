@@ -21,8 +21,8 @@ from headrace.errors import DestinationRefused, DestinationUnavailable, Registry
 from headrace.formats.choice import Codecs
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.reactive.backend_connection import BackendResponse
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, HttpDestination, retry_after_seconds
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
 from headrace.testing import ManualClock
 
 CODECS = Codecs(None)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs
 from headrace.records import Header, Record, TopicPartition
 from headrace.sidecar.reactive.cloud_events import binary, structured
-from headrace.sidecar.reactive.payload_decoder import PayloadDecoder
+from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.single import safe, single
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)

@@ -36,8 +36,7 @@ def dead_letter_jobs_of(
     context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics, redrive_to: Target = TO_ORIGIN
 ) -> DeadLetterJobs:
     """Return the maker of runs that redrive, move and drop dead letters; without a consumer, to `redrive_to`."""
-    audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
-    run_context = RunContext(context.admin, context.inner_producer.produce, audited, context.clock)
+    run_context = _run_context(context)
     replays = Replays(run_context, consumers, internal, producing=context.config.producer.enabled)
     on_sent = context.audit.produced if context.audit else None
     return DeadLetterJobs(run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to)
@@ -46,7 +45,11 @@ def dead_letter_jobs_of(
 def dead_letters(context: ProcessContext, consumers: RunningConsumers) -> DeadLetterEndpoints:
     """Return the endpoints of dead letters; those of `consumers` can be delivered again."""
     config, admin, clock = context.config, context.admin, context.clock
-    produce = context.inner_producer.produce
-    redelivery = Redelivery(admin, consumers, produce, clock, socket.gethostname())
+    redelivery = Redelivery(_run_context(context), consumers, socket.gethostname())
     pages = DeadLetterPages(admin, context.codecs, clock, config.reactive_consumers.values())
     return DeadLetterEndpoints(pages, redelivery)
+
+
+def _run_context(context: ProcessContext) -> RunContext:
+    audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
+    return RunContext(context.admin, context.inner_producer.produce, audited, context.clock)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Protocol
 
@@ -156,54 +155,6 @@ class AdaptiveLimit:
             self._cut_at = newest
             self._allowed = max(1.0, min(self._allowed, self.in_flight) / 2)
             self.concurrency = int(self._allowed)
-
-
-class SharedSlots:
-    """Slots of a limit for deliveries outside a pump."""
-
-    def __init__(self, limit: AdaptiveLimit) -> None:
-        """Prepare; it joins the limit only while a delivery waits or is in flight."""
-        self.in_flight = self.last_turn = 0
-        self._limit = limit
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._used = 0
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def has_records(self) -> bool:
-        return bool(self._used)
-
-    def begin_one(self) -> bool:
-        while self._waiting and self._waiting[0].done():
-            self._waiting.popleft()
-        if not self._waiting or self._limit.free_for(self) <= 0:
-            return False
-        self._limit.take(self)
-        self._waiting.popleft().set_result(None)
-        return True
-
-    @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncGenerator[None, None]:
-        """Wait for a slot, and keep it while the context lasts."""
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(taken)
-        if not self._used:
-            self._limit.join(self)
-        self._used += 1
-        self._limit.begin()
-        try:
-            await taken
-            yield
-        finally:
-            self._used -= 1
-            if taken.done() and not taken.cancelled():
-                self._limit.release(self)
-            if not self._used:
-                self._limit.leave(self)
-            self._limit.begin()
 
 
 class DeliveryRate:

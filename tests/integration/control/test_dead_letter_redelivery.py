@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+import time
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
 from headrace.delivery.dead_letter import origin_of
-from headrace.devcluster import Received
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
 from headrace.testing import PlannedResponse
@@ -20,148 +18,127 @@ from tests.dead_letter_records import bury
 OWN: list[Header] = [("own", b"h")]
 
 
-class Letters:
-    """A topic with dead letters of a group."""
+class RedeliveryScenario:
+    """A topic with dead letters of a group, and the consumer that they are delivered to again."""
 
-    def __init__(self, site: Any, kafka: Any, name: str, partitions: int = 2) -> None:
+    def __init__(self, site: Any, push: Any, kafka: Any, name: str) -> None:
         self.site, self.name, self.dlq, self.group = site, name, f"{name}.dlq", f"{name}-push"
-        kafka.create_topic(self.dlq, partitions, {})
+        self._push = push
+        kafka.create_topic(self.dlq, 2, {})
 
-    def bury(self, count: int = 0, group: str = "") -> None:
-        """Write records and a letter of every record; what comes before the process, its consumer does not read."""
+    def write(self, count: int) -> None:
         self.site.write(self.name, *(OutgoingRecord(self.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(count)))
+
+    def bury(self, group: str = "") -> None:
+        """Write a dead letter for every record."""
         bury(self.site, self.name, group or self.group)
 
+    def start(self, max_records: int = 4) -> None:
+        """Start a consumer that reads later records only."""
+        given = {
+            "auto_offset_reset": "latest",
+            "batch": {"max_records": max_records},
+            "backend": {"timeout_seconds": 20},
+        }
+        self._url = self._push(self.name, **given).url + "/consumers/deadLetter/reactive"
+
+    def call(self, body: Any = None, **query: Any) -> Any:
+        """Request some batches, and return the body of the response."""
+        return self.site.ask(f"{self._url}?{urlencode(query)}", body).body
+
 
 @pytest.fixture
-def letters(site: Any, kafka: Any, topic: Any) -> Letters:
-    return Letters(site, kafka, topic(2))
+def redelivery(site: Any, push: Any, kafka: Any, topic: Any) -> RedeliveryScenario:
+    return RedeliveryScenario(site, push, kafka, topic(2))
 
 
-@pytest.fixture
-def again(site: Any, push: Any, letters: Letters) -> Callable[..., Callable[..., Any]]:
-    """Have a consumer that reads what comes from now on: `again(**settings)`; what comes back asks for one batch."""
-
-    def start(**settings: Any) -> Callable[..., Any]:
-        given = {"auto_offset_reset": "latest", "batch": {"max_records": 4}, "backend": {"timeout_seconds": 20}}
-        url = push(letters.name, **given, **settings).url + "/consumers/deadLetter/reactive"
-
-        def ask(body: Any = None, **query: Any) -> Any:
-            return site.ask(f"{url}?{urlencode(query)}", body)
-
-        return ask
-
-    return start
-
-
-def test_a_caller_loops_until_nothing_is_left(again: Any, letters: Letters, backend: Any) -> None:
+def test_a_caller_loops_until_nothing_is_left(redelivery: RedeliveryScenario, backend: Any) -> None:
     """Empty, processed, empty again: each letter once, as the record it was, under the identity it had at first."""
-    letters.site.write(
-        letters.name, *(OutgoingRecord(letters.name, b"k%d" % n, b'{"n":%d}' % n, OWN) for n in range(10))
-    )
-    call = again()
-    empty = call().body
-    assert (empty["records"], empty["status"], empty["group"]) == (0, "empty", letters.group)
-    assert empty["topics"] == [letters.dlq]
+    redelivery.write(10)
+    redelivery.start(max_records=1)
+    empty = redelivery.call()
+    assert (empty["records"], empty["status"], empty["group"]) == (0, "empty", redelivery.group)
+    assert empty["topics"] == [redelivery.dlq]
     assert set(empty) == {"group", "instance", "topics", "records", "description", "status"}
-    letters.bury()
+    redelivery.bury()
     counts = []
-    while (response := call(topic=letters.name).body)["records"]:
+    while (response := redelivery.call(topic=redelivery.name))["records"]:
         assert response["status"] == "processed"
         assert "success" in response["description"]
         assert "| offset:" in response["description"]
         counts.append(response["records"])
     assert sum(counts) == 10
-    assert max(counts) <= 4
-    origins = {(r.partition, r.offset): r for r in letters.site.records(letters.name)}
+    assert max(counts) <= 4, "four batches"
+    origins = {(r.partition, r.offset): r for r in redelivery.site.records(redelivery.name)}
     assert sorted((r["partition"], r["offset"]) for r in backend.accepted) == sorted(origins)
     for record in backend.accepted:
-        assert record["topic"] == letters.name
-        assert record["deliveryId"] == f"{letters.group}:{letters.name}:{record['partition']}:{record['offset']}"
+        assert record["topic"] == redelivery.name
+        assert record["deliveryId"] == f"{redelivery.group}:{redelivery.name}:{record['partition']}:{record['offset']}"
         assert record["attempt"] == 4
         assert record["headers"]["own"] == "h"
         assert record["timestamp"] == origins[record["partition"], record["offset"]].timestamp_ms
     assert not any("headrace.dlq" in name for record in backend.accepted for name in record["headers"])
     assert backend.requests[-1].headers["host"].startswith("127.0.0.1:")
-    assert len(letters.site.records(letters.dlq)) == 10
+    assert len(redelivery.site.records(redelivery.dlq)) == 10
 
 
 def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
-    again: Any, letters: Letters, backend: Any
+    redelivery: RedeliveryScenario, backend: Any
 ) -> None:
     """`lastretry` is of its own call: the next one without it keeps what fails (defect 26)."""
-    letters.bury(3)
+    redelivery.write(3)
+    redelivery.bury()
     backend.response = PlannedResponse(
         fails=lambda record: record["value"]["n"] == 1, stacktrace="ValueError: still no"
     )
-    call = again()
-    last = call({"group": letters.group, "topic": letters.name, "lastretry": True, "unknown": 1}).body
+    redelivery.start()
+    last = redelivery.call({"group": redelivery.group, "topic": redelivery.name, "lastretry": True, "unknown": 1})
     assert (last["records"], last["status"]) == (3, "processed")
     assert "1 of them dropped at their last retry" in last["description"]
-    assert call().body["status"] == "empty"
-    letters.bury()
-    first = call().body
+    assert redelivery.call()["status"] == "empty"
+    redelivery.bury()
+    first = redelivery.call()
     assert (first["records"], first["status"]) == (3, "processed")
     assert "1 of them as dead letters again" in first["description"]
-    records = letters.site.records(letters.dlq)
+    records = redelivery.site.records(redelivery.dlq)
     assert len(records) == 7
     (repeated,) = [origin for r in records if (origin := origin_of(r.headers)) and origin.attempts == 4]
-    assert (repeated.error, repeated.group) == ("ValueError", letters.group)
+    assert (repeated.error, repeated.group) == ("ValueError", redelivery.group)
     assert repeated.text("first_failure") == "1970-01-01T00:00:01.000+00:00"
-    assert call(lastretry="true").body["records"] == 1
-    assert call().body["status"] == "empty"
+    assert redelivery.call(lastretry="true")["records"] == 1
+    assert redelivery.call()["status"] == "empty"
 
 
-def test_too_many_failures_roll_the_batch_back(again: Any, letters: Letters, backend: Any) -> None:
-    """By the consumer's threshold: nothing has ended, and the next call has the same letters."""
-    letters.bury(16)
-    backend.response = PlannedResponse(fails=lambda record: True)
-    call = again(retry={"rollback_threshold_percent": 30})
-    for _ in range(2):
-        response = call()
-        assert (response.status, response.body["status"], response.body["records"]) == (200, "rolledBack", 4)
-        assert "rollback" in response.body["description"]
-        assert "| offset:" in response.body["description"]
-    assert len(letters.site.records(letters.dlq)) == 16
-    backend.response = PlannedResponse()
-    assert call().body["status"] == "processed"
-
-
-def test_two_calls_at_a_time_share_nothing(again: Any, letters: Letters, backend: Any) -> None:
-    """One delivers, the other is told to come back."""
-    letters.bury(2)
-    came, go = threading.Event(), threading.Event()
-
-    def answer(request: Received) -> PlannedResponse:
-        came.set()
-        go.wait(120)
-        return PlannedResponse()
-
-    backend.response = answer
-    call = again()
-    found: list[Any] = []
-    first = threading.Thread(target=lambda: found.append(call()))
-    first.start()
-    letters.site.wait_until(lambda: came.is_set() or found, "the first delivery")
-    second = call(lastretry=True)
-    go.set()
-    first.join(120)
-    assert (second.status, second.body["code"]) == (409, "ERR40048")
-    assert "another call is delivering dead letters" in second.body["description"]
-    assert (found[0].body["records"], found[0].body["status"]) == (2, "processed")
-    assert len(backend.accepted) == 2
-
-
-def test_no_group_is_joined_and_letters_of_others_are_left(again: Any, letters: Letters, backend: Any) -> None:
-    """The live group stays as it is; a letter is the one's whose group it has, when that group is known here."""
-    letters.bury(2)
-    letters.bury(0, "another")
-    call = again()
-    admin = Admin(letters.site.kafka)
+def test_no_group_is_joined_and_letters_of_others_are_left(redelivery: RedeliveryScenario, backend: Any) -> None:
+    """The live group stays as it is, and its consumer gets the dead letters of its own group only."""
+    redelivery.write(2)
+    redelivery.bury()
+    redelivery.bury("another")
+    redelivery.start()
+    admin = Admin(redelivery.site.kafka)
     groups = {group.name for group in asyncio.run(admin.list_groups())}
-    before = asyncio.run(admin.committed(letters.group))
-    assert call().body["records"] == 4
-    assert {entry["deliveryId"].split(":")[0] for entry in backend.accepted} == {letters.group, "another"}
+    before = asyncio.run(admin.committed(redelivery.group))
+    while redelivery.call()["records"]:
+        pass
+    assert [entry["deliveryId"].split(":")[0] for entry in backend.accepted] == [redelivery.group] * 2
     after = {group.name for group in asyncio.run(admin.list_groups())} - groups
     assert {name for name in after if not name.startswith("headrace.lease.")} == set()
-    assert asyncio.run(admin.committed(letters.group)) == before
+    assert asyncio.run(admin.committed(redelivery.group)) == before
+
+
+def test_a_backend_that_is_down_is_reported_at_once(redelivery: RedeliveryScenario, backend: Any) -> None:
+    """The call fails within seconds and completes nothing; the next one delivers."""
+    redelivery.write(3)
+    redelivery.bury()
+    redelivery.start()
+    backend.response = PlannedResponse(status=503)
+    began = time.monotonic()
+    failed = redelivery.call(timeout=60_000)
+    assert (failed["code"], failed["statusCode"]) == ("ERR12205", 503)
+    assert "none is lost" in failed["description"]
+    assert time.monotonic() - began < 30
+    backend.response = PlannedResponse()
+    redelivery.site.wait_until(lambda: redelivery.call().get("records"), "the backend to be tried again")
+    while redelivery.call()["records"]:
+        pass
+    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 2]

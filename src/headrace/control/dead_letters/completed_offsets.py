@@ -177,9 +177,7 @@ def lease_taken(topic: str, holder: str) -> LeaseTaken:
 
 
 @contextlib.asynccontextmanager
-async def dead_letter_lease(
-    admin: Admin, topic: str, clock: Clock, wait_seconds: float = _LEASE_SECONDS
-) -> AsyncGenerator[Lease, None]:
+async def dead_letter_lease(admin: Admin, topic: str, clock: Clock) -> AsyncGenerator[Lease, None]:
     """Hold the lease of a dead letter topic; no other process completes dead letters of it meanwhile.
 
     Raises:
@@ -187,7 +185,7 @@ async def dead_letter_lease(
         KafkaUnavailable: Kafka does not respond.
     """
     lease = Lease(admin.config, admin, lease_name(topic), clock, source=topic)
-    if not await lease.acquire(wait_seconds):
+    if not await lease.acquire(_LEASE_SECONDS):
         raise lease_taken(topic, lease.holder)
     try:
         yield lease

@@ -112,7 +112,7 @@ class ReplayJob:
         pump = await self._pump()
         source = WindowSource(
             pump,
-            _starts(spec.window, progress),
+            self._starts(progress),
             spec.window.ends,
             read=functools.partial(read_records, context.admin.config),
             start_offsets=context.admin.start_offsets,
@@ -132,6 +132,14 @@ class ReplayJob:
 
         finished = await self._run.deliver(pump, source, save, stop)
         return self._message(source.progress, resumed=bool(progress)) if finished else ""
+
+    def _starts(self, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:
+        """Return where each partition starts: after the progress, and after dead letters that are completed."""
+        reached, starts = progress.get("positions", {}), {}
+        for number, (start, end) in self._spec.window.ranges.items():
+            first = self._completed.first_left(number, start, end) if self._completed else start
+            starts[TopicPartition(self._spec.window.topic, number)] = Committed(*reached.get(str(number), (first,)))
+        return starts
 
     def _check(self) -> None:
         if self._target_of(self._spec.to) is not self._target:
@@ -227,11 +235,3 @@ class ReplayJob:
         if limit is not None and redriven_count(headers) >= limit:
             return False
         return self._matcher.matches(record, origin, headers)
-
-
-def _starts(window: Window, progress: Mapping[str, Any]) -> dict[TopicPartition, Committed]:
-    reached = progress.get("positions", {})
-    return {
-        TopicPartition(window.topic, number): Committed(*reached.get(str(number), (start,)))
-        for number, (start, _) in window.ranges.items()
-    }

@@ -18,6 +18,7 @@ from headrace.control.runs.jobs import Job
 from headrace.control.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.control.runs.selection import Selection, Window
 from headrace.delivery.dead_letter import MAX_REDRIVES
+from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import Delivery, Destination, Reply
 from headrace.kafka.timestamps import iso_ms
 
@@ -230,20 +231,25 @@ class Redelivery:
     def _response(self, group: str, topics: list[str], topic: str, call: _Call, unproved: str) -> RedeliveryResponse:
         if not call.completed:
             raise errors.ReadFailed(f"dead letters of {topic} are left, none is lost: {call.why}{unproved}")
-        positions: Mapping[str, Sequence[Any]] = call.progress.get("positions", {})
-        partition, (position, _) = max(positions.items(), key=lambda item: int(item[1][0]))
+        offset, partition = max((_last(at), number) for number, at in call.progress["positions"].items())
         counts = f"{call.completed} completed"
         if again := call.count("dead_letters"):
             counts += f", {again} of them as dead letters again"
         if dropped := call.count("given_up"):
             counts += f", {dropped} of them dropped at their last retry"
         counts += unproved
-        where = f"up to partition:{partition}| offset:{position - 1}"
+        where = f"up to partition:{partition}| offset:{offset}"
         if call.why:
             text = f"processing error and rollback: of {topic} {counts}, others are left ({call.why}); {where}"
             return RedeliveryResponse(group, self._instance, topics, call.completed, text, "rolledBack")
         text = f"success, processed dead letters of {topic}: {counts}; {where}"
         return RedeliveryResponse(group, self._instance, topics, call.completed, text, "processed")
+
+
+def _last(position: Sequence[Any]) -> int:
+    """Return the highest completed offset of a position, which is an offset and its offset map."""
+    above = decode(position[1], position[0]) if position[1] else None
+    return (above.end if above else position[0]) - 1
 
 
 def _unproved(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What the audit says of who did what."""
+"""The audit of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace.testing import PlannedResponse
 from tests.active_client import send
 
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
@@ -18,7 +17,7 @@ def produce(url: str, name: str) -> int:
     return send("POST", url, BODY, {"Authorization": f"Bearer {name:->16}"}).status
 
 
-def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
+def test_records_and_refusals_have_events_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
     """One event per record with its place, the correlation id as key; one per refusal; no value, no token."""
     name, audit = topic(), f"{topic()}-audit"
     config = {**site.config, "security": {"mode": "token", "principals": PRINCIPALS}}
@@ -45,26 +44,8 @@ def test_records_and_refusals_are_noted_in_a_topic(site: Any, topic: Any, headra
     assert b"----" not in text
 
 
-def test_by_default_requests_and_deliveries_have_a_note_each(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """With partition, first and last offset and count; a record that failed has an event of its own."""
-    name, audit = topic(), f"{topic()}-audit"
-    backend.response = PlannedResponse(fails=lambda record: record["offset"] == 1)
-    process = push(name, more={"audit": {"to": "topic", "topic": audit}}, retry={"attempts": 1})
-    assert produce(f"{process.url}/producers/{name}", "loader") == 200
-    site.wait_committed(f"{name}-push", name, 3)
-    process.terminate()
-    events = [json.loads(record.value) for record in site.records(audit)]
-    written = [n for n in events if n["auditType"] == "PRODUCER" and n["topic"] == name]
-    assert [(n["partition"], n["offset"], n["lastOffset"], n["count"]) for n in written] == [(0, 0, 2, 3)]
-    consumed = [n for n in events if n["auditType"] == "REACTIVE_CONSUMER"]
-    assert sum(n.get("count", 1) for n in consumed) == 3
-    assert [(n["offset"], n["auditStatus"]) for n in consumed if "reason" in n] == [(1, "FAILURE")]
-
-
-def test_without_settings_what_goes_wrong_is_noted_in_a_file(
-    site: Any, topic: Any, headrace: Any, tmp_path: Path
-) -> None:
-    """Beside the configuration; what went well is not in it."""
+def test_without_settings_failures_have_events_in_a_file(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """In the folder of the configuration, with reports of clients; what went well is not in it."""
     name = topic(**{"max.message.bytes": 100})
     process = headrace(site.config)
     [file] = tmp_path.rglob("sidecar-audit.log")
@@ -73,8 +54,11 @@ def test_without_settings_what_goes_wrong_is_noted_in_a_file(
     assert produce(f"{process.url}/producers/{name}", "loader") == 413
     other = topic()
     assert produce(f"{process.url}/producers/{other}", "loader") == 200
+    result = {"record": {"topic": other, "partition": 0, "offset": 0}, "processed": False}
+    reported = site.ask(f"{process.url}/consumers/active/audit", [result]).body
     process.terminate()
-    events = [json.loads(line) for line in file.read_text().splitlines()]
+    *events, last = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [last] == reported
     assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in events] == [
         ("FAILURE", f"{name}-missing", "ERR40006"),
         *[("FAILURE", name, "ERR40017")] * 3,

@@ -1,4 +1,4 @@
-"""What the audit says of what it consumed: an event for each record that ended, none for what did not."""
+"""The audit of consumed records: one event for each completed record, and none for others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from headrace.records import Header, OutgoingRecord
@@ -32,8 +31,8 @@ def events(site: Any, topic: str, kind: str) -> list[Any]:
     return [event for record in site.records(topic) if (event := json.loads(record.value))["auditType"] == kind]
 
 
-def judged(request: Any) -> PlannedResponse:
-    """Answer a batch: what says so fails."""
+def by_value(request: Any) -> PlannedResponse:
+    """Fail the records whose value is bad."""
     return PlannedResponse(
         body=[
             {"processed": not entry["value"].get("bad"), "stacktrace": "ValueError: no", "correlationId": "r-1"}
@@ -42,15 +41,15 @@ def judged(request: Any) -> PlannedResponse:
     )
 
 
-def test_each_record_that_ended_has_one_event(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and the letter has one."""
+def test_each_completed_record_has_one_event(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and each dead letter."""
     name = topic()
     own: list[Header] = [("X-Correlation-Id", b"c-1"), ("X-Traceability-Id", b"t-1")]
     again: list[Header] = [("headrace.redrive.of", f"{name}:0:77".encode())]
     given: list[tuple[dict[str, Any], list[Header] | None]] = [({"n": 0}, None), ({"n": 1}, own), ({"n": 2}, again)]
     given += [({"n": 3, "bad": True}, None), ({"n": 4, "bad": True}, own)]
     site.write(name, *(OutgoingRecord(name, b"k", json.dumps(v).encode(), h) for v, h in given))
-    backend.response = judged
+    backend.response = by_value
     # The first response is a whole batch that fails: it is rolled back, and leaves no event.
     backend.script.append(PlannedResponse(fails=lambda record: True))
     process = push(name, more=audited(name), retry={"rollback_threshold_percent": 50})
@@ -68,17 +67,17 @@ def test_each_record_that_ended_has_one_event(site: Any, topic: Any, push: Any, 
     assert [event.get("traceabilityId") for event in found] == [None, "t-1", None, None, "t-1"]
     assert found[2]["redriveOf"] == f"{name}:0:77"
     assert found[3]["reason"] == "dead letter: ValueError"
-    letters = events(site, f"{name}-audit", "PRODUCER")
-    assert [(event["topic"], event["offset"], event["auditStatus"]) for event in letters] == [
+    dead_letters = events(site, f"{name}-audit", "PRODUCER")
+    assert [(event["topic"], event["offset"], event["auditStatus"]) for event in dead_letters] == [
         (f"{name}.dlq", 0, "SUCCESS"),
         (f"{name}.dlq", 1, "SUCCESS"),
     ]
 
 
-def test_records_that_wait_in_a_retry_topic_are_noted_when_they_end(
+def test_a_record_of_a_retry_topic_has_its_event_when_it_is_completed(
     site: Any, topic: Any, push: Any, backend: Any
 ) -> None:
-    """Under the place they came from, once, also where they only waited behind another of their key."""
+    """Once, with its first position, also if it only waited for another record of its key."""
     name = topic()
     site.write(name, *(OutgoingRecord(name, b"k", b'{"bad":%s}' % bad, None, 0) for bad in (b"true", b"false")))
     calls: Counter[int] = Counter()
@@ -99,8 +98,8 @@ def test_records_that_wait_in_a_retry_topic_are_noted_when_they_end(
     ]
 
 
-def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
-    """What it consumed and what it wrote have events of their own types."""
+def test_a_function_has_events_of_its_own_types(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """`STREAMING_CONSUMER` for its input, and `STREAMING_PRODUCER` for its output."""
     name, target = topic(), topic()
     site.write_json(name, 0, 1, 2)
     (tmp_path / "work.py").write_text(HANDLER)
@@ -122,62 +121,28 @@ def test_a_function_is_a_stream(site: Any, topic: Any, headrace: Any, tmp_path: 
     assert [event["topic"] for event in events(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq"]
 
 
-def test_what_is_steered_and_replayed_is_noted(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Who did it, and the records once more under the job's id."""
+def test_replays_redrives_and_control_operations_have_events(site: Any, topic: Any, push: Any, backend: Any) -> None:
+    """A replay has its job's id, a redriven record its first position, and each operation its caller's reason."""
     name = topic()
     site.write_json(name, {"n": 0}, {"n": 1})
-    process = push(name, more=audited(name), backend={"mode": "status"})
+    backend.response = PlannedResponse(fails=lambda record: record["offset"] == 1)
+    process = push(name, more=audited(name), retry={"attempts": 1})
     site.wait_committed(f"{name}-push", name, 2)
     assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/pause", {"reason": "ticket 12"}).status == 200
     assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/resume", {}).status == 200
     replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": name}}
     job = site.ask(f"{process.url}/adm/replays", replay).body["id"]
-    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 3, "the event of the replay")
+    assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
+    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 4, "both deliveries")
     assert process.terminate() == 0
     found = events(site, f"{name}-audit", "REACTIVE_CONSUMER")
-    assert sorted((event["offset"], event.get("replay", "")) for event in found) == [(0, ""), (0, job), (1, "")]
-    done = events(site, f"{name}-audit", "CONTROL")
-    assert [event["action"] for event in done][:2] == ["pause", "resume"]
-    assert done[0]["reason"] == "ticket 12"
-
-
-def test_a_redrive_over_http_is_noted(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Who asked for it, the record that was written again, and its delivery under the place it had first."""
-    name = topic()
-    site.write_json(name, 0)
-    backend.response = lambda request: PlannedResponse(fails=lambda record: len(backend.requests) == 1)
-    process = push(name, more=audited(name), retry={"attempts": 1})
-    site.wait_committed(f"{name}-push", name, 1)
-    assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
-    site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 2, "the second delivery")
-    assert process.terminate() == 0
-    delivered = events(site, f"{name}-audit", "REACTIVE_CONSUMER")
-    assert [(n["offset"], n["auditStatus"], n.get("redriveOf")) for n in delivered] == [
-        (0, "FAILURE", None),
-        (1, "SUCCESS", f"{name}:0:0"),
+    assert sorted((n["offset"], n["auditStatus"], n.get("replay", ""), n.get("redriveOf")) for n in found) == [
+        (0, "SUCCESS", "", None),
+        (0, "SUCCESS", job, None),
+        (1, "FAILURE", "", None),
+        (2, "SUCCESS", "", f"{name}:0:1"),
     ]
     assert [n["topic"] for n in events(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq", name]
-    assert [n["action"] for n in events(site, f"{name}-audit", "CONTROL")] == ["redrive"]
-
-
-@pytest.mark.parametrize("to", ["topic", "file"])
-def test_a_client_reports_what_became_of_its_records(
-    site: Any, topic: Any, headrace: Any, tmp_path: Path, to: str
-) -> None:
-    """Noted whatever the switches say, and answered; bad input leaves nothing."""
-    name = f"{topic()}-audit"
-    process = headrace({**site.config, "audit": {"to": to, "records": "none", "topic": name}})
-    url = f"{process.url}/consumers/active/audit"
-    results = [{"record": {"topic": "orders", "partition": 0, "offset": n}, "processed": not n} for n in range(3)]
-    response = site.ask(url, results)
-    assert response.status == 200
-    refused = site.ask(url, [*results, {"processed": True}])
-    assert (refused.status, refused.body["code"], refused.body["metadata"]["index"]) == (400, "ERR30004", 3)
-    assert process.terminate() == 0
-    if to == "topic":
-        found = events(site, name, "ACTIVE_CONSUMER")
-    else:
-        [file] = tmp_path.rglob("sidecar-audit.log")
-        found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert found == response.body
-    assert [event["auditStatus"] for event in found] == ["SUCCESS", "FAILURE", "FAILURE"]
+    done = events(site, f"{name}-audit", "CONTROL")
+    assert [event["action"] for event in done] == ["pause", "resume", "replay", "redrive"]
+    assert done[0]["reason"] == "ticket 12"

@@ -1,4 +1,4 @@
-"""What has an event, that callers never wait, and where events go."""
+"""What has an event, and that callers never wait."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import AuthTokenScopeMismatch, HeadraceError, InternalError, KafkaTimeout, RecordTooLarge
-from headrace.records import Header, OutgoingRecord, Produced, Record
+from headrace.errors import AuthTokenScopeMismatch, InternalError, KafkaTimeout, RecordTooLarge
+from headrace.records import Header, OutgoingRecord, Produced, Record, RecordBatch
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
@@ -123,7 +123,7 @@ def test_which_records_have_events(settings: Any, statuses: list[str]) -> None:
     def act(audit: Audit) -> None:
         produce(audit)
         audit.consumed(PUSHED, [taken(1)], 10, "delivered", ())
-        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Said("ValueError")])
+        audit.consumed(PUSHED, [taken(2)], 10, "dead letter", [Report("ValueError")])
 
     events, _ = audited(act, **settings)
     assert [event["auditStatus"] for event in events] == statuses
@@ -175,9 +175,9 @@ def test_by_default_a_delivery_has_one_event_for_what_went_well() -> None:
     own: list[Header] = [("X-Correlation-Id", b"c-1")]
 
     def act(audit: Audit) -> None:
-        audit.consumed(PUSHED, [taken(7), taken(8, own), taken(12)], 10, "delivered", ())
+        audit.consumed(PUSHED, RecordBatch.of([taken(7), taken(8, own), taken(12)]), 10, "delivered", ())
         audit.consumed(PUSHED, [taken(13, own), taken(14, own)], 10, "delivered", ())
-        audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Said("HTTP 404")] * 2)
+        audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Report("HTTP 404")] * 2)
 
     events, _ = audited(act, to="topic")
     about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in events]
@@ -225,7 +225,7 @@ def test_a_produce_request_that_was_not_sent_has_one_event(records: str) -> None
 
 @pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
 def test_refused_requests_and_control_operations_have_events(settings: Any) -> None:
-    """Who, what, to what, why and with which end, whichever records are noted."""
+    """Who, what, to what, why and with which end, whatever `audit.records` is."""
 
     def act(audit: Audit) -> None:
         caller.set("operator")
@@ -237,23 +237,14 @@ def test_refused_requests_and_control_operations_have_events(settings: Any) -> N
     events, _ = audited(act, **settings)
     assert [len(event.pop("id")) for event in events] == [22, 22, 22]
     common = {"serviceId": "headrace", "timestamp": 1_000_000, "caller": "operator", "correlationId": "c-9"}
-    assert [{name: event[name] for name in common} for event in events] == [common] * 3
-    assert [{name: value for name, value in event.items() if name not in common} for event in events] == [
-        {
-            "auditType": "ACCESS",
-            "auditStatus": "DENIED",
-            "action": "POST /producers/orders",
-            "address": "127.0.0.1",
-            "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w",
-        },
-        {
-            "auditType": "CONTROL",
-            "auditStatus": "SUCCESS",
-            "action": "skip",
-            "target": "reactive orders",
-            "reason": "poison, ticket 12",
-        },
-        {"auditType": "CONTROL", "auditStatus": "FAILURE", "action": "redrive", "target": "orders.dlq"},
+    denied = {"auditType": "ACCESS", "auditStatus": "DENIED", "action": "POST /producers/orders"}
+    denied |= {"address": "127.0.0.1", "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w"}
+    skip = {"auditType": "CONTROL", "action": "skip", "target": "reactive orders", "reason": "poison, ticket 12"}
+    redrive = {"auditType": "CONTROL", "action": "redrive", "target": "orders.dlq"}
+    assert events == [
+        {**common, **denied},
+        {**common, **skip, "auditStatus": "SUCCESS"},
+        {**common, **redrive, "auditStatus": "FAILURE"},
     ]
 
 
@@ -284,7 +275,7 @@ async def test_a_stalled_target_costs_events_and_nothing_else(
 
 
 async def test_missing_events_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With the number so far; what is lost is told with the next events that are not."""
+    """With the number so far; the next event that is written has the number of lost ones."""
     async with Harness(to="file") as harness:
         harness.loses = True
         for _ in range(130):
@@ -323,7 +314,7 @@ async def test_a_drain_reports_what_is_missing_also_without_further_events() -> 
 
 
 async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: pytest.LogCaptureFixture) -> None:
-    """It is counted, and what comes after it is noted."""
+    """It is counted, and the next event is written."""
 
     def fail() -> Iterator[AuditEvent]:
         yield harness.audit._event("CONTROL", "SUCCESS")
@@ -338,8 +329,8 @@ async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: p
     assert "lost 3 events because of a defect" in caplog.text
 
 
-class Said(NamedTuple):
-    """What a destination said of a record."""
+class Report(NamedTuple):
+    """The report of a destination on a failed record."""
 
     error: str = ""
     details: tuple[tuple[str, str], ...] = ()
@@ -353,76 +344,28 @@ RESPONDED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_tim
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
-def consume(*records: Record, how: str = "delivered", said: Sequence[Said] = (), who: Consumption = PUSHED) -> Any:
-    """Return the events of records that ended."""
-
-    def act(audit: Audit) -> None:
-        audit.consumed(who, records, 100, how, said)
-
-    events, _ = audited(act, to="file", records="all")
-    assert "secret" not in json.dumps(events)
-    assert {len(event.pop("id")) for event in events} == {22}
-    return events
-
-
-def test_each_record_that_was_delivered_has_an_event() -> None:
-    """Ids come from its headers; without them its correlation id is that of the delivery."""
-    headers: list[Header] = [("X-Correlation-Id", b'c"1\\'), ("X-Traceability-Id", b"t-1")]
-    first, second = consume(taken(7), taken(8, headers, None))
-    usual = {
-        "serviceId": "headrace",
-        "auditType": "REACTIVE_CONSUMER",
-        "auditStatus": "SUCCESS",
-        "timestamp": 1_000_000,
-        "group": "billing",
-        "topic": "orders",
-        "partition": 2,
-    }
-    key = "8254c329a92850f6d539dd376f4816ee"
-    assert first == {**usual, "offset": 7, "key": key, "correlationId": "billing:orders:2:7"}
-    assert second == {**usual, "offset": 8, "correlationId": 'c"1\\', "traceabilityId": "t-1"}
-
-
 @pytest.mark.parametrize(
-    ("how", "headers", "said", "shown"),
+    ("how", "headers", "report", "shown"),
     [
-        ("dead letter", [], Said("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
-        ("given up", [], Said("HTTP 409", RESPONDED), ("given up: HTTP 409", "r-1", "s-1", 77)),
-        ("given up", HEADERS, Said("HTTP 409", RESPONDED), ("given up: HTTP 409", "c-1", "t-1", 77)),
+        ("delivered", [], None, (None, "billing:orders:2:7", None, 1_000_000)),
+        ("dead letter", [], Report("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
+        ("given up", [], Report("HTTP 409", RESPONDED), ("given up: HTTP 409", "r-1", "s-1", 77)),
+        ("given up", HEADERS, Report("HTTP 409", RESPONDED), ("given up: HTTP 409", "c-1", "t-1", 77)),
         ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
     ],
 )
-def test_a_record_that_ended_otherwise_is_a_failure(
-    how: str, headers: list[Header], said: Said | None, shown: tuple[Any, ...]
+def test_a_completed_record_has_an_event_with_its_outcome(
+    how: str, headers: list[Header], report: Report | None, shown: tuple[Any, ...]
 ) -> None:
-    """How it ended, the class of the failure, and ids of the result where the record has none."""
-    [event] = consume(taken(7, headers), how=how, said=[said] if said else [])
-    assert event["auditStatus"] == "FAILURE"
+    """The event has the reason, and ids of the record, of its result, or of its delivery, in this order."""
+    reports = [report] if report else []
+    [event], _ = audited(
+        lambda audit: audit.consumed(PUSHED, [taken(7, headers)], 100, how, reports), to="file", records="all"
+    )
+    assert event["auditStatus"] == ("SUCCESS" if how == "delivered" else "FAILURE")
     assert tuple(map(event.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
-    assert (event["topic"], event["partition"], event["offset"]) == ("orders", 2, 7)
-
-
-def test_replays_and_redriven_records_are_told_apart() -> None:
-    """By the job, and by the place the record had first, which its delivery is named after."""
-    redriven: list[Header] = [("headrace.redrive.of", b"orders:0:3")]
-    for how in ("delivered", "dead letter"):
-        [event] = consume(taken(7, redriven), how=how, who=Consumption("STREAMING_CONSUMER", "g", "job-1"))
-        assert (event["replay"], event["redriveOf"], event["correlationId"]) == ("job-1", "orders:0:3", "g:orders:0:3")
-        assert event["auditType"] == "STREAMING_CONSUMER"
-
-
-async def test_what_others_write_is_noted_with_its_outcome() -> None:
-    """Dead letters and results of functions go through the same door."""
-
-    async def write(records: Sequence[OutgoingRecord]) -> Sequence[Produced | HeadraceError]:
-        return RESULTS
-
-    async with Harness(to="file") as harness:
-        assert await harness.audit.audited(write, "STREAMING_PRODUCER")(RECORDS) == RESULTS
-        await harness.drain()
-    assert [(event["auditType"], event["auditStatus"]) for event in harness.events] == [
-        ("STREAMING_PRODUCER", status) for status in ("SUCCESS", "FAILURE", "UNKNOWN")
-    ]
+    assert (event["group"], event["topic"], event["partition"], event["offset"]) == ("billing", "orders", 2, 7)
+    assert "secret" not in json.dumps(event)
 
 
 HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))
@@ -435,8 +378,8 @@ def test_there_is_one_event_for_each_record_that_ended(ends: list[tuple[list[Hea
 
     def act(audit: Audit) -> None:
         for offset, (headers, key, how) in enumerate(ends):
-            said = [] if how == "delivered" else [Said("ValueError")]
-            audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, said)
+            reports = [] if how == "delivered" else [Report("ValueError")]
+            audit.consumed(PUSHED, [taken(offset, headers, key)], 10, how, reports)
 
     events, counted = audited(act, to="file", records="all")
     assert [event["offset"] for event in events] == list(range(len(ends)))

@@ -297,11 +297,3 @@ def test_no_secret_is_seen_anywhere(
     seen |= {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file not in files}
     assert len([where for where in seen if where.endswith("headrace.log")]) == len(started)
     assert {where: found for where, content in seen.items() if (found := secrets.found_in(content))} == {}
-
-
-@pytest.mark.parametrize("section", ["kafka", "producer"])
-def test_the_clients_debug_log_which_shows_secrets_is_refused(site: Scenario, tmp_path: Path, section: str) -> None:
-    """The client would log requests of a login as they are."""
-    (tmp_path / "headrace.yaml").write_text(yaml.safe_dump({section: {"properties": {"debug": "security"}}}))
-    refused = site.cli("config", "check", "-c", "headrace.yaml", code=78).stderr
-    assert f"{section}.properties.debug: is not on the list of allowed client properties" in refused

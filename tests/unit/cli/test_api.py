@@ -1,4 +1,4 @@
-"""How commands ask a running Headrace."""
+"""How commands call a running Headrace."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from headrace.errors import EnvironmentProblem, HeadraceError
 
 
 class _Responses(http.server.BaseHTTPRequestHandler):
-    seen: list[tuple[str, str, bytes, str | None]]
+    seen: list[Any]
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         self.seen.append((self.command, self.path, body, self.headers["authorization"]))
-        status, said = {"/no": (403, b'{"code":"ERR10005","description":"needs the scope admin"}')}.get(
+        status, text = {"/no": (403, b'{"code":"ERR10005","description":"needs the scope admin"}')}.get(
             self.path, (502, b"<html>") if self.path == "/proxy" else (200, b'{"ok":true}')
         )
-        said = b"<html>" if self.path == "/page" else said
+        text = b"<html>" if self.path == "/page" else text
         self.send_response(status)
-        self.send_header("content-length", str(len(said)))
+        self.send_header("content-length", str(len(text)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(text)
 
     def log_message(self, *args: Any) -> None:
         pass
 
 
 for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-    setattr(_Responses, f"do_{_method}", _Responses._answer)
+    setattr(_Responses, f"do_{_method}", _Responses._respond)
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
-    seen: list[tuple[str, str, bytes, str | None]] = []
+def server() -> Iterator[tuple[str, list[Any]]]:
+    seen: list[Any] = []
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Responses,), {"seen": seen}))
     threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{made.server_port}", seen
@@ -54,10 +54,8 @@ def server() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
     made.server_close()
 
 
-def test_each_method_sends_json_and_the_token(
-    server: tuple[str, list[tuple[str, str, bytes, str | None]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A proxy of the environment is not asked for an address of this machine."""
+def test_each_method_sends_json_and_the_token(server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment is not used for an address of this machine."""
     url, seen = server
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     api = Api(url + "/", "abc")
@@ -76,8 +74,8 @@ def test_each_method_sends_json_and_the_token(
     assert {token for *_, token in seen} == {"Bearer abc"}
 
 
-def test_what_the_server_refuses_is_said_in_its_words(server: tuple[str, list[Any]]) -> None:
-    """The description is the paragraph; another server is named as such."""
+def test_an_error_of_the_server_is_shown_with_its_description(server: tuple[str, list[Any]]) -> None:
+    """A response that is not of Headrace says that another server is there."""
     with pytest.raises(HeadraceError, match="needs the scope admin") as refused:
         Api(server[0]).request("GET", "/no")
     assert refused.value.parameters == {"status": 403, "code": "ERR10005"}
@@ -86,8 +84,8 @@ def test_what_the_server_refuses_is_said_in_its_words(server: tuple[str, list[An
             Api(server[0]).request("GET", path)
 
 
-def test_nobody_there_says_how_to_start_one() -> None:
-    """The paragraph names the address, the command and the option."""
+def test_an_unreachable_server_has_the_address_and_the_option() -> None:
+    """One sentence has both."""
     with pytest.raises(EnvironmentProblem, match=r"Headrace is unreachable at http://127.0.0.1:9 .*--url"):
         Api("http://127.0.0.1:9").request("GET", "/")
 
@@ -97,27 +95,29 @@ def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_defaul
 
     @click.command()
     @api_options
-    def ask(api: Api, output: str) -> None:
+    def show(api: Api, output: str) -> None:
         click.echo(f"{api.url} {output}")
 
     file = tmp_path / "headrace.yaml"
     file.write_text("http: {port: 9000}\n")
     run = CliRunner().invoke
-    assert run(ask).output == "http://127.0.0.1:8082 text\n"
-    assert run(ask, ["-c", str(file), "--output", "json"]).output == "http://127.0.0.1:9000 json\n"
-    assert run(ask, ["-c", str(file)], env={"HEADRACE_URL": "http://h:1"}).output == "http://h:1 text\n"
-    assert run(ask, ["--url", "http://o:2"], env={"HEADRACE_URL": "http://h:1"}).output == "http://o:2 text\n"
+    assert run(show).output == "http://127.0.0.1:8082 text\n"
+    assert run(show, ["-c", str(file), "--output", "json"]).output == "http://127.0.0.1:9000 json\n"
+    assert run(show, ["-c", str(file)], env={"HEADRACE_URL": "http://h:1"}).output == "http://h:1 text\n"
+    assert run(show, ["--url", "http://o:2"], env={"HEADRACE_URL": "http://h:1"}).output == "http://o:2 text\n"
 
 
 @pytest.mark.parametrize("url", ["notaurl", "127.0.0.1:8082", "file:///etc/passwd", "http://", "http://h:port", ""])
-def test_what_is_no_url_of_a_server_is_wrong_usage(url: str) -> None:
+def test_an_invalid_url_is_wrong_usage(url: str) -> None:
     """Nothing is opened, a file least of all."""
     with pytest.raises(click.UsageError, match="is not a valid URL"):
         Api(url)
 
 
-def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until readiness is 200; each reason is told once; 1 is the exit code when the time is up."""
+def test_ready_waits_and_prints_each_reason_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until readiness is 200; the exit code is 1 when the time is up."""
     away = "Kafka at k:1 has not answered for {} s: connection refused by k:1"
     responses = [(False, {"kafka": away.format(n)}) for n in (1, 2)] + [(False, {"push": "not joined"}), (True, {})]
 
@@ -131,9 +131,9 @@ def test_ready_waits_and_says_for_what(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr("headrace.cli.run._POLL_SECONDS", 0)
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1"])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (0, "ready http=http://127.0.0.1:1\n")
-    assert told.err == f"waiting: kafka: {away.format(1)}\nwaiting: push: not joined\n"
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (0, "ready http=http://127.0.0.1:1\n")
+    assert printed.err == f"waiting: kafka: {away.format(1)}\nwaiting: push: not joined\n"
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0"])
     assert (ended.value.code, capsys.readouterr().err) == (

@@ -37,19 +37,8 @@ def dev_cluster(pid: int) -> None:
     ENDPOINTS.write_text(json.dumps({"kafka": kafka, "schema_registry": {"url": "http://dev:2"}}))
 
 
-def test_localhost_is_the_last_resort() -> None:
-    """With nothing said anywhere, Kafka's and the registry's usual ports."""
-    assert found() == ("localhost:9092", "http://localhost:8081")
-
-
-def test_a_running_dev_cluster_is_found() -> None:
-    """The dev cluster of this folder is used when its broker lives."""
-    dev_cluster(os.getpid())
-    assert found() == ("dev:1", "http://dev:2")
-
-
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"kafka": {"brokers": []}}'])
-def test_a_dev_cluster_that_is_gone_is_not(text: str | None) -> None:
+def test_without_a_usable_dev_cluster_localhost_is_used(text: str | None) -> None:
     """Endpoints of a cluster that was killed, or that make no sense, are not used."""
     dev_cluster(2**22 + 1)
     if text is not None:

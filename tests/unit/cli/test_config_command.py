@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A usable file is said to be ok, with what it holds."""
+    """A usable file is printed to be ok, with what it holds."""
     (folder / "headrace.yaml").write_text(GOOD)
     assert headrace("config", "check") == 0
     assert capsys.readouterr().out == "headrace.yaml: ok (reactive consumers: 0, functions: 0, pipelines: 0)\n"
@@ -68,22 +68,17 @@ def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], t
 
 def test_check_looks_into_the_files_that_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Problems of headrace.yaml, of missing files and of function and pipeline files come at once, file by file."""
-    text = "functions: [f.yaml, gone.yaml]\npipelines: [p.yaml]\nhttp: {port: many}\nhttpp: {}"
+    text = "functions: [f.yaml, g.yaml, gone.yaml]\npipelines: [p.yaml]\nhttp: {port: many}\nhttpp: {}"
     (folder / "headrace.yaml").write_text(text)
     (folder / "f.yaml").write_text("spec: [1]")
+    (folder / "g.yaml").write_text(FUNCTION)
     (folder / "p.yaml").write_text("nmae: x\nsources: 3")
     assert headrace("config", "check") == 78
-    said = [line.split(": ")[0].replace(f"{folder}/", "") for line in capsys.readouterr().err.splitlines()]
-    assert said[:4] == ["headrace.yaml:1", "headrace.yaml:3", "headrace.yaml:4", "f.yaml:1"]
-    assert {"p.yaml:1", "p.yaml:2"} <= set(said)
-
-
-def test_check_finds_a_handler_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A worker that could never come up is told before the start."""
-    (folder / "headrace.yaml").write_text("functions: [f.yaml]")
-    (folder / "f.yaml").write_text(FUNCTION)
-    assert headrace("config", "check") == 78
-    assert "f.yaml:2: spec.handler: names module nowhere, which is neither in" in capsys.readouterr().err
+    problems = capsys.readouterr().err
+    assert "g.yaml:2: spec.handler: names module nowhere, which is neither in" in problems
+    printed = [line.split(": ")[0].replace(f"{folder}/", "") for line in problems.splitlines()]
+    assert printed[:4] == ["headrace.yaml:1", "headrace.yaml:3", "headrace.yaml:4", "f.yaml:1"]
+    assert {"p.yaml:1", "p.yaml:2"} <= set(printed)
 
 
 def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,17 +89,17 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
     (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  image: python\n")
     assert headrace("config", "check") == 0
-    said = capsys.readouterr().err
-    assert "warning: reactive a: heartbeat.interval.ms is 9000, more than a third of session.timeout.ms" in said
-    assert said.count("f.yaml:1: spec: without effect in Headrace: image") == 1
+    printed = capsys.readouterr().err
+    assert "warning: reactive a: heartbeat.interval.ms is 9000, more than a third of session.timeout.ms" in printed
+    assert printed.count("f.yaml:1: spec: without effect in Headrace: image") == 1
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]\nkafka: {security: {tls: {verify_certificate: false}}}")
     (folder / "p.yaml").write_text(PIPELINE)
     assert headrace("config", "check") == 78
     assert "Java's Kafka client, which always verifies" in capsys.readouterr().err
 
 
-def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The effective configuration is printed as YAML or JSON, without secrets."""
+def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The effective configuration is printed as YAML or JSON, without secrets; also without a file."""
     (folder / "headrace.yaml").write_text(GOOD)
     assert headrace("config", "show") == 0
     text = capsys.readouterr().out
@@ -113,10 +108,7 @@ def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert yaml.safe_load(text) == shown
     assert shown["http"]["port"] == 9000
     assert shown["kafka"]["security"]["sasl"]["password"] == "**********"
-
-
-def test_show_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a file, defaults and environment are shown."""
+    (folder / "headrace.yaml").unlink()
     monkeypatch.setenv("HEADRACE__HTTP__PORT", "9001")
     assert headrace("config", "show", "--output", "json") == 0
     shown = json.loads(capsys.readouterr().out)["http"]

@@ -38,14 +38,6 @@ def test_strict_takes_warnings_for_problems(capsys: pytest.CaptureFixture[str]) 
     assert (found["ok"], len(found["problems"]), len(found["advice"])) == (False, 1, 1)
 
 
-def test_a_handler_with_a_typo_is_a_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Found without running the module."""
-    (folder / "main.py").write_text("raise SystemExit(5)\ndef handle(context, event): ...\n")
-    assert headrace("function", "validate", "--partitions", "2") == 78
-    assert "function.yaml:2: spec.handler: names function handler, which" in (err := capsys.readouterr().err)
-    assert "did you mean main:handle?" in err
-
-
 def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broker that does not answer keeps no file from being checked."""
     (folder / "function.yaml").write_text(FILE.replace("{topics", "{heartbeatInterval: 5s, topics"))

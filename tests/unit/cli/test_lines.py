@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from headrace.cli import produce_consume as records_module
-from headrace.cli.output import print_rows, progress
+from headrace.cli.output import print_rows
 from headrace.cli.produce_consume import encode_lines, encoder, json_to_line, open_codecs, read_lines
 from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.errors import DecodeError, InvalidRequest
+from headrace.errors import InvalidRequest
 from headrace.records import OutgoingRecord
 
 
@@ -34,22 +34,22 @@ def decode(data: bytes | None, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("data", "shown"),
-    [(None, "null"), (b"null", '"null"'), (b'"null"', r'"\"null\""'), (b"nulls", "nulls"), (b"", ""), (b'"a"', '"a"')],
+    ("name", "data", "shown"),
+    [
+        ("string", None, "null"),
+        ("string", b"null", '"null"'),
+        ("string", b'"null"', r'"\"null\""'),
+        ("string", b"nulls", "nulls"),
+        ("string", b"", ""),
+        ("string", 'tab\t"\u00e9"'.encode(), 'tab\t"\u00e9"'),
+        ("json", b'{"a": 1.50}', '{"a": 1.50}'),
+        ("json", None, "null"),
+        ("binary", b"\x00\xff", "AP8="),
+    ],
 )
-def test_no_value_and_the_text_null_differ(data: bytes | None, shown: str) -> None:
-    """Only a text that would read as no value has quotes."""
-    assert decode(data, "string") == shown
-
-
-def test_switches_are_words_in_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """People read yes and no; JSON has booleans."""
-    print_rows([{"running": True, "ready": False}], "text", "")
-    assert capsys.readouterr().out.split() == ["RUNNING", "READY", "yes", "no"]
-
-
-async def read_all(file: Any) -> list[list[bytes]]:
-    return [lines async for lines in read_lines(file)]
+def test_values_are_printed_in_their_format(name: str, data: bytes | None, shown: str) -> None:
+    """Strings as text, JSON as it is stored, binary as base64; only a text that would read as null has quotes."""
+    assert decode(data, name) == shown
 
 
 def test_lines_become_records() -> None:
@@ -72,10 +72,10 @@ def test_lines_become_records() -> None:
         (b"no tab", "string", True, "requires a tab between key and value"),
     ],
 )
-def test_a_bad_line_is_named_and_those_before_it_count(
+def test_a_bad_line_is_named_and_lines_before_it_are_sent(
     line: bytes, value_format: str, keys: bool, sentence: str
 ) -> None:
-    """What cannot be a record is told with its number, and nothing after it is sent."""
+    """The error has the number of the line, and later lines are not sent."""
     good = {"json": b"1", "string": b"a\tb", "binary": b"AA=="}[value_format]
     records, problem = encode([good, line, good], value_format, keys)
     assert len(records) == 1
@@ -105,42 +105,21 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is no text does not fill the memory."""
     monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 10)
     with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
-        asyncio.run(read_all(io.BytesIO(b"x" * 11)))
-
-
-def test_values_are_printed_in_their_format() -> None:
-    """Strings as text, JSON as it is stored, binary as base64, null as null."""
-    assert decode('tab\t"é"'.encode(), "string") == 'tab\t"é"'
-    assert decode(b'{"a": 1.50}', "json") == '{"a": 1.50}'
-    assert decode(b"\x00\xff", "binary") == "AP8="
-    assert decode(None, "json") == "null"
-    with pytest.raises(DecodeError):
-        decode(b"{", "json")
+        asyncio.run(anext(read_lines(io.BytesIO(b"x" * 11))))
 
 
 def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Text aligns columns under their names; JSON keeps types."""
+    """Text aligns columns, shows switches as words and escapes control characters; JSON keeps types."""
     rows = [{"topic": "a", "in_sync": [1, 2], "errors": {}}, {"topic": "longer", "in_sync": [], "errors": {"E": 2}}]
     print_rows(rows, "text", "none")
     assert capsys.readouterr().out == "TOPIC   IN SYNC  ERRORS\na       1, 2     -\nlonger           E: 2\n"
     print_rows(rows[:1], "json", "none")
     assert capsys.readouterr().out.replace("\n", "").replace(" ", "") == '[{"topic":"a","in_sync":[1,2],"errors":{}}]'
+    print_rows([{"plate": "B\x1b[2J 1\nready", "running": True, "ready": False}], "text", "none")
+    assert capsys.readouterr().out == "PLATE              RUNNING  READY\nB\\x1b[2J 1\\nready  yes      no\n"
     print_rows([], "text", "none")
     print_rows([], "json", "none")
     assert capsys.readouterr().out == "none\n[]\n"
-
-
-def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal there is no bar."""
-    with progress("work") as show:
-        show(1, 2)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_rows_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A record may hold what clears the screen or begins a line of its own."""
-    print_rows([{"plate": "B\x1b[2J 1\nready", "gate": "né"}], "text", "none")
-    assert capsys.readouterr().out == "PLATE              GATE\nB\\x1b[2J 1\\nready  né\n"
 
 
 def test_how_far_a_job_is_waits_until_its_size_is_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Options that name letters: what they take, and what becomes of it."""
+"""Options that select dead letters, and the option for a rate."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_offsets_are_the_first_and_the_last(text: str, offsets: tuple[int, int |
     assert (found.first, found.last) == offsets
 
 
-@pytest.mark.parametrize("words", table(__file__, "what_is_not_understood_is_said"))
-def test_what_is_not_understood_is_said(words: list[str]) -> None:
-    """As a wrong usage."""
+@pytest.mark.parametrize("words", table(__file__, "invalid_selections_are_wrong_usage"))
+def test_invalid_selections_are_wrong_usage(words: list[str]) -> None:
+    """The exit code is 2."""
     code, output = selected(*words)
     assert (code, "Error: " in output) == (2, True)
 
@@ -50,18 +50,14 @@ def test_keys_and_headers_are_bytes() -> None:
 @pytest.mark.parametrize("condition", [("--key", "\udcff"), ("--header", "a=\udcff")])
 @pytest.mark.parametrize("where", [(), ("--url", "http://127.0.0.1:9"), ("--to-backend", "push")])
 def test_a_condition_that_cannot_be_sent_is_not_dropped(condition: tuple[str, str], where: tuple[str, ...]) -> None:
-    """Or dead letters would go that were not selected."""
+    """Otherwise dead letters would be written that were not selected."""
     done = CliRunner().invoke(dlq, ["redrive", "t.dlq", *condition, *where])
     assert (done.exit_code, "must be UTF-8 text" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "0", "-1", "many"])
-def test_what_is_no_rate_is_wrong_usage(text: str) -> None:
-    """Python takes nan and inf for numbers."""
+def test_an_invalid_rate_is_wrong_usage(text: str) -> None:
+    """Python accepts nan and inf as numbers; a fraction is a rate."""
     with pytest.raises(click.BadParameter):
         RATE(text)
-
-
-def test_a_rate_may_be_a_fraction() -> None:
-    """One record in two seconds, for one that is to be looked at."""
     assert RATE("0.5") == 0.5

@@ -38,22 +38,24 @@ def text(poll: Poll, width: int = 80) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()][1:]
 
 
-def test_rates_are_what_ended_between_two_polls() -> None:
-    """Delivered records and dead letters count, records that were only taken do not."""
-    before = Poll(10.0, [summary(delivered=100)])
-    counts = {"taken": 99, "delivered": 150, "deadLetters": 10, "redeliveries": 7}
-    assert rows(before, Poll(12.0, [summary(counts=counts)]))[0].records_per_second == 30.0
-
-
 @pytest.mark.parametrize(
-    "before", [None, Poll(10.0, (), "away"), Poll(10.0, [summary("other")]), Poll(10.0, [summary(delivered=9)])]
+    ("before", "rate"),
+    [
+        (Poll(10.0, [summary(delivered=100)]), 30.0),
+        (None, None),
+        (Poll(10.0, (), "away"), None),
+        (Poll(10.0, [summary("other")]), None),
+        (Poll(10.0, [summary(delivered=999)]), None),
+    ],
+    ids=["known", "first poll", "process was away", "new consumer", "started anew"],
 )
-def test_without_an_earlier_count_there_is_no_rate(before: Poll | None) -> None:
-    """The first poll, a process that was away, a consumer that is new, and one that was started anew."""
-    assert rows(before, Poll(12.0, [summary(delivered=5)]))[0].records_per_second is None
+def test_rates_are_of_records_completed_between_two_polls(before: Poll | None, rate: float | None) -> None:
+    """Delivered records and dead letters count; without an earlier count there is no rate."""
+    counts = {"taken": 99, "delivered": 150, "deadLetters": 10, "redeliveries": 7}
+    assert rows(before, Poll(12.0, [summary(counts=counts)]))[0].records_per_second == rate
 
 
-def test_trouble_comes_first() -> None:
+def test_consumers_with_trouble_are_first() -> None:
     """Open breakers, then stalled consumers, then paused ones, then the others by name."""
     paused = {"by": "ada", "since": "2026-01-01T00:00:00Z", "reason": "deploy"}
     open_ = {"state": "open", "until": None, "why": "HTTP 503"}
@@ -89,17 +91,3 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     assert "".join(lines).count("很慢") == 60
     assert " ".join(lines).count("Headrace") == 9
     assert " ".join(" ".join(lines).split()).endswith("so look at its log")
-
-
-def test_without_consumers_and_without_an_response() -> None:
-    """The first line counts none, and a process that does not answer has a line with the reason."""
-    assert text(Poll(0.0, [])) == []
-    assert text(Poll(0.0, (), "Headrace is unreachable")) == [f"{URL}: Headrace is unreachable"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.4, "0s"), (99, "99s"), (100, "2m"), (7200, "2h"), (900_000, "10d"), (None, "-")]
-)
-def test_ages_are_short(seconds: float | None, shown: str) -> None:
-    """The oldest record's age has at most three digits and a unit."""
-    assert text(Poll(0.0, [summary(oldestSeconds=seconds)]))[1].endswith(f" {shown}")

@@ -1,4 +1,4 @@
-"""The checker of deliveries explains by a seek, a skip or a pause exactly what that does, and nothing beside it."""
+"""The checker of deliveries explains by a seek, a skip or a pause exactly what that does, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushe
 
 LOG = [Record("t", 0, offset, 0, b"k", b"v%d" % offset) for offset in range(20)]
 LOST = {"skipped", "ahead", "order"}
-"""What a record is that was committed and never came, if others came behind it."""
+"""Anomalies of a record that was committed and never delivered, when later ones were."""
 
 
 class Story:
@@ -58,7 +58,7 @@ class Story:
         return {text.partition(":")[0] for text in found}
 
 
-def test_a_seek_back_explains_that_all_comes_again() -> None:
+def test_a_seek_back_explains_all_repeats() -> None:
     """And only with it: the same history without the seek goes back, and repeats."""
     story = Story()
     story.deliver(*range(10))
@@ -69,7 +69,7 @@ def test_a_seek_back_explains_that_all_comes_again() -> None:
 
 
 def test_a_seek_explains_the_jump_to_its_offset_and_no_other() -> None:
-    """What is sought over need not come; a commit beyond the offset, and what is lost behind it, are still caught."""
+    """Skipped offsets need no delivery; a commit beyond the offset, and later lost records, are still found."""
     for committed, missing, kinds in ((12, 0, set()), (13, 0, LOST), (12, 15, LOST)):
         story = Story()
         story.deliver(*range(5))
@@ -79,39 +79,12 @@ def test_a_seek_explains_the_jump_to_its_offset_and_no_other() -> None:
 
 
 def test_what_was_lost_before_a_seek_is_still_lost() -> None:
-    """A record that was committed and never came is not excused by a seek that follows; nor is one out of order."""
+    """A later seek does not excuse a lost record, nor one out of order."""
     story = Story()
     story.deliver(0, 1, 3)
     story.seek(10)
     story.deliver(*range(10, 20))
     assert story.kinds() == LOST
-
-
-def test_a_seek_that_is_repeated_after_a_crash_is_two() -> None:
-    """It was committed, the process died before it began there, another one did it again: two cuts, nothing wrong."""
-    story = Story()
-    story.deliver(*range(10))
-    begin = story.now
-    story.commit(3)
-    story.deliver(3, 4, 5)
-    story.commit(3)
-    story.operations.append(Seek(begin, story.now, 3))
-    story.deliver(*range(3, 20))
-    assert story.kinds() == set()
-
-
-def test_a_commit_of_where_a_seek_began_is_no_second_seek() -> None:
-    """What is under way while the same offset is committed again belongs to one history."""
-    story = Story()
-    story.deliver(*range(10))
-    story.seek(15)
-    story.attempt([15, 16], 2.0)
-    story.commit(15)
-    story.now += 2
-    story.commit(17)
-    story.deliver(17, 18, 19)
-    story.operations = [Seek(0.0, story.now, 15)]
-    assert story.kinds() == set()
 
 
 def test_a_map_is_no_seek() -> None:
@@ -124,8 +97,8 @@ def test_a_map_is_no_seek() -> None:
     assert "skipped" in story.kinds()
 
 
-def test_a_skip_explains_one_record_and_not_the_one_beside_it() -> None:
-    """A record that is lost beside it is still caught, and so is one that was committed before it was skipped."""
+def test_a_skip_explains_one_record_and_no_other() -> None:
+    """Another lost record is still found, and so is one that was committed before it was skipped."""
     story = Story()
     story.deliver(0, 1)
     story.skip(2)
@@ -141,26 +114,9 @@ def test_a_skip_explains_one_record_and_not_the_one_beside_it() -> None:
     assert late.kinds() == {"ahead", "order"}
 
 
-def test_a_skip_explains_that_its_mates_come_again() -> None:
-    """The attempt it was part of was given up, though the backend handled all of it; nobody else comes twice."""
-    story = Story()
-    story.deliver(0)
-    story.attempt([1, 2, 3], 5.0)
-    story.skip(2)
-    story.attempt([1, 3], 0.5)
-    story.commit(4)
-    story.deliver(*range(4, 20))
-    assert story.kinds() == set()
-    assert "repeat" in story.kinds(operations=())
-    story.attempt([7], 0.5)
-    assert story.kinds() == {"repeat"}
-
-
 @pytest.mark.parametrize(("faults", "kinds"), [((), {"unwanted"}), ([Fault(2.0, 99.0)], set())])
-def test_a_skipped_record_that_comes_is_unwanted_unless_a_fault_undid_that(
-    faults: Sequence[Fault], kinds: set[str]
-) -> None:
-    """A crash before the commit takes the skip with it, until it is said again."""
+def test_a_skipped_record_is_delivered_only_after_a_fault(faults: Sequence[Fault], kinds: set[str]) -> None:
+    """A crash before the commit loses the skip."""
     story = Story()
     story.deliver(0, 1)
     story.skip(2)
@@ -168,7 +124,7 @@ def test_a_skipped_record_that_comes_is_unwanted_unless_a_fault_undid_that(
     assert story.kinds(faults=faults) == kinds
 
 
-def test_nothing_comes_while_a_partition_is_paused() -> None:
+def test_nothing_is_delivered_while_a_partition_is_paused() -> None:
     """From when what was in flight had ended until it was released."""
     story = Story()
     story.deliver(*range(10))

@@ -19,7 +19,7 @@ LIMIT_SECONDS = 60
 
 
 class Broker(socketserver.BaseRequestHandler):
-    """Notes the kind of every request, and answers with one byte more than it got."""
+    """Records every request, and responds with it and one more byte."""
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
@@ -69,15 +69,6 @@ def wait_for(server: socketserver.ThreadingTCPServer, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_requests_and_responses_pass(proxy: FaultProxy) -> None:
-    """In both directions, again and again."""
-    with connected(proxy) as client:
-        for kind in range(100):
-            send(client, kind)
-            assert response_to(client, kind)
-    assert proxy.held == []
-
-
 def test_one_kind_of_request_is_held(proxy: FaultProxy) -> None:
     """With what follows it on its connection; others go on, and later all of it."""
     proxy.hold(OFFSET_COMMIT)
@@ -98,7 +89,7 @@ def test_one_kind_of_request_is_held(proxy: FaultProxy) -> None:
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_silence_keeps_connections_and_says_nothing(
+def test_silence_keeps_connections_and_sends_nothing(
     proxy: FaultProxy, broker: socketserver.ThreadingTCPServer, arrives: bool
 ) -> None:
     """In both directions or one; what was kept back arrives later, also from a client that has gone."""
@@ -135,11 +126,3 @@ def test_connections_are_cut(proxy: FaultProxy) -> None:
     with connected(proxy) as client:
         send(client, 1)
         assert response_to(client, 1)
-
-
-def test_a_broker_that_is_gone_ends_its_connections(proxy: FaultProxy, broker: socketserver.ThreadingTCPServer) -> None:
-    """As if there were nothing in between."""
-    broker.shutdown()
-    broker.server_close()
-    with connected(proxy) as client:
-        assert client.recv(1) == b""

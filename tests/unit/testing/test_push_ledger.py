@@ -216,24 +216,6 @@ def test_a_crash_explains_what_was_not_committed_when_it_came() -> None:
     assert kinds == {"repeat"}
 
 
-def test_what_the_backend_did_not_say_is_no_repeat() -> None:
-    """It may have handled the record, but broke off its response: to deliver it again is right."""
-    run = history(4)
-    run.change(5, ended_at=float("inf"))
-    run.attempts.insert(6, run.attempts[5]._replace(request=99, at=5.4, ended_at=5.5))
-    assert check_pushed(run.pushed, "key") == []
-
-
-def test_times_of_kafka_are_whole_milliseconds() -> None:
-    """A letter seems to be there before the attempt it follows from, a commit before the end it rests on."""
-    run = history(6)
-    run.change(LETTER, at=LETTER + 0.0006)
-    run.letters[0] = letter_of(run.log[LETTER], LETTER)
-    run.change(5, ended_at=5.7506)
-    assert run.commits[5].at == 5.75
-    assert check_pushed(run.pushed, "key") == []
-
-
 def test_a_map_that_is_true_passes_and_counts_as_committed() -> None:
     """What it says has ended may not come again after a crash that follows."""
     run = history(5)

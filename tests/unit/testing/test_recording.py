@@ -19,10 +19,18 @@ from headrace.testing.history import Commit
 from headrace.testing.recording import decode_commit, read_journal, unique_records
 
 KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
-VALUES = {
-    3: b"\x00\x03" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x00\x04meta" + (1500).to_bytes(8, "big"),
-    4: b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x06meta\x00" + (1500).to_bytes(8, "big") + b"\x00",
-}
+LONG = "m" * 300
+VALUES = [
+    (b"\x00\x03" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x00\x04meta" + (1500).to_bytes(8, "big"), "meta"),
+    (
+        b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\x06meta\x00" + (1500).to_bytes(8, "big") + b"\x00",
+        "meta",
+    ),
+    (
+        b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\xad\x02" + LONG.encode() + (1500).to_bytes(8, "big"),
+        LONG,
+    ),
+]
 
 
 def test_records_are_unlike_and_the_same_for_the_same_seed() -> None:
@@ -35,18 +43,11 @@ def test_records_are_unlike_and_the_same_for_the_same_seed() -> None:
     assert len(counts) > 300
 
 
-@pytest.mark.parametrize("version", [3, 4])
-def test_a_commit_is_decoded(version: int) -> None:
+@pytest.mark.parametrize(("value", "metadata"), VALUES, ids=["version 3", "version 4", "long"])
+def test_a_commit_is_decoded(value: bytes, metadata: str) -> None:
     """Group, partition, offset, metadata and time, without the end of a C string that the client library sends."""
-    found = decode_commit(Record("o", 0, 0, 0, KEY, VALUES[version]))
-    assert found == ("g", TopicPartition("t", 7), Commit(1.5, 12, "meta"))
-
-
-def test_metadata_of_many_characters_is_decoded() -> None:
-    """Its size then takes two bytes."""
-    value = b"\x00\x04" + (12).to_bytes(8, "big") + b"\xff" * 4 + b"\xad\x02" + b"m" * 300 + (1500).to_bytes(8, "big")
     found = decode_commit(Record("o", 0, 0, 0, KEY, value))
-    assert found and found.commit.metadata == "m" * 300
+    assert found == ("g", TopicPartition("t", 7), Commit(1.5, 12, metadata))
 
 
 @pytest.mark.parametrize(

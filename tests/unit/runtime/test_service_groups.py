@@ -1,4 +1,4 @@
-"""Services that come and go: one at a time under a name, each on its own, and none of them ends another."""
+"""Services on demand: one at a time under a name, and none of them ends another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.errors import KafkaError
 from headrace.runtime import Deadline, GroupSpec, Readiness, Service, ServiceGroups
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.testing import ManualClock
+from tests.unit.runtime.recorded_service import RecordedService
 
 RUNNING, FAILING = (GaugeKey("headrace_registrations", (("state", state),)) for state in ("running", "failing"))
 
@@ -35,7 +36,8 @@ class Harness:
         def make() -> list[Service]:
             if called in self.broken:
                 raise KafkaError(f"{called} cannot be made")
-            self.living[called] = RecordedService(called, self)
+            broken = ["start"] if f"start {called}" in self.broken else []
+            self.living[called] = RecordedService(called, self.events, *broken)
             return [self.living[called]]
 
         return GroupSpec(version, make, lambda: self.events.append(f"left {called}"))
@@ -45,35 +47,9 @@ class Harness:
         await self.clock.settle()
 
     def recorded(self) -> list[str]:
-        events = self.events
-        self.events = []
+        events = [*self.events]
+        self.events.clear()
         return events
-
-
-class RecordedService(Service):
-    """Writes down what happens to it; drains when it may."""
-
-    def __init__(self, name: str, harness: Harness) -> None:
-        super().__init__(name)
-        self.harness = harness
-        self.may_drain = asyncio.Event()
-        self.may_drain.set()
-
-    async def start(self) -> None:
-        if f"start {self.name}" in self.harness.broken:
-            raise RuntimeError("cannot start")
-        self.harness.events.append(f"start {self.name}")
-
-    async def drain(self, deadline: Deadline) -> None:
-        self.harness.events.append(f"drain {self.name}")
-        await self.may_drain.wait()
-
-    async def stop(self) -> None:
-        self.harness.events.append(f"stop {self.name}")
-        await super().stop()
-
-    def readiness(self) -> Readiness:
-        return Readiness(self.may_drain.is_set(), "" if self.may_drain.is_set() else "stalled")
 
 
 @contextlib.asynccontextmanager
@@ -88,8 +64,8 @@ async def opened() -> AsyncIterator[Harness]:
     assert harness.deaths == []
 
 
-async def test_they_come_and_go_on_demand() -> None:
-    """What is wanted lives; what is wanted no longer drains, stops and is undone; the others do not notice."""
+async def test_services_start_and_stop_on_demand() -> None:
+    """A service that is no longer wanted drains, stops and is undone; the others continue."""
     async with opened() as harness:
         await harness.settle(("a", 1), ("b", 1))
         assert harness.recorded() == ["start a1", "start b1"]
@@ -100,8 +76,8 @@ async def test_they_come_and_go_on_demand() -> None:
         assert not harness.groups.readiness_of("a").ready
 
 
-async def test_a_changed_one_begins_when_the_one_before_has_drained() -> None:
-    """Two never live under one name; of several changes in the meantime only the last one comes."""
+async def test_a_changed_service_starts_when_the_one_before_has_drained() -> None:
+    """Two never run under one name; of several changes in the meantime only the last one counts."""
     async with opened() as harness:
         await harness.settle(("a", 1))
         harness.living["a1"].may_drain.clear()
@@ -117,8 +93,10 @@ async def test_a_changed_one_begins_when_the_one_before_has_drained() -> None:
 
 
 @pytest.mark.parametrize("how", ["dies", "cannot be made", "cannot start"])
-async def test_one_that_dies_starts_again_after_growing_pauses(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It says why until then, and nobody else is touched."""
+async def test_a_service_that_dies_starts_again_after_growing_pauses(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readiness has the reason until then, and the others continue."""
     async with opened() as harness:
         if how != "dies":
             harness.broken.add("a1" if how == "cannot be made" else "start a1")
@@ -160,8 +138,8 @@ async def test_pauses_are_short_again_after_a_long_life() -> None:
             assert harness.recorded() == ["start a1"]
 
 
-async def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
-    """Nobody waits for the end of its pause."""
+async def test_a_service_that_waits_can_be_changed_or_removed_at_once() -> None:
+    """Without the rest of its pause."""
     async with opened() as harness:
         harness.broken = {"a1", "b1"}
         await harness.settle(("a", 1), ("b", 1))
@@ -172,7 +150,7 @@ async def test_one_that_rests_can_be_changed_or_taken_away_at_once() -> None:
         assert gauges()[FAILING] == 0
 
 
-async def test_all_drain_side_by_side_with_the_process() -> None:
+async def test_all_services_drain_at_the_same_time() -> None:
     """One that does not end is stopped when the process stops."""
     async with opened() as harness:
         await harness.settle(("a", 1), ("b", 1))

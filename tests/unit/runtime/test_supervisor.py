@@ -7,38 +7,12 @@ import asyncio
 import pytest
 
 from headrace.errors import KafkaError, ServiceDied, TopicNotFound
-from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
+from headrace.runtime import Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.runtime.supervisor import first_of
 from headrace.testing import ManualClock
 from tests.raw_server import until
-
-
-class Noting(Service):
-    """Writes down what happens to it."""
-
-    def __init__(self, name: str, notes: list[str], *, broken: str = "") -> None:
-        super().__init__(name)
-        self.notes = notes
-        self.broken = broken
-
-    async def start(self) -> None:
-        self.notes.append(f"start {self.name}")
-        if self.broken == "start":
-            raise RuntimeError("cannot start")
-
-    async def drain(self, deadline: Deadline) -> None:
-        self.notes.append(f"drain {self.name}")
-        if self.broken == "drain":
-            raise RuntimeError("cannot drain")
-        if self.broken == "hang":
-            await asyncio.Event().wait()
-
-    async def stop(self) -> None:
-        self.notes.append(f"stop {self.name}")
-        await super().stop()
-        if self.broken == "start":
-            raise OSError("cannot stop")
+from tests.unit.runtime.recorded_service import RecordedService
 
 
 def supervised(*services: Service, seconds: float = 5) -> Supervisor:
@@ -48,7 +22,7 @@ def supervised(*services: Service, seconds: float = 5) -> Supervisor:
 async def test_services_start_in_order_and_go_in_reverse() -> None:
     """Every service drains before the first one stops."""
     notes: list[str] = []
-    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes)), Signals()
+    supervisor, signals = supervised(RecordedService("a", notes), RecordedService("b", notes)), Signals()
     await supervisor.start()
     signals.notice()
     await supervisor.run(signals)
@@ -58,7 +32,7 @@ async def test_services_start_in_order_and_go_in_reverse() -> None:
 async def test_a_start_that_fails_stops_what_runs() -> None:
     """Nothing is left behind though one cannot stop either, and the first error is the caller's."""
     notes: list[str] = []
-    supervisor = supervised(Noting("a", notes), Noting("b", notes, broken="start"))
+    supervisor = supervised(RecordedService("a", notes), RecordedService("b", notes, "start", "stop"))
     with pytest.raises(RuntimeError, match="cannot start"):
         await supervisor.start()
     assert notes == ["start a", "start b", "stop b", "stop a"]
@@ -67,8 +41,8 @@ async def test_a_start_that_fails_stops_what_runs() -> None:
 async def test_a_death_is_named_in_readiness_and_ends_the_process() -> None:
     """The others are drained, and the error names the one that died."""
     notes: list[str] = []
-    service = Noting("b", notes)
-    supervisor = supervised(Noting("a", notes), service)
+    service = RecordedService("b", notes)
+    supervisor = supervised(RecordedService("a", notes), service)
     await supervisor.start()
 
     async def fail() -> None:
@@ -86,7 +60,7 @@ async def test_a_task_that_can_begin_anew_ends_nothing_and_is_named(
 ) -> None:
     """Whatever it raises: it is started again, with growing pauses, and readiness, log and a metric say so."""
     monkeypatch.setattr("headrace.runtime.service._FIRST_PAUSE_SECONDS", 0.001)
-    service, calls, done = Noting("b", []), list[int](), asyncio.Event()
+    service, calls, done = RecordedService("b", []), list[int](), asyncio.Event()
     supervisor = supervised(service)
     await supervisor.start()
 
@@ -117,10 +91,13 @@ async def test_services_of_one_consumer_end_and_begin_together(monkeypatch: pyte
     """If one dies, or cannot start again, the process and its other services go on, and readiness has the reason."""
     monkeypatch.setattr("headrace.runtime.service._FIRST_PAUSE_SECONDS", 0.001)
     notes: list[str] = []
-    made = [[Noting(f"a{n}", notes, broken="start" if n == 1 else ""), Noting(f"b{n}", notes)] for n in range(3)]
+    made = [
+        [RecordedService(f"a{n}", notes, *(["start", "stop"] if n == 1 else [])), RecordedService(f"b{n}", notes)]
+        for n in range(3)
+    ]
     births = iter(made)
     consumer = RestartedServices("consumer", next(births), lambda: next(births), SystemClock(), 5)
-    supervisor = supervised(consumer, Noting("other", notes))
+    supervisor = supervised(consumer, RecordedService("other", notes))
     await supervisor.start()
     assert set(supervisor.readiness()) == {"a0", "b0", "other"}
     made[0][1].die(KafkaError("fenced"))
@@ -140,7 +117,9 @@ async def test_services_of_one_consumer_end_and_begin_together(monkeypatch: pyte
 async def test_a_second_signal_stops_now() -> None:
     """A drain that hangs is left."""
     notes: list[str] = []
-    supervisor, signals = supervised(Noting("a", notes, broken="hang"), seconds=1000), Signals()
+    service, signals = RecordedService("a", notes), Signals()
+    supervisor = supervised(service, seconds=1000)
+    service.may_drain.clear()
     await supervisor.start()
     signals.notice()
     running = asyncio.ensure_future(supervisor.run(signals))
@@ -153,9 +132,12 @@ async def test_a_second_signal_stops_now() -> None:
 
 @pytest.mark.parametrize("broken", ["drain", "hang"])
 async def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: str) -> None:
-    """The deadline is shared; errors are logged; everybody is drained and stopped."""
+    """The deadline is shared; errors are logged; all are drained and stopped."""
     notes: list[str] = []
-    supervisor, signals = supervised(Noting("a", notes), Noting("b", notes, broken=broken), seconds=0.05), Signals()
+    service, signals = RecordedService("b", notes, broken), Signals()
+    supervisor = supervised(RecordedService("a", notes), service, seconds=0.05)
+    if broken == "hang":
+        service.may_drain.clear()
     await supervisor.start()
     signals.notice()
     await supervisor.run(signals)
@@ -165,7 +147,7 @@ async def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: st
 
 async def test_stopping_a_service_ends_its_tasks() -> None:
     """No task outlives its owner."""
-    service, ended = Noting("a", []), asyncio.Event()
+    service, ended = RecordedService("a", []), asyncio.Event()
 
     async def work() -> None:
         try:
@@ -178,18 +160,6 @@ async def test_stopping_a_service_ends_its_tasks() -> None:
     await service.stop()
     assert ended.is_set()
     assert service.death is None
-
-
-async def test_a_deadline_is_shared_and_never_negative() -> None:
-    """Layers read what is left of one limit."""
-    clock = ManualClock()
-    deadline = Deadline(clock, 2)
-    await clock.advance(1.5)
-    assert deadline.remaining_seconds == pytest.approx(0.5)
-    assert not deadline.passed
-    await clock.advance(5)
-    assert deadline.remaining_seconds == 0
-    assert deadline.passed
 
 
 async def test_the_first_of_works_leaves_no_other_behind() -> None:

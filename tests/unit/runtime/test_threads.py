@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import pytest
-
-from headrace.runtime import LoopBridge, OwnedThread, run_blocking
+from headrace.runtime import LoopBridge, OwnedThread
 
 
 def test_items_cross_in_order_and_in_batches() -> None:
@@ -41,15 +39,15 @@ def test_items_cross_in_order_and_in_batches() -> None:
     asyncio.run(test())
 
 
-async def test_a_thread_that_dies_tells_its_owner() -> None:
+async def test_a_thread_that_dies_reports_its_error() -> None:
     """The error arrives on the loop."""
-    told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def work(stop: threading.Event) -> None:
         raise OSError("gone")
 
-    OwnedThread("t", work, told.set_result).start()
-    assert str(await asyncio.wait_for(told, 60)) == "gone"
+    OwnedThread("t", work, death.set_result).start()
+    assert str(await asyncio.wait_for(death, 60)) == "gone"
 
 
 async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None:
@@ -63,7 +61,7 @@ async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None
 
 
 def test_posting_after_the_loop_has_closed_is_harmless() -> None:
-    """A late report of a client finds nobody, and nothing breaks."""
+    """A late report of a client raises nothing."""
 
     async def make() -> LoopBridge[int]:
         return LoopBridge(asyncio.get_running_loop(), lambda items: None)
@@ -72,13 +70,3 @@ def test_posting_after_the_loop_has_closed_is_harmless() -> None:
     bridge.post(1)
     bridge.post(2)
     assert bridge._items.maxlen is None
-
-
-async def test_a_blocking_call_raises_on_the_loop() -> None:
-    """Errors of the call are the caller's."""
-
-    def fail(text: str) -> None:
-        raise KeyError(text)
-
-    with pytest.raises(KeyError, match="x"):
-        await run_blocking(fail, "x")

@@ -8,7 +8,7 @@ from headrace.runtime import next_slice
 
 
 async def test_one_computation_runs_in_each_turn_of_the_loop() -> None:
-    """In the order in which they asked; one that is cancelled keeps nobody waiting."""
+    """In the order of their calls; a cancelled one delays no other."""
     ran: list[tuple[int, int]] = []
     turn = 0
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,12 +26,12 @@ class Maven:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         maven = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                maven.asked.append(self.path)
+                maven.requested.append(self.path)
                 data = maven.files.get(self.path)
                 self.send_response(200 if data is not None else 404)
                 cut = data is not None and data.startswith(b"CUT")
@@ -46,8 +47,8 @@ class Maven:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def downloads(self) -> list[str]:
-        """Paths asked for, checksum files apart."""
-        return [path for path in self.asked if not path.endswith(".sha1")]
+        """Return the requested paths without those of checksums."""
+        return [path for path in self.requested if not path.endswith(".sha1")]
 
 
 @pytest.fixture
@@ -80,16 +81,20 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "headrace" / "example-1.0-abc"
 
 
-def test_a_set_is_fetched_once_and_found_ever_after(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """The second call asks nobody, and progress ends at the whole size."""
+def test_a_set_is_fetched_once_and_verified_at_each_use(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """A second call downloads only a jar that was changed since; progress ends at the whole size."""
     _pin(monkeypatch, ("one", GOOD), ("two", b"2"))
     maven.files = {_path("one"): GOOD, _path("two"): b"2"}
-    told: list[tuple[str, int, int]] = []
-    folder = ensure_artifacts("example", lambda *what: told.append(what))
+    progress: list[tuple[str, int, int]] = []
+    folder = ensure_artifacts("example", lambda *what: progress.append(what))
     assert sorted(path.name for path in folder.iterdir()) == ["one-1.0.jar", "two-1.0.jar"]
-    assert told[-1] == ("downloading example-1.0", len(GOOD) + 1, len(GOOD) + 1)
+    assert progress[-1] == ("downloading example-1.0", len(GOOD) + 1, len(GOOD) + 1)
     assert ensure_artifacts("example") == folder
     assert maven.downloads() == [_path("one"), _path("two")]
+    jar = folder / "one-1.0.jar"
+    jar.write_bytes(b"B" + GOOD[1:])
+    ensure_artifacts("example")
+    assert jar.read_bytes() == GOOD
 
 
 def test_an_altered_download_is_refused_deleted_and_said(
@@ -119,16 +124,6 @@ def test_a_truncated_download_is_refused_and_taken_up_again(
     assert maven.downloads() == [_path("one"), _path("two"), _path("two")]
 
 
-def test_a_jar_altered_in_the_cache_is_replaced_before_use(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """Every use verifies; a jar that is not the pinned one never gets on a class path."""
-    _pin(monkeypatch, ("one", GOOD))
-    maven.files = {_path("one"): GOOD}
-    jar = ensure_artifacts("example") / "one-1.0.jar"
-    jar.write_bytes(b"B" + GOOD[1:])
-    ensure_artifacts("example")
-    assert jar.read_bytes() == GOOD
-
-
 def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
     """404 is said with the coordinates and the repository."""
     _pin(monkeypatch, ("one", GOOD))
@@ -149,21 +144,13 @@ def test_a_mirror_that_does_not_respond_is_named_without_its_password(
     assert "geheim" not in str(caught.value)
 
 
-def test_a_full_disk_is_said_with_the_folder(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """The text names the folder to make room in."""
+def test_a_full_disk_and_a_missing_client_have_their_remedy(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """The folder that needs space, and the command that installs jgo."""
     _pin(monkeypatch, ("one", GOOD))
-
-    def full(self: object, artifact: Artifact) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(artifacts.Repository, "fetch", full)
-    with pytest.raises(EnvironmentProblem, match=r"cache/headrace: No space left on device\. .* XDG_CACHE_HOME"):
-        ensure_artifacts("example")
-
-
-def test_a_missing_client_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """Only who fetches jars needs jgo."""
-    _pin(monkeypatch, ("one", GOOD))
+    with monkeypatch.context() as patch:
+        patch.setattr(artifacts.Repository, "fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(EnvironmentProblem, match=r"cache/headrace: No space left on device\. .* XDG_CACHE_HOME"):
+            ensure_artifacts("example")
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devcluster\]'"):
         ensure_artifacts("example")

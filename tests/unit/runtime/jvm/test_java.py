@@ -58,6 +58,9 @@ def test_java_home_comes_before_path_and_path_before_the_wheel(
     monkeypatch.setenv("JAVA_HOME", str(home))
     found = find_java(17)
     assert (found.home, found.version, found.executable) == (home, 17, home / "bin" / "java")
+    monkeypatch.setenv("JAVA_HOME", str(make_java("patched", "17.0.16")))
+    assert find_java(17).build.startswith("17-")
+    assert find_java(17).build != found.build, "a class-data archive belongs to one exact build"
 
 
 def test_the_wheel_is_taken_where_the_systems_java_is_too_old(
@@ -101,12 +104,3 @@ def test_spark_gets_a_java_that_drops_the_module_the_wheel_lacks(
     assert java.executable == java.home / "bin" / "java"
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "two words", "--add-modules=other", ""]
     assert run_program([str(java.executable), *arguments], 10) == (0, "-Xmx1g\ntwo words\n--add-modules=other\n\n")
-
-
-def test_two_builds_of_a_version_have_different_keys(monkeypatch: pytest.MonkeyPatch, make_java: MakeJava) -> None:
-    """A class-data archive belongs to one exact build."""
-    monkeypatch.setenv("JAVA_HOME", str(make_java("a", "17.0.14")))
-    first = find_java(17).build
-    monkeypatch.setenv("JAVA_HOME", str(make_java("b", "17.0.15")))
-    assert first.startswith("17-")
-    assert find_java(17).build != first

@@ -9,8 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.delivery.pump_context import Counts
-from headrace.records import TopicPartition
-from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
 from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
 
 
@@ -50,47 +48,19 @@ def test_requests_fall_into_buckets_by_route_and_status() -> None:
     assert shown(metrics, f"{name}_count", **labels | {"status": "400"}) == 1
 
 
-def test_lag_that_is_not_known_is_absent() -> None:
-    """A gauge per group, topic and partition, read when metrics are rendered."""
-    metrics, known = Metrics(), [("g", TopicPartition("t", 0), 7)]
-    metrics.lag_of = lambda: known
-    assert shown(metrics, "headrace_consumer_lag_records", group="g", topic="t", partition="0") == 7
-    known.clear()
-    assert "headrace_consumer_lag_records{" not in metrics.render().decode()
-
-
-def test_deliveries_are_read_when_metrics_are_rendered() -> None:
-    """Every end of a record is one outcome of one counter."""
-    metrics, counts = Metrics(), {"delivered": 1, "dead_letters": 2}
+def test_counts_of_deliveries_are_read_when_metrics_are_rendered() -> None:
+    """Pumps of one consumer are added up, the breaker they share is open or not, and each outcome is a label."""
+    metrics, counts = Metrics(), {"delivered": 1, "dead_letters": 2, "breaker_open": 1}
     metrics.watch_deliveries("reactive", "orders", lambda: counts)
-    counts["delivered"] = 3
+    metrics.watch_deliveries("reactive", "orders", lambda: {"taken": 2, "breaker_open": 1})
+    counts |= {"delivered": 3, "taken": 5}
     labels = {"kind": "reactive", "consumer": "orders"}
     assert shown(metrics, "headrace_completed_records_total", outcome="delivered", **labels) == 3
     assert shown(metrics, "headrace_completed_records_total", outcome="dead_letter", **labels) == 2
-    metrics.forget_deliveries("reactive", "orders")
-    assert "orders" not in metrics.render().decode()
-
-
-def test_pumps_of_one_consumer_are_added_up() -> None:
-    """Records of a retry topic count for their consumer; the breaker they share is open or not."""
-    metrics = Metrics()
-    for taken in (5, 2):
-        metrics.watch_deliveries("reactive", "orders", lambda taken=taken: {"taken": taken, "breaker_open": 1})
-    labels = {"kind": "reactive", "consumer": "orders"}
     assert shown(metrics, "headrace_received_records_total", **labels) == 7
     assert shown(metrics, "headrace_breaker_open", **labels) == 1
-
-
-def test_gauges_are_read_when_metrics_are_rendered() -> None:
-    """A registered gauge is shown under its metric with its labels and its present value."""
-    depth = 1.0
-    register_gauge("headrace_producer_pending_bytes", lambda: depth, producer="p")
-    try:
-        depth = 3.0
-        assert shown(Metrics(), "headrace_producer_pending_bytes", producer="p") == 3
-    finally:
-        unregister_gauge("headrace_producer_pending_bytes", producer="p")
-    assert "headrace_producer_pending_bytes{" not in Metrics().render().decode()
+    metrics.forget_deliveries("reactive", "orders")
+    assert "orders" not in metrics.render().decode()
 
 
 def test_every_metric_has_one_base_unit_and_known_labels() -> None:

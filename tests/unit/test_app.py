@@ -59,19 +59,6 @@ def test_what_a_start_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> N
 PUSH = {"a": {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost:1"}}}
 
 
-@pytest.mark.parametrize(("settings", "names"), [({}, 1), ({"reactive_consumers": PUSH}, 2)])
-def test_dead_letters_have_a_producer_of_their_own(settings: dict[str, Any], names: int) -> None:
-    """It takes larger records than requests may send; where nothing is consumed it is not there."""
-
-    async def producers() -> set[str]:
-        app = App(HeadraceConfig.model_validate(settings), SystemClock())
-        assert app.context.producer in app.services
-        assert app.context.inner_producer in app.services
-        return {app.context.producer.name, app.context.inner_producer.name}
-
-    assert len(asyncio.run(producers())) == names
-
-
 @pytest.mark.parametrize(("given", "linger_ms"), [({}, 5), ({"linger.ms": 0}, 0)])
 def test_outputs_fill_larger_batches_unless_the_file_says_otherwise(given: dict[str, Any], linger_ms: float) -> None:
     """Frames have many records, and each batch costs the broker and the client."""

@@ -7,18 +7,13 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import group_client
 import pytest
-from group_client import Member, Message, with_member
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering
+from headrace.config.consumers import BatchConfig
 from headrace.delivery.lane import Backlog
-from headrace.delivery.outcomes import ACK, Delivery, Reply
-from headrace.delivery.pump import Pump
 from headrace.records import Header, Record, RecordBatch, TopicPartition
-from headrace.testing import ManualClock
 
 P0 = TopicPartition("t", 3)
 BYTES = st.none() | st.binary(max_size=9)
@@ -83,8 +78,8 @@ def test_parts_that_are_joined_are_the_whole(records: list[Record], cuts: list[i
     assert whole.size_bytes == sum(part.size_bytes for part in parts)
 
 
-def test_who_reads_headers_may_change_the_list() -> None:
-    """It is no other reader's."""
+def test_a_reader_may_change_its_list_of_headers() -> None:
+    """Other readers do not see the change."""
     batch = RecordBatch.of([Record(*P0, 1, 0, None, None, lambda: [("a", b"1")]), Record(*P0, 2, 0, None, None)])
     for record in (batch[0], *batch, *batch[:1]):
         record.headers.append(("b", b"2"))
@@ -100,7 +95,7 @@ def test_a_slice_keeps_no_other_record_in_memory() -> None:
 
 
 @given(st.lists(plain_lists(6), max_size=5), st.integers(1, 9), st.integers(1, 40), st.data())
-def test_deliveries_of_a_backlog_are_as_large_as_they_may_be(
+def test_deliveries_of_a_backlog_are_as_large_as_possible(
     added: list[list[Record]], most_records: int, most_bytes: int, data: st.DataObject
 ) -> None:
     """The next records in their order, over the bounds of batches; the first of a delivery whatever its size."""
@@ -126,40 +121,3 @@ def test_deliveries_of_a_backlog_are_as_large_as_they_may_be(
         assert backlog.ready_records == len(waiting)
         here = [record.offset for record in records if backlog.find(record.offset)]
         assert here == [record.offset for record in waiting]
-
-
-class Columns:
-    """A destination that reads columns."""
-
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-
-    async def deliver(self, delivery: Delivery) -> list[Reply]:
-        self.taken += RecordBatch.of(delivery.records).offsets
-        return [ACK] * len(delivery.records)
-
-
-@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-def test_no_record_is_made_between_the_client_and_its_commit(
-    monkeypatch: pytest.MonkeyPatch, ordering: Ordering
-) -> None:
-    """Work for each record bounds the throughput."""
-    columns = Columns()
-    pump = Pump("p", "g", columns, None, delivery=DeliveryConfig(ordering=ordering), clock=ManualClock())
-
-    def made(*_: Any) -> None:
-        raise AssertionError("a record is made")
-
-    async def test(member: Member) -> None:
-        pump.connect(member.consumer, member.consumer)
-        await pump.start()
-        member.client.assign(group_client.P0)
-        member.client.give(*(Message(group_client.P0, offset) for offset in range(10)))
-        await member.until(lambda: len(columns.taken) == 10, "the deliveries")
-        pump.commit_now()
-        await member.until(lambda: (group_client.P0, 10) in member.client.commits, "the commit")
-        assert (columns.taken, member.consumer._flow.records, pump.death) == ([*range(10)], 0, None)
-        await pump.stop()
-
-    monkeypatch.setattr("headrace.records.Record", made)
-    with_member(monkeypatch, test, listener=pump)

@@ -10,10 +10,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import confluent_kafka
-import pytest
 
 from headrace.control.dead_letters.completed_offsets import CompletedOffsets
-from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
@@ -41,32 +39,6 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     letters = letters_of(topic, values)
     site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
     return dlq
-
-
-def test_a_list_is_made_of_offsets_and_reads_no_letter(
-    site: Any, kafka: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Numbers and times of many topics, with more than a few offsets; who read a letter for them would fail here."""
-    monkeypatch.setattr("headrace.control.dead_letters.counts._FEW_OFFSETS", 0)
-    dlqs = [buried(site, kafka, topic(), [b"v"] * count, 2) for count in (3, 0, 7)]
-    monkeypatch.setattr("headrace.control.dead_letters.completed_offsets.read_back", None)
-    monkeypatch.setattr("headrace.kafka.reader.confluent_kafka.Consumer", None)
-
-    async def main() -> dict[str, Any]:
-        admin = Admin(site.kafka)
-
-        async def no_marks(name: str) -> bool:
-            return False
-
-        monkeypatch.setattr(admin, "has_topic", no_marks)
-        return {row.topic: row for row in await DeadLetterTopics(admin).counts()}
-
-    rows = asyncio.run(main())
-    assert [(rows[d].dead_letters, rows[d].left, rows[d].partitions) for d in dlqs] == [(3, 3, 2), (0, 0, 2), (7, 7, 2)]
-    assert rows[dlqs[1]].oldest is rows[dlqs[1]].newest is None
-    oldest, newest = rows[dlqs[2]].oldest, rows[dlqs[2]].newest
-    assert oldest is not None
-    assert newest is not None
 
 
 def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> None:

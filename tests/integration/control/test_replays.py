@@ -276,20 +276,8 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
         assert (response.status, said in response.body["description"]) == (status, True), (changes, response.body)
 
     usual = {"topicName": name, "partition": 0, "startOffset": 0, "endOffset": 5, "consumerGroup": f"{name}-push"}
-    for wrong, said in (
-        ({"topicName": ""}, "topicName is missing"),
-        ({"topicName": other}, "no consumer here reads topicName"),
-        ({"partition": -1}, "partition must be"),
-        ({"partition": 9}, "no partition 9"),
-        ({"startOffset": 5}, "startOffset must be less"),
-        ({"endOffset": 50}, "beyond the log"),
-        ({"startOffset": -1}, "0 or greater"),
-        ({"consumerGroup": ""}, "consumerGroup is missing"),
-        ({"streamingApp": True}, "destinationTopic is missing"),
-        ({"partition": "x"}, "partition"),
-        ({"dlqIndicator": True}, "beyond the log"),
-    ):
-        response = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **wrong})
+    for wrong, said in table(__file__, "bad_metadata"):
+        response = site.ask(f"{process.url}/adm/messagereplaymetadata", {**usual, **filled(wrong)})
         assert (response.status, response.body["code"]) == (400, "ERR12218"), (wrong, response.body)
         assert said in response.body["description"], (wrong, response.body)
     assert name not in str(site.ask(f"{process.url}/adm/jobs").body)

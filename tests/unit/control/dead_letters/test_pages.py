@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.control.dead_letters import pages
+from headrace.control.dead_letters import counts, pages
 from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.control.dead_letters.pages import (
     DeadLetterPages,
@@ -321,6 +321,20 @@ async def test_letters_are_counted_back_from_the_newest(
     await registry.close()
 
 
+async def test_counts_of_many_offsets_read_no_dead_letter(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made of offsets and times alone."""
+
+    async def topics() -> list[Any]:
+        return [await cluster.describe_topic("t.dlq")]
+
+    monkeypatch.setattr(cluster, "list_topics", topics, raising=False)
+    monkeypatch.setattr(counts, "read_window", cluster.read)
+    monkeypatch.setattr(counts, "_FEW_OFFSETS", 699)
+    (row,) = await DeadLetterTopics(cast(Any, cluster)).counts()
+    assert (row.dead_letters, row.left, row.partitions, cluster.rounds) == (700, 700, 2, [])
+    assert (row.oldest, row.newest) == ("1970-01-01T00:00:00.000+00:00", "1970-01-01T00:00:03.980+00:00")
+
+
 def test_which_topics_are_dead_letter_topics() -> None:
     """By their ending, and by the settings of a consumer that reads what they are named after."""
 
@@ -357,6 +371,5 @@ def test_times_that_no_calendar_has() -> None:
 
 def test_more_names_than_anybody_reads_are_other() -> None:
     """A hundred by name, the rest together."""
-    counts = Counter({f"E{n}": n for n in range(1, 121)})
-    most = pages._most(counts)
+    most = pages._most(Counter({f"E{n}": n for n in range(1, 121)}))
     assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))

@@ -23,7 +23,7 @@ from headrace.kafka.cluster_info import GroupMember
 from headrace.records import TopicPartition
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
-from tests.control_world import running
+from tests.control_harness import running
 
 CONFIG = ReactiveConsumerConfig.model_validate(
     {"topics": ["t"], "group": "g", "backend": {"url": "http://b"}, "retry": {"topics": [60]}}

@@ -31,7 +31,7 @@ from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing import ManualClock
-from tests.control_world import running
+from tests.control_harness import running
 
 JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)

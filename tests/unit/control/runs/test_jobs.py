@@ -15,7 +15,7 @@ from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, Lease
 from headrace.kafka import JSON_OBJECTS
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
-from tests.control_world import Log
+from tests.control_harness import Log
 from tests.memory_table import memory_table
 from tests.staged import staged
 

@@ -16,19 +16,19 @@ from headrace.control.table.consumer_control import NOT_READ
 from headrace.control.table.entries import iso_time, key_of, live_settings
 from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
-from tests.control_world import CONFIG, P0, P1, FakePump, Processes, ask, live, running
+from tests.control_harness import CONFIG, P0, P1, ControlHarness, FakePump, ask, live, running
 from tests.raw_server import until
 from tests.staged import staged
 
 
 @staged(live)
-async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes, /) -> None:
+async def test_nothing_moves_before_it_is_known_what_is_paused(harness: ControlHarness, /) -> None:
     """A pause outlives restarts; without one, and where there can be no table, it goes on."""
     for held in (False, True):
         pump = FakePump(P0)
-        process = await world.process(pump, loaded=False)
+        process = await harness.start(pump, loaded=False)
         assert pump.whole == NOT_READ
-        await world.load(process)
+        await harness.load(process)
         await until(lambda pump=pump: pump.whole != NOT_READ)
         assert pump.whole.startswith("paused by ann") is held
         if not held:
@@ -38,15 +38,15 @@ async def test_nothing_moves_before_it_is_known_what_is_paused(world: Processes,
             process.add(process.consumers["orders/a b"])  # as one that is registered while the process runs
             assert pump.whole.startswith("paused by ann")
     without = FakePump(P0)
-    process = await world.process(without, loaded=False)
+    process = await harness.start(without, loaded=False)
     process.table.known.set()
     await until(lambda: not without.whole)
 
 
 @staged(live)
-async def test_a_consumer_that_is_made_again_keeps_its_pauses_while_the_table_is_read_anew(world: Processes, /) -> None:
+async def test_a_consumer_made_again_keeps_its_pauses_while_the_table_is_read(harness: ControlHarness, /) -> None:
     """The entries are not known then."""
-    process = await world.process(FakePump(P0))
+    process = await harness.start(FakePump(P0))
     first, second = (running(CONFIG, name="made") for _ in range(2))
     process.add(first)
     first.pump.pause([P1], "why")
@@ -58,11 +58,13 @@ async def test_a_consumer_that_is_made_again_keeps_its_pauses_while_the_table_is
 
 @pytest.mark.parametrize(("key", "value"), table(__file__, "entries_that_say_nothing_are_passed_over"))
 @staged(live)
-async def test_entries_that_say_nothing_are_passed_over(world: Processes, /, key: str, value: dict[str, Any]) -> None:
+async def test_entries_that_say_nothing_are_passed_over(
+    harness: ControlHarness, /, key: str, value: dict[str, Any]
+) -> None:
     """Somebody wrote into the table by hand; what was right before goes on to hold."""
     pump = FakePump(P0)
-    process = await world.process(pump)
-    world.log.append(key.encode(), msgspec.json.encode(value))
+    process = await harness.start(pump)
+    harness.log.append(key.encode(), msgspec.json.encode(value))
     _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
     assert result.outcome == "pending"
     assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})
@@ -104,17 +106,17 @@ STEPS = st.tuples(
 def test_every_process_holds_what_the_table_says(steps: list[tuple[str, TopicPartition | None, int]]) -> None:
     """Whoever was asked, and whoever has been started anew meanwhile."""
 
-    async def test(world: Processes) -> None:
+    async def test(harness: ControlHarness) -> None:
         pumps = [FakePump(P0), FakePump(P1)]
-        processes = [await world.process(pump) for pump in pumps]
+        processes = [await harness.start(pump) for pump in pumps]
         wanted: set[TopicPartition | None] = set()
         records = 100
         for number, (what, place, who) in enumerate(steps, 1):
             table = processes[who].table
             if what == "restart":
-                await world.stop(processes[who])
+                await harness.stop(processes[who])
                 pumps[who] = FakePump(P0, P1)
-                processes[who] = await world.process(pumps[who])
+                processes[who] = await harness.start(pumps[who])
             elif what in ("hold", "release"):
                 entry = {"by": "ann", "since": 0.0, "reason": "so"} if what == "hold" else None
                 await table.put(key_of("hold/", "orders/a b", *(place or ())), entry)

@@ -10,18 +10,18 @@ import pytest
 
 from headrace.control.table import consumer_control
 from headrace.control.table.commands import Commands, PartitionsRequest, SettingsRequest
-from headrace.control.table.entries import Command, key_of
+from headrace.control.table.entries import key_of
 from headrace.errors import HeadraceError
-from tests.control_world import P0, P1, FakePump, Processes, ask, live
+from tests.control_harness import P0, P1, ControlHarness, FakePump, ask, live
 from tests.raw_server import until
 from tests.staged import staged
 
 
 @staged(live)
-async def test_a_command_waits_for_a_process_and_can_be_cancelled(world: Processes, /) -> None:
+async def test_a_command_waits_for_a_process_and_can_be_cancelled(harness: ControlHarness, /) -> None:
     """Until somebody is assigned the partition."""
     pump = FakePump()
-    process = await world.process(pump)
+    process = await harness.start(pump)
     consumer = process.consumers["orders/a b"]
     identity, [result] = await ask(process, "seek", {P0: 3}, wait_seconds=0)
     assert result.outcome == "pending"
@@ -35,18 +35,18 @@ async def test_a_command_waits_for_a_process_and_can_be_cancelled(world: Process
 
 
 @staged(live)
-async def test_a_seek_that_comes_while_another_is_done_is_done_too(world: Processes, /) -> None:
+async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: ControlHarness, /) -> None:
     """The first one waits for what is in flight, and its end takes away its own entry and no other.
 
     A command for another partition does not wait for it.
     """
     pump = FakePump(P0, P1)
-    process = await world.process(pump)
+    process = await harness.start(pump)
     pump.idle.clear()
     first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
     await until(lambda: process._busy)
     second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
-    await until(lambda: len(world.log.records) == 2)
+    await until(lambda: len(harness.log.records) == 2)
     assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
     pump.idle.set()
     outcomes = [(await asked)[1][0].outcome for asked in (first, second)]
@@ -55,10 +55,10 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(world: Proces
 
 
 @staged(live)
-async def test_commands_that_began_with_a_long_one_end_before_it(world: Processes, /) -> None:
+async def test_commands_that_began_with_a_long_one_end_before_it(harness: ControlHarness, /) -> None:
     """Later ones of their partitions are done too, though both became due at the same moment."""
     pump = FakePump()
-    process = await world.process(pump)
+    process = await harness.start(pump)
     pump.idle.clear()
     await ask(process, "seek", {P0: 3}, wait_seconds=0)
     await ask(process, "skip", {P1: 5}, wait_seconds=0)
@@ -71,10 +71,10 @@ async def test_commands_that_began_with_a_long_one_end_before_it(world: Processe
 
 @staged(live)
 async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
-    world: Processes, /, monkeypatch: pytest.MonkeyPatch
+    harness: ControlHarness, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of a skip which waits for its record, when a seek ends it: it must not skip the record afterwards."""
-    process = await world.process(FakePump(P0))
+    process = await harness.start(FakePump(P0))
     outcomes = process._unwritten["orders/a b"] = {"skip/x": {"outcome": "will be skipped"}}
 
     async def put_all(entries: dict[str, Any], *_: float) -> None:
@@ -86,32 +86,21 @@ async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
 
 
 @staged(live)
-async def test_a_partition_that_goes_before_its_command_is_done_ends_nothing(world: Processes, /) -> None:
-    """A rebalance comes between seeing that it is here and doing it."""
-    pump = FakePump()
-    process = await world.process(pump)
-    command = Command("seek/x/t/0/i", "seek", P0, 3, {}, "i")
-    outcomes: dict[str, Any] = {}
-    await process._run(process.consumers["orders/a b"], command, pump, outcomes)  # type: ignore[arg-type]
-    assert (outcomes, pump.sought) == ({}, [])
-
-
-@staged(live)
-async def test_what_another_process_wrote_just_before_counts(world: Processes, /) -> None:
+async def test_what_another_process_wrote_just_before_counts(harness: ControlHarness, /) -> None:
     """Whoever pauses here and resumes there, a moment later, means what was paused."""
-    process = await world.process(FakePump(P0))
+    process = await harness.start(FakePump(P0))
     consumer = process.consumers["orders/a b"]
-    world.log.views.clear()  # from here on it reads late
-    world.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
-    world.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
-    commands = Commands(process, world.clock)
+    harness.log.views.clear()  # from here on it reads late
+    harness.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
+    harness.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
+    commands = Commands(process, harness.clock)
     asked = asyncio.gather(
         commands.resume(consumer, PartitionsRequest()),
         commands.change(consumer, SettingsRequest(rate_records=5), "bob"),
     )
     await asyncio.sleep(0.01)
-    world.log.views.append(process.table)
-    process.table.read(world.log.records, len(world.log.records))
+    harness.log.views.append(process.table)
+    process.table.read(harness.log.records, len(harness.log.records))
     await asked
     assert process.hold_of(consumer) is None
     [settings] = process.table.items("settings/").values()
@@ -119,27 +108,27 @@ async def test_what_another_process_wrote_just_before_counts(world: Processes, /
 
 
 @staged(live)
-async def test_a_record_that_is_not_here_yet_is_skipped_when_it_is(world: Processes, /) -> None:
+async def test_a_record_that_is_not_here_yet_is_skipped_when_it_is(harness: ControlHarness, /) -> None:
     """By the process that has the partition then; until then the command stays in the table."""
     pump = FakePump(P0)
     pump.last_offset = 5
-    first = await world.process(pump)
+    first = await harness.start(pump)
     _, [result] = await ask(first, "skip", {P0: 9})
     assert result.outcome == "will be skipped"
     assert first.death is None
-    await world.stop(first)
+    await harness.stop(first)
     pump = FakePump(P0)
-    second = await world.process(pump)
+    second = await harness.start(pump)
     await until(lambda: pump.skipped == [(P0, 9)])
     await until(lambda: not second.table.items("skip/"))
 
 
 @staged(live)
-async def test_a_seek_ends_the_skips_that_wait_for_their_record(world: Processes, /) -> None:
+async def test_a_seek_ends_the_skips_that_wait_for_their_record(harness: ControlHarness, /) -> None:
     """After a seek back all records are delivered again."""
     pump = FakePump(P0)
     pump.last_offset = 5
-    process = await world.process(pump)
+    process = await harness.start(pump)
     await ask(process, "skip", {P0: 9})
     await ask(process, "seek", {P0: 3})
     await until(lambda: not process.commands_of(process.consumers["orders/a b"]))
@@ -150,8 +139,8 @@ def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) 
     """Every process holds them in memory."""
     monkeypatch.setattr(consumer_control, "_MAX_UNFINISHED", 2)
 
-    async def test(world: Processes) -> None:
-        process = await world.process(FakePump())
+    async def test(harness: ControlHarness) -> None:
+        process = await harness.start(FakePump())
         await ask(process, "seek", {P0: 1, P1: 2}, wait_seconds=0)
         with pytest.raises(HeadraceError, match="2 seeks and skips of orders/a b are pending"):
             await ask(process, "skip", {P0: 3}, wait_seconds=0)
@@ -160,57 +149,57 @@ def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) 
 
 
 @staged(live)
-async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(world: Processes, /) -> None:
+async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harness: ControlHarness, /) -> None:
     """The process ended between writing the outcome and removing the entry."""
     pump = FakePump(P0)
-    process = await world.process(pump)
+    process = await harness.start(pump)
     entry = msgspec.json.encode({"offset": 3, "outcome": "sought"})
-    world.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
     await until(lambda: not process.table.items("seek/"))
     assert pump.sought == []
 
 
 @staged(live)
-async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(world: Processes, /) -> None:
+async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(harness: ControlHarness, /) -> None:
     """The table cannot be written for a while after the seek."""
     pump = FakePump(P0)
-    process = await world.process(pump)
+    process = await harness.start(pump)
     entry = msgspec.json.encode({"offset": 3})
-    world.log.broken = True
-    world.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    harness.log.broken = True
+    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
     await until(lambda: pump.sought)
     for _ in range(20):
         await asyncio.sleep(0.001)
-    world.log.broken = False
+    harness.log.broken = False
     await until(lambda: not process.table.items("seek/"))
     assert pump.sought == [(P0, 3)]
 
 
 @staged(live)
-async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(world: Processes, /) -> None:
+async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(harness: ControlHarness, /) -> None:
     """It reads the table to its end before it does anything."""
     pump = FakePump(P0)
-    process = await world.process(pump)
-    world.log.views.clear()  # from here on it reads late
+    process = await harness.start(pump)
+    harness.log.views.clear()  # from here on it reads late
     key = key_of("seek/", "orders/a b", *P0, "i").encode()
-    world.log.append(key, msgspec.json.encode({"offset": 3}))
-    world.log.append(key, None)
-    process.table.read(world.log.records[:1], 1)
+    harness.log.append(key, msgspec.json.encode({"offset": 3}))
+    harness.log.append(key, None)
+    process.table.read(harness.log.records[:1], 1)
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert pump.sought == []
-    process.table.read(world.log.records[1:], 2)
+    process.table.read(harness.log.records[1:], 2)
     await until(lambda: not process._busy)
     assert pump.sought == []
-    world.log.views.append(process.table)
+    harness.log.views.append(process.table)
 
 
 @staged(live)
-async def test_what_cannot_be_done_is_refused_once(world: Processes, /) -> None:
+async def test_what_cannot_be_done_is_refused_once(harness: ControlHarness, /) -> None:
     """And does not stay in the table to be tried for ever."""
     pump = FakePump(P0)
     pump.elsewhere = True
-    process = await world.process(pump)
+    process = await harness.start(pump)
     _, [result] = await ask(process, "seek", {P0: 3})
     assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
     await until(lambda: not process.table.items("seek/"))

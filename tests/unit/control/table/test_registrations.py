@@ -149,20 +149,6 @@ async def test_others_came_first() -> None:
     assert (await one.settle())["v"][0] == "b"
 
 
-async def test_a_change_to_other_topics_queues_anew() -> None:
-    """So nobody loses what was given by somebody who was there before and wants it later."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two = Process(log), Process(log)
-    await one.put("a", "x", config("g", "t"))
-    await two.settle()
-    await one.put("b", "y", config("h", "t"))  # which the other one has not read yet
-    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
-    for process in (one, two):
-        assert {name: owner for name, (owner, _) in (await process.settle()).items()} == {"x": "a", "y": "b"}
-        assert process.running["x"].settings
-        assert process.running["x"].settings.group == "g"
-
-
 async def test_a_change_keeps_its_place() -> None:
     """When there are fewer places, those that came first stay, however late they were changed and whoever is asked."""
     log: list[tuple[str, Entry | None]] = []
@@ -173,28 +159,6 @@ async def test_a_change_keeps_its_place() -> None:
     assert (changed.since, changed.version, new) == (0, 2, False)
     few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
     assert await Process(log, few).settle() == {"x": ("a", 2)}
-
-
-async def test_what_was_given_up_for_nothing_is_not_taken_back_from_others() -> None:
-    """A change that came too late is undone; but its old topics may have gone to somebody who was told yes."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two = Process(log), Process(log)
-    await one.put("a", "x", config("g", "t"))
-    await two.settle()
-    await one.put("c", "z", config("h", "t"))
-    put = two.table.put_all
-
-    async def put_after_others(entries: Mapping[str, Entry | None]) -> int:
-        if len(log) > 2:  # the change is written, and not yet undone
-            one.table.read()
-            await one.put("b", "y", config("g", "t"))
-        return await put(entries)
-
-    two.table.put_all = put_after_others  # type: ignore[method-assign]
-    await refused(two.put("a", "x", config("h", "t")), RegistrationConflict)
-    assert await one.settle() == await two.settle() == {"z": ("c", 1), "y": ("b", 3)}
-    why = one.made.refusal_of(one.made.one_of("a", "x"))
-    assert "another registration already reads topic t in group g" in str(why)
 
 
 async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:

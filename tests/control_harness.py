@@ -1,4 +1,4 @@
-"""The processes of one deployment in memory, for the tests of live control: its table is a list of records."""
+"""The processes of one deployment in memory, for tests of live control. Their control table is a list of records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_SECONDS = 60.0
 
 
 class Log:
-    """The topic of a deployment; what is written is read by every process at once."""
+    """The control topic of a deployment. Every process reads a record when it is written."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -56,7 +56,7 @@ class Log:
 
 
 class FakePump:
-    """Has partitions, and remembers what it was told."""
+    """A pump with partitions that records the calls it gets."""
 
     def __init__(self, *partitions: TopicPartition) -> None:
         self.group, self.member, self.retries = "g", None, None
@@ -108,15 +108,15 @@ class FakePump:
         return "skipped"
 
 
-class Processes:
-    """Processes of one deployment."""
+class ControlHarness:
+    """ControlHarness of one deployment."""
 
     def __init__(self) -> None:
         self.log, self.clock = Log(), SystemClock()
         self.started: list[ConsumerControl] = []
 
-    async def process(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
-        """Start one."""
+    async def start(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
+        """Start a process."""
         admin: Any = self.log
         table = CompactedTable(
             admin, InternalTopic("c"), JSON_OBJECTS, self.log.produce, self.clock, optional="control"
@@ -130,21 +130,21 @@ class Processes:
         return made
 
     async def load(self, process: ConsumerControl) -> None:
-        """Have it read what is there."""
+        """Make a process read the table to its end."""
         process.table.read(self.log.records, len(self.log.records))
         process.table.loaded(len(self.log.records))
         self.log.views.append(process.table)
         await asyncio.sleep(0)
 
     async def stop(self, process: ConsumerControl) -> None:
-        """End it, as a crash would."""
+        """Stop a process without a last word, as a crash does."""
         self.started.remove(process)
         self.log.views.remove(process.table)
         await process.stop()
 
 
 def running(config: DeliveryConfig, destination: Any = None, *, admin: Any = None, **more: Any) -> RunningConsumer:
-    """Return a consumer of topic `t` or of those of its settings, with a pump that has begun nothing."""
+    """Return a consumer of topic `t`, or of the topics of its settings, with a new pump."""
     group, patterns = getattr(config, "group", "mine"), getattr(config, "topic_patterns", ())
     facts = {
         "name": group,
@@ -157,15 +157,15 @@ def running(config: DeliveryConfig, destination: Any = None, *, admin: Any = Non
     return RunningConsumer(delivery=config, destination=destination, admin=admin, **{**facts, **more})
 
 
-def live(test: Callable[[Processes], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with processes that end with it."""
+def live(test: Callable[[ControlHarness], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a harness, and stop its processes at the end."""
 
     async def main() -> None:
-        world = Processes()
+        harness = ControlHarness()
         try:
-            await asyncio.wait_for(test(world), LIMIT_SECONDS)
+            await asyncio.wait_for(test(harness), LIMIT_SECONDS)
         finally:
-            for process in world.started:
+            for process in harness.started:
                 assert process.death is None
                 await process.stop()
 

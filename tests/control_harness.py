@@ -129,6 +129,12 @@ class ControlHarness:
             await self.load(made)
         return made
 
+    async def start_with(self, *partitions: TopicPartition, last_offset: int = 100) -> tuple[ConsumerControl, FakePump]:
+        """Start a process whose pump has these partitions."""
+        pump = FakePump(*partitions)
+        pump.last_offset = last_offset
+        return await self.start(pump), pump
+
     async def load(self, process: ConsumerControl) -> None:
         """Make a process read the table to its end."""
         process.table.read(self.log.records, len(self.log.records))

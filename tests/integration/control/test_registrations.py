@@ -235,27 +235,3 @@ def has(process: HeadraceProcess) -> int:
 
 def write(site: Any, topic: str, count: int) -> None:
     site.write(topic, *(OutgoingRecord(topic, b"k", b"1", None, p) for p in (0, 1) for _ in range(count)))
-
-
-def test_a_consumer_that_dies_ends_nobody_else(deployment: Deployment, topic: Any) -> None:
-    """It is said of it alone and tried again; the process stays ready, and another one's backend is not disturbed."""
-    site, name, other = deployment.site, topic(), topic()
-    process = deployment.start(backends=[*deployment.list, "http://127.0.0.1:9/"])
-    # Only the broker knows which assignors there are; it tells when the consumer joins, and that ends its life.
-    broken = deployment.consumer(
-        name, consumer={"properties": {"group.protocol": "consumer", "group.remote.assignor": "nonsense"}}
-    )
-    unready = deployment.consumer(name, group="unready", backend={"url": "http://127.0.0.1:9/"})
-    assert ask(process, "PUT", f"{PLACE}/broken", broken).status == 201
-    assert ask(process, "PUT", f"{PLACE}/unready", unready).status == 201
-    assert ask(process, "PUT", f"{PLACE}/sound", deployment.consumer(other)).status == 201
-    deployment.wait_state(process, "broken", "waiting", "ended by itself")
-    site.write_json(name, 1)
-    deployment.wait_state(process, "unready", "waiting", "no process listens there")
-    site.write_json(other, *range(5))
-    site.wait_committed(f"{other}-group", other, 5)
-    assert deployment.wait_state(process, "sound", "running")
-    assert site.ask(f"{process.url}/health/readiness").status == 200
-    assert ask(process, "PUT", f"{PLACE}/broken", deployment.consumer(name)).status == 200
-    site.wait_committed(f"{name}-group", name, 1)
-    assert process.terminate() == 0

@@ -231,34 +231,6 @@ async def _delete_before(site: Any, topic: str, offset: int) -> None:
         await asyncio.to_thread(future.result)
 
 
-def test_a_replay_is_paused_goes_on_and_is_stopped(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Nothing comes while it is paused; it goes on where it was, also after a restart, and delivers nothing twice."""
-    name = topic()
-    site.write_json(name, *range(300))
-    control = {"control": {"topic": f"_headrace-control-{name}"}}
-    process = push(name, more=control)
-    site.wait_committed(f"{name}-push", name, 300)
-    begun = begin(site, process, name, rate=20)
-    backend.wait_for(lambda b: len(replayed(b, begun["id"])) >= 10)
-    conflict = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}})
-    assert (conflict.status, conflict.body["code"]) == (409, "ERR40053")
-    paused = site.ask(f"{process.url}/adm/jobs/{begun['id']}/pause", {}).body
-    assert paused["state"] == "paused"
-    site.wait_until(lambda: job(site, process, begun["id"])["progress"].get("done", 0) >= 10, "the progress")
-    process.terminate()
-    process = push(name, more=control)
-    assert job(site, process, begun["id"])["state"] == "paused"
-    seen = [entry["offset"] for entry in replayed(backend, begun["id"])]
-    assert seen == list(range(len(seen)))
-    assert len(seen) < 300
-    site.ask(f"{process.url}/adm/jobs/{begun['id']}/resume", {})
-    backend.wait_for(lambda b: len(replayed(b, begun["id"])) >= len(seen) + 10)
-    found = [entry["offset"] for entry in replayed(backend, begun["id"])]
-    assert found == list(range(len(found)))
-    assert site.ask(f"{process.url}/adm/jobs/{begun['id']}/stop", {}).body["state"] == "stopped"
-    assert site.ask(f"{process.url}/adm/jobs/{begun['id']}/resume", {}).status == 409
-
-
 BAD: list[tuple[dict[str, Any], int, str]] = table(__file__, "bad")
 
 

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from redrive_kafka import FakeKafka
 
 from headrace.control.dead_letters import completed_offsets
-from headrace.control.dead_letters.completed_offsets import (
-    BLOCK_OFFSETS,
-    COMPLETED_TOPIC,
-    CompletedOffsets,
-    load_completed,
-)
-from headrace.errors import TopicNotFound
+from headrace.control.dead_letters.completed_offsets import BLOCK_OFFSETS, COMPLETED_TOPIC, CompletedOffsets
 from headrace.records import OutgoingRecord, TopicPartition
 
 _offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
@@ -104,23 +98,3 @@ def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> Non
     assert not admin.ended().is_completed(0, 2)
     admin.ids["a.dlq"] = "other"
     assert not admin.ended().is_completed(0, 2)
-
-
-def test_marks_of_several_topics_are_read_at_once() -> None:
-    """Each topic gets its own; without the topic of marks nobody has any."""
-    admin = FakeAdmin()
-    for topic, offset in (("a.dlq", 1), ("b.dlq", 2)):
-        admin.mark(admin.ended(topic).records_for({0: [offset]}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(completed_offsets, "read_back", admin.read_back)
-        both = asyncio.run(load_completed(admin, ["a.dlq", "b.dlq", "gone.dlq"]))  # type: ignore[arg-type]
-        assert [both[topic].completed_count(0, 0, 10) for topic in both] == [1, 1, 0]
-        del admin.partitions[COMPLETED_TOPIC]
-        none = asyncio.run(load_completed(admin, ["a.dlq"]))  # type: ignore[arg-type]
-        assert none["a.dlq"].completed_count(0, 0, 10) == 0
-
-
-def test_marks_of_a_topic_that_is_not_there_are_refused() -> None:
-    """One topic that does not exist is named."""
-    with pytest.raises(TopicNotFound, match=r"gone\.dlq"):
-        FakeAdmin().ended("gone.dlq")

@@ -1,4 +1,4 @@
-"""What people are told of a consumer, from what the process knows; and what of their wishes is refused."""
+"""The status of a consumer, and the commands that are refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -42,6 +43,9 @@ LAGS = {
 }
 
 
+PAUSE: Mapping[str, Any] = {"by": "ann", "since": 0.0, "reason": "so"}
+
+
 class Cluster(MemoryCluster):
     """Three partitions with offsets 2 to 9, of which the last two belong to an open transaction."""
 
@@ -64,36 +68,6 @@ class Cluster(MemoryCluster):
         return {P0: 4 if timestamp_ms else 1} if timestamp_ms <= 1000 else {}
 
 
-class Wheel:
-    """Stands for `ConsumerControl`: has holds, and takes commands."""
-
-    def __init__(self) -> None:
-        self.member = "me:1"
-        self.table = SimpleNamespace(catch_up=lambda: asyncio.sleep(0))
-        self.hold: dict[str, Any] | None = None
-        self.holds: dict[TopicPartition, Mapping[str, Any]] = {P1: {"by": "ann", "since": 0.0, "reason": "so"}}
-        self.given: dict[TopicPartition, int] = {}
-
-    def hold_of(self, consumer: RunningConsumer) -> Mapping[str, Any] | None:
-        return self.hold
-
-    def holds_of(self, consumer: RunningConsumer) -> dict[TopicPartition, Mapping[str, Any]]:
-        return self.holds
-
-    def of(self, consumer: RunningConsumer, prefix: str) -> dict[str, Any]:
-        return {}
-
-    def commands_of(self, consumer: RunningConsumer) -> list[Any]:
-        return []
-
-    def topics_of(self, consumer: RunningConsumer) -> list[str]:
-        return [*consumer.topics]
-
-    async def command(self, consumer: RunningConsumer, action: str, offsets: dict[TopicPartition, int], *_: Any) -> Any:
-        self.given = offsets
-        return CommandResponse("i", False, [])
-
-
 def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
     counts = SimpleNamespace(read=lambda: {"given_up": 1, "delivered": 2})
     status = PumpStatus(partitions, BreakerStatus("open", 1_000_060.0, "it answers 503"))
@@ -102,15 +76,23 @@ def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
     return SimpleNamespace(group=group, counts=counts, status=lambda: status, settings=settings, lanes={}, seeks=seeks)
 
 
-def made() -> tuple[RunningConsumer, Wheel, Cluster, ConsumerStatuses]:
-    cluster, wheel = Cluster(), Wheel()
+def made() -> tuple[RunningConsumer, Any, Cluster, ConsumerStatuses]:
+    """Return a consumer with a paused partition, what stands for its `ConsumerControl`, its cluster and statuses."""
+    control: Any = Mock(member="me:1", command=AsyncMock(return_value=CommandResponse("i", False, [])))
+    control.table.catch_up = AsyncMock()
+    control.hold_of.return_value = None
+    control.holds_of.return_value = {P1: PAUSE}
+    control.of.return_value = {}
+    control.commands_of.return_value = []
+    control.topics_of.side_effect = lambda consumer: [*consumer.topics]
+    cluster = Cluster()
     pumps = {"pump": pump("g", HERE), "retry_pump": pump("g.retry", {T0: HERE[P1]})}
     consumer = running(CONFIG, cluster, name="orders", destination_name="http://b", admin=cluster, **pumps)
-    statuses = ConsumerStatuses(wheel, lambda group: LAGS if group == "g" else {}, ManualClock())  # type: ignore[arg-type]
-    return consumer, wheel, cluster, statuses
+    statuses = ConsumerStatuses(control, lambda group: LAGS if group == "g" else {}, ManualClock())
+    return consumer, control, cluster, statuses
 
 
-def test_each_partition_tells_where_it_stands_and_why() -> None:
+def test_each_partition_shows_its_position_and_why() -> None:
     """Those here from the pump, those elsewhere from the group; another consumer's of the same group are not shown."""
     consumer, _, _, statuses = made()
     shown = {(one.topic, one.partition): one for one in asyncio.run(statuses.details(consumer)).partitions}
@@ -130,21 +112,21 @@ def test_each_partition_tells_where_it_stands_and_why() -> None:
 
 def test_a_pause_is_told_by_whoever_is_asked() -> None:
     """That another process has the partition matters less than why it stands still."""
-    consumer, wheel, _, statuses = made()
-    wheel.holds = {P2: {"by": "ann", "since": 0.0, "reason": "so"}}
+    consumer, control, _, statuses = made()
+    control.holds_of.return_value = {P2: PAUSE}
     shown = {one.partition: one for one in asyncio.run(statuses.details(consumer)).partitions if one.topic == "t"}
     assert (shown[2].assigned, shown[2].why) == (False, "paused by ann since 1970-01-01T00:00:00Z: so")
 
 
 def test_a_consumer_tells_of_all_its_partitions() -> None:
     """Sums, the oldest record, and the first thing that is wrong; a pause of the whole comes before all."""
-    consumer, wheel, cluster, statuses = made()
+    consumer, control, cluster, statuses = made()
     shown = statuses.summary(consumer)
     assert (shown.partitions_assigned, shown.lag, shown.in_flight, shown.open) == (3, 8, 2, 3)
     assert (shown.oldest_seconds, shown.attempts, shown.why) == (10.0, 2, "waits for the backend")
     assert shown.counts == {"givenUp": 2, "delivered": 4}
     assert (shown.breaker.state, shown.breaker.until) == ("open", "1970-01-12T13:47:40Z")
-    wheel.hold = {"by": "ann", "since": 0.0, "reason": ""}
+    control.hold_of.return_value = {**PAUSE, "reason": ""}
     assert statuses.summary(consumer).why == "paused by ann since 1970-01-01T00:00:00Z"
     assert cluster.asked == 0
 
@@ -175,44 +157,44 @@ async def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> 
 )
 def test_where_to_is_settled_for_each_partition(request_: SeekRequest, wanted: dict[TopicPartition, int]) -> None:
     """A time is the first record of that time or later, or the end where there is none."""
-    consumer, wheel, _, _ = made()
-    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    consumer, control, _, _ = made()
+    commands = Commands(control, ManualClock())
     asyncio.run(commands.seek(consumer, request_, "ann", 0))
-    assert wheel.given == wanted
+    assert control.command.await_args.args[2] == wanted
 
 
 def test_a_record_of_a_retry_topic_can_be_skipped_and_the_retry_topic_not_sought() -> None:
     """It comes again by itself."""
-    consumer, wheel, _, _ = made()
-    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    consumer, control, _, _ = made()
+    commands = Commands(control, ManualClock())
     asyncio.run(commands.skip(consumer, SkipRequest(topic=TIER, partition=0, offset=3, reason="bad"), "ann", 0))
-    assert wheel.given == {T0: 3}
+    assert control.command.await_args.args[2] == {T0: 3}
     with pytest.raises(HeadraceError, match="is a retry topic of orders"):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end", topic=TIER), "ann", 0))
 
 
 def test_partitions_of_several_topics_need_the_topic() -> None:
     """A number alone would mean several."""
-    consumer, wheel, _, _ = made()
-    wheel.topics_of = lambda consumer: ["t", "u"]  # type: ignore[method-assign]
-    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    consumer, control, _, _ = made()
+    control.topics_of.side_effect = lambda consumer: ["t", "u"]
+    commands = Commands(control, ManualClock())
     with pytest.raises(HeadraceError, match="topic is missing"):
         asyncio.run(commands.pause(consumer, PartitionsRequest(partitions=[0]), "ann"))
 
 
 def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     """Nobody waits for what cannot be."""
-    consumer, wheel, _, _ = made()
+    consumer, control, _, _ = made()
     consumer.pumps[0].seeks.member = SimpleNamespace(keeps_offsets_elsewhere=True)
-    commands = Commands(wheel, ManualClock())  # type: ignore[arg-type]
+    commands = Commands(control, ManualClock())
     with pytest.raises(OffsetsKeptElsewhere):
         asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))
-    assert wheel.given == {}
+    assert not control.command.called
 
 
 def test_an_outage_is_the_reason_of_the_consumer_and_of_its_partitions() -> None:
     """Before what else is wrong; a pause by hand comes first."""
-    consumer, wheel, cluster, statuses = made()
+    consumer, control, cluster, statuses = made()
     why = "Kafka at k:1 has not answered for 7 s: connection refused by k:1"
     cluster.reachability = SimpleNamespace(outage=Outage(0.0, 7.0, why))
     shown = asyncio.run(statuses.details(consumer))
@@ -220,5 +202,5 @@ def test_an_outage_is_the_reason_of_the_consumer_and_of_its_partitions() -> None
     assert shown.kafka
     assert (shown.kafka.since, shown.kafka.why) == ("1970-01-01T00:00:00Z", why)
     assert {one.why for one in shown.partitions if one.assigned} == {why}
-    wheel.hold = {"by": "ann", "since": 0.0, "reason": ""}
+    control.hold_of.return_value = {**PAUSE, "reason": ""}
     assert statuses.summary(consumer).why.startswith("paused by ann")

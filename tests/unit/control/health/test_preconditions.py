@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.preconditions import (
@@ -14,7 +16,6 @@ from headrace.control.health.preconditions import (
     Topic,
     judge_brokers,
     judge_dead_letters,
-    judge_servers,
     judge_source,
     judge_topic,
     summarize,
@@ -37,38 +38,16 @@ def states(findings: Sequence[Finding]) -> dict[str, str]:
     return {one.check: one.state for one in findings if one.state != "ok"}
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (topic(), {}),
-        (topic(replicas=1, in_sync=1), {"replication factor": "failing", "min.insync.replicas": "warning"}),
-        (topic(min_insync_replicas="1"), {"min.insync.replicas": "failing"}),
-        (topic(min_insync_replicas="3"), {"min.insync.replicas": "warning"}),
-        (topic(unclean_leader_election_enable="true"), {"unclean leader election": "failing"}),
-        (topic(in_sync=2), {"in-sync replicas": "warning"}),
-    ],
-)
-def test_what_an_acknowledged_record_rests_on(found: Topic, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(("changes", "expected"), table(__file__, "durability"))
+def test_what_an_acknowledged_record_rests_on(changes: dict[str, Any], expected: dict[str, str]) -> None:
     """Three replicas, two of them in sync before an acknowledgement, and no leader that is behind."""
-    assert states(list(judge_topic(found))) == expected
+    assert states(list(judge_topic(topic(**changes)))) == expected
 
 
-@pytest.mark.parametrize(
-    ("found", "forgotten_days", "expected"),
-    [
-        (topic(), 7, {}),
-        (topic(), 1, {"offsets.retention.minutes, t": "warning"}),
-        (topic(retention_ms="-1"), 6, {"offsets.retention.minutes, t": "warning"}),
-        (topic(retention_ms=str(2 * DAY_MS)), 2, {}),
-        (topic(retention_ms="3600000"), 7, {"retention": "failing"}),
-        (topic(cleanup_policy="compact", retention_ms="1"), 7, {}),
-        (topic(cleanup_policy="compact,delete", retention_ms="1"), 7, {"retention": "failing"}),
-        (topic(retention_bytes="1000"), 7, {"retention.bytes": "warning"}),
-    ],
-)
-def test_what_a_downtime_may_last(found: Topic, forgotten_days: int, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(("changes", "forgotten_days", "expected"), table(__file__, "retention"))
+def test_what_a_downtime_may_last(changes: dict[str, Any], forgotten_days: int, expected: dict[str, str]) -> None:
     """The records must be there still, and the group's place in them."""
-    assert states(list(judge_source(found, forgotten_days * DAY_MS, "g"))) == expected
+    assert states(list(judge_source(topic(**changes), forgotten_days * DAY_MS, "g"))) == expected
 
 
 def test_dead_letters_wait_longer_than_their_origin() -> None:
@@ -86,12 +65,6 @@ def test_brokers_that_are_missing_are_named() -> None:
     assert (judge_brokers(3, []).state, judge_brokers(3, []).found) == ("ok", "3 brokers")
     assert (judge_brokers(2, [2]).state, judge_brokers(2, [2]).found) == ("warning", "2 of 3: broker 2 is missing")
     assert judge_brokers(1, [2, 3]).found == "1 of 3: brokers 2, 3 are missing"
-
-
-def test_one_bootstrap_server_is_a_warning() -> None:
-    """Nothing starts while it is down."""
-    assert judge_servers("a:9092").state == "warning"
-    assert judge_servers("a:9092,b:9092").state == "ok"
 
 
 BAD = Finding("topic t", "replication factor", "failing", "1", "give it 3 replicas")

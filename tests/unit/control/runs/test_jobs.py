@@ -1,4 +1,4 @@
-"""Jobs: what becomes of one, who runs it, and what is said of it; table and leases in memory, time virtual."""
+"""Jobs: their states, which process runs them, and what they report; table and leases in memory, time virtual."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.memory_table import memory_table
 from tests.staged import staged
 
 
-class House:
-    """Leases, and the work that is done under them."""
+class JobsHarness:
+    """Processes with jobs, their leases, and the work that is done under these."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -58,6 +58,15 @@ class House:
         await jobs.start()
         return jobs
 
+    async def create(self, jobs: Jobs) -> str:
+        """Return the id of a new job."""
+        return (await jobs.create("replay", {"place": 1}, "ann")).id
+
+    async def begin(self) -> tuple[Jobs, str]:
+        """Start a process, and a job in it."""
+        jobs = await self.process("a")
+        return jobs, await self.create(jobs)
+
     async def wait(self, condition: Callable[[], bool]) -> None:
         for _ in range(200):
             if condition():
@@ -80,29 +89,29 @@ class House:
 
 
 class Lease:
-    def __init__(self, house: House, name: str) -> None:
-        self.house, self.name, self.lost = house, name, asyncio.Event()
+    def __init__(self, harness: JobsHarness, name: str) -> None:
+        self.harness, self.name, self.lost = harness, name, asyncio.Event()
 
     async def acquire(self, limit_seconds: float = 0.0) -> bool:
-        return self.house.holders.setdefault(self.name, self) is self
+        return self.harness.holders.setdefault(self.name, self) is self
 
     async def check(self) -> None:
-        if self.house.holders.get(self.name) is not self:
+        if self.harness.holders.get(self.name) is not self:
             self.lost.set()
             raise LeaseLost("gone")
 
     async def release(self) -> None:
-        if self.house.holders.get(self.name) is self:
-            del self.house.holders[self.name]
+        if self.harness.holders.get(self.name) is self:
+            del self.harness.holders[self.name]
 
 
 class Runner:
-    def __init__(self, house: House, process: str, job: Job) -> None:
-        self.house, self.process, self.job = house, process, job
+    def __init__(self, harness: JobsHarness, process: str, job: Job) -> None:
+        self.harness, self.process, self.job = harness, process, job
 
     async def run(self, progress: Mapping[str, Any], save: SaveProgress, stop: asyncio.Event) -> str:
-        self.house.runs.append((self.job.id, self.process, dict(progress)))
-        return await self.house.end(save, stop)
+        self.harness.runs.append((self.job.id, self.process, dict(progress)))
+        return await self.harness.end(save, stop)
 
 
 async def until_stopped(save: SaveProgress, stop: asyncio.Event) -> str:
@@ -116,26 +125,26 @@ async def at_once(save: SaveProgress, stop: asyncio.Event) -> str:
     return "all of it"
 
 
-def run(test: Callable[[House], Coroutine[Any, Any, None]]) -> None:
-    async def in_house() -> None:
-        house = House()
+def run(test: Callable[[JobsHarness], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        harness = JobsHarness()
         try:
-            await test(house)
+            await test(harness)
         finally:
-            for jobs in house.processes:
+            for jobs in harness.processes:
                 await jobs.stop()
 
-    asyncio.run(asyncio.wait_for(in_house(), 30))
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 @staged(run)
-async def test_a_job_is_done_and_says_so(house: House, /) -> None:
+async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
     """At once where it was asked for; positions are nobody's business."""
-    house.end = at_once
-    jobs = await house.process("a")
+    harness.end = at_once
+    jobs = await harness.process("a")
     begun = await jobs.create("replay", {"place": 1}, "ann")
     assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
-    await house.wait(lambda: jobs.show(begun.id).state == "done")
+    await harness.wait(lambda: jobs.show(begun.id).state == "done")
     shown = jobs.show(begun.id)
     assert (shown.message, shown.progress) == ("all of it", {"done": 9})
     assert [job.id for job in jobs.list()] == [begun.id]
@@ -146,112 +155,110 @@ async def test_a_job_is_done_and_says_so(house: House, /) -> None:
 
 
 @staged(run)
-async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(house: House, /) -> None:
+async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(harness: JobsHarness, /) -> None:
     """It goes on where it was, and who wished that is said."""
-    jobs, other = await house.process("a"), await house.process("b")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: len(house.runs) == 1 and bool(jobs.show(job).progress))
+    jobs, other = await harness.process("a"), await harness.process("b")
+    job = await harness.create(jobs)
+    await harness.wait(lambda: len(harness.runs) == 1 and bool(jobs.show(job).progress))
     paused = await other.change(job, "pause", "bob")
     assert (paused.state, paused.desired_by) == ("paused", "bob")
-    await house.wait(lambda: not house.holders)
-    await house.clock.advance(60)
-    assert len(house.runs) == 1
+    await harness.wait(lambda: not harness.holders)
+    await harness.clock.advance(60)
+    assert len(harness.runs) == 1
     await other.change(job, "run", "bob")
-    await house.wait(lambda: len(house.runs) == 2)
-    assert house.runs[1] == (job, "b", {"done": 5})
+    await harness.wait(lambda: len(harness.runs) == 2)
+    assert harness.runs[1] == (job, "b", {"done": 5})
     await jobs.change(job, "stop", "ann")
-    await house.wait(lambda: not house.holders)
+    await harness.wait(lambda: not harness.holders)
     assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
 
 
 @staged(run)
-async def test_another_process_goes_on_when_one_is_killed(house: House, /) -> None:
+async def test_another_process_goes_on_when_one_is_killed(harness: JobsHarness, /) -> None:
     """After a silence, and only one that has what the job needs; a job that nobody can run waits and says so."""
-    jobs = await house.process("a")
-    unable = await house.process("b", able=False)
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: house.runs != [] and bool(unable.show(job).progress))
-    await house.kill(jobs)
-    await house.clock.advance(30)
+    jobs = await harness.process("a")
+    unable = await harness.process("b", able=False)
+    job = await harness.create(jobs)
+    await harness.wait(lambda: harness.runs != [] and bool(unable.show(job).progress))
+    await harness.kill(jobs)
+    await harness.clock.advance(30)
     shown = unable.show(job)
-    assert (len(house.runs), shown.state) == (1, "waiting")
+    assert (len(harness.runs), shown.state) == (1, "waiting")
     assert "no process" in shown.message
-    await house.process("c")
-    await house.wait(lambda: len(house.runs) == 2)
-    assert house.runs[1] == (job, "c", {"done": 5})
+    await harness.process("c")
+    await harness.wait(lambda: len(harness.runs) == 2)
+    assert harness.runs[1] == (job, "c", {"done": 5})
 
 
 @staged(run)
-async def test_a_process_that_drains_leaves_its_jobs_to_others(house: House, /) -> None:
+async def test_a_process_that_drains_leaves_its_jobs_to_others(harness: JobsHarness, /) -> None:
     """They wait, and go on elsewhere or after a restart."""
-    jobs = await house.process("a")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: house.runs != [])
-    await jobs.drain(Deadline(house.clock, 10))
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.runs != [])
+    await jobs.drain(Deadline(harness.clock, 10))
     assert jobs.show(job).state == "waiting"
-    await house.kill(jobs)
-    again = await house.process("a again")
-    await house.wait(lambda: len(house.runs) == 2)
+    await harness.kill(jobs)
+    again = await harness.process("a again")
+    await harness.wait(lambda: len(harness.runs) == 2)
     assert again.show(job).state == "running"
 
 
 @staged(run)
-async def test_who_lost_the_lease_writes_nothing_more(house: House, /) -> None:
+async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -> None:
     """A process that slept finds another run there, whose word counts, also if its own comes later."""
-    jobs = await house.process("a")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: house.runs != [] and bool(jobs.show(job).progress))
-    sleeper = house.holders.pop(f"job.{job}")
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.runs != [] and bool(jobs.show(job).progress))
+    sleeper = harness.holders.pop(f"job.{job}")
     late = jobs.table.get(f"job/{job}/report")
-    other = await house.process("b")
-    house.end = at_once
-    await house.wait(lambda: other.show(job).state == "done")
+    other = await harness.process("b")
+    harness.end = at_once
+    await harness.wait(lambda: other.show(job).state == "done")
     sleeper.lost.set()
-    await house.clock.settle()
-    house.put(f"job/{job}/report", late)
+    await harness.clock.settle()
+    harness.put(f"job/{job}/report", late)
     assert {jobs.show(job).state, other.show(job).state} == {"done"}
-    await house.wait(lambda: jobs.table.get(f"job/{job}/report")["state"] == "done")
-    runs, later = len(house.runs), await house.process("c")  # which reads the last status only
-    await house.clock.advance(30)
-    assert (later.show(job).state, len(house.runs)) == ("done", runs)
+    await harness.wait(lambda: jobs.table.get(f"job/{job}/report")["state"] == "done")
+    runs, later = len(harness.runs), await harness.process("c")  # which reads the last status only
+    await harness.clock.advance(30)
+    assert (later.show(job).state, len(harness.runs)) == ("done", runs)
 
 
 @staged(run)
-async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(house: House, /) -> None:
+async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(harness: JobsHarness, /) -> None:
     """It has the lease at once, for nobody has it; only then is its view of the table as late as it can be."""
-    jobs, sleeper = await house.process("a"), await house.process("b")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: house.runs != [] and bool(sleeper.show(job).progress))
-    house.log.views.remove(sleeper.table)
-    house.behind[sleeper.table] = len(house.log.records)
-    await house.kill(jobs)
-    other = await house.process("c")
+    jobs, sleeper = await harness.process("a"), await harness.process("b")
+    job = await harness.create(jobs)
+    await harness.wait(lambda: harness.runs != [] and bool(sleeper.show(job).progress))
+    harness.log.views.remove(sleeper.table)
+    harness.behind[sleeper.table] = len(harness.log.records)
+    await harness.kill(jobs)
+    other = await harness.process("c")
     sleeper._make, able = lambda job: None, sleeper._make
-    house.end = at_once
-    await house.wait(lambda: other.show(job).state == "done" and not house.holders)
-    runs, sleeper._make = len(house.runs), able
-    await house.wait(lambda: sleeper.show(job).state == "done")
-    await house.clock.advance(30)
-    assert len(house.runs) == runs
+    harness.end = at_once
+    await harness.wait(lambda: other.show(job).state == "done" and not harness.holders)
+    runs, sleeper._make = len(harness.runs), able
+    await harness.wait(lambda: sleeper.show(job).state == "done")
+    await harness.clock.advance(30)
+    assert len(harness.runs) == runs
 
 
 @staged(run)
-async def test_a_process_runs_so_many_jobs_and_no_more(house: House, /) -> None:
+async def test_a_process_runs_so_many_jobs_and_no_more(harness: JobsHarness, /) -> None:
     """What waits begins when one has ended."""
-    jobs = await house.process("a")
+    jobs = await harness.process("a")
     for place in range(12):
         await jobs.create("replay", {"place": place}, "ann")
-    await house.clock.advance(30)
-    assert len(house.runs) == 10
-    await jobs.change(house.runs[0][0], "stop", "ann")
-    await house.wait(lambda: len(house.runs) == 11)
+    await harness.clock.advance(30)
+    assert len(harness.runs) == 10
+    await jobs.change(harness.runs[0][0], "stop", "ann")
+    await harness.wait(lambda: len(harness.runs) == 11)
 
 
 def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it is; the process goes on and takes the next one. Only of a defect the log has a traceback."""
 
-    async def test(house: House) -> None:
-        jobs = await house.process("a")
+    async def test(harness: JobsHarness) -> None:
+        jobs = await harness.process("a")
         for cause, said in (
             (InvalidRequest("the topic is gone"), "the topic is gone"),
             (ZeroDivisionError("by 0"), "ZeroDivisionError: by 0"),
@@ -260,9 +267,9 @@ def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixtur
             async def fail(save: SaveProgress, stop: asyncio.Event, cause: Exception = cause) -> str:
                 raise cause
 
-            house.end = fail
-            job = (await jobs.create("replay", {"place": 1}, "ann")).id
-            await house.wait(lambda job=job: jobs.show(job).state == "failed")  # type: ignore[misc]
+            harness.end = fail
+            job = await harness.create(jobs)
+            await harness.wait(lambda job=job: jobs.show(job).state == "failed")  # type: ignore[misc]
             assert (jobs.show(job).message, jobs.death) == (said, None)
 
     run(test)
@@ -270,25 +277,24 @@ def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixtur
 
 
 @staged(run)
-async def test_what_may_pass_is_tried_again(house: House, /) -> None:
+async def test_what_may_pass_is_tried_again(harness: JobsHarness, /) -> None:
     """A broker that is away ends no job; what it waits for is said."""
 
     async def away(save: SaveProgress, stop: asyncio.Event) -> str:
-        house.end = at_once
+        harness.end = at_once
         raise KafkaUnavailable("no broker answers")
 
-    house.end = away
-    jobs = await house.process("a")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: jobs.show(job).message == "no broker answers")
+    harness.end = away
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: jobs.show(job).message == "no broker answers")
     assert jobs.show(job).state == "waiting"
-    await house.wait(lambda: jobs.show(job).state == "done")
+    await harness.wait(lambda: jobs.show(job).state == "done")
 
 
 @staged(run)
-async def test_the_same_again_is_refused_while_it_runs(house: House, /) -> None:
+async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) -> None:
     """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
-    jobs, other = await house.process("a"), await house.process("b")
+    jobs, other = await harness.process("a"), await harness.process("b")
     first = (await jobs.create("replay", {"place": 1}, "ann")).id
     with pytest.raises(JobConflict, match=f"job {first} already does that"):
         await other.create("replay", {"place": 1}, "bob")
@@ -309,72 +315,71 @@ async def test_the_same_again_is_refused_while_it_runs(house: House, /) -> None:
 
 
 @staged(run)
-async def test_what_is_not_written_down_is_told_again(house: House, /) -> None:
+async def test_what_is_not_written_down_is_told_again(harness: JobsHarness, /) -> None:
     """The end of a job must be known, or it would run once more."""
 
     async def end(save: SaveProgress, stop: asyncio.Event) -> str:
-        house.log.broken = True
+        harness.log.broken = True
         return ""
 
-    house.end = end
-    jobs = await house.process("a")
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.wait(lambda: house.log.broken)
-    await house.clock.advance(30)
-    house.log.broken = False
-    await house.wait(lambda: jobs.show(job).state == "done")
+    harness.end = end
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.log.broken)
+    await harness.clock.advance(30)
+    harness.log.broken = False
+    await harness.wait(lambda: jobs.show(job).state == "done")
 
 
 @staged(run)
-async def test_old_jobs_are_taken_away(house: House, /) -> None:
+async def test_old_jobs_are_taken_away(harness: JobsHarness, /) -> None:
     """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
 
     def put(name: str, days: float, desired: str) -> None:
-        since = iso(house.clock.time() - days * 86_400)
+        since = iso(harness.clock.time() - days * 86_400)
         entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "desired": desired}
-        house.put(f"job/{name}", entry)
+        harness.put(f"job/{name}", entry)
 
     put("old", 8, "stop")
     put("paused", 8, "pause")
     put("long", 8, "run")
-    now = iso(house.clock.time())
-    house.put("job/long/report", {"state": "done", "run": 1, "at": now})
+    now = iso(harness.clock.time())
+    harness.put("job/long/report", {"state": "done", "run": 1, "at": now})
     for n in range(100):
         put(f"new-{n}", 1 + n / 1000, "stop")
-    jobs = await house.process("a")
-    await house.wait(lambda: len(jobs.list()) == 101)
+    jobs = await harness.process("a")
+    await harness.wait(lambda: len(jobs.list()) == 101)
     left = {job.id for job in jobs.list()}
     assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
-    removed = [record.key for record in house.log.records if record.value is None]
+    removed = [record.key for record in harness.log.records if record.value is None]
     assert removed.index(b"job/old") < removed.index(b"job/old/report"), "a job without its status would run again"
 
 
 @staged(run)
-async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(house: House, /) -> None:
+async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(harness: JobsHarness, /) -> None:
     """A newer version may have ended it, in a way that this one does not know."""
     entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
-    house.put("job/x", entry)
-    house.put("job/x/report", {"state": "asleep", "run": 3})
-    house.put("job/y", {"id": 3})
-    jobs = await house.process("a")
-    await house.clock.advance(30)
-    assert (house.runs, [job.id for job in jobs.list()], jobs.show("x").state) == ([], ["x"], "waiting")
+    harness.put("job/x", entry)
+    harness.put("job/x/report", {"state": "asleep", "run": 3})
+    harness.put("job/y", {"id": 3})
+    jobs = await harness.process("a")
+    await harness.clock.advance(30)
+    assert (harness.runs, [job.id for job in jobs.list()], jobs.show("x").state) == ([], ["x"], "waiting")
     assert "status was written by another version" in jobs.show("x").message
-    house.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
-    await house.wait(lambda: house.runs != [])
-    assert house.runs == [("x", "a", {"done": 7})]
+    harness.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
+    await harness.wait(lambda: harness.runs != [])
+    assert harness.runs == [("x", "a", {"done": 7})]
 
 
 @staged(run)
-async def test_a_job_that_nobody_can_read_waits_and_ends_no_process(house: House, /) -> None:
+async def test_a_job_that_nobody_can_read_waits_and_ends_no_process(harness: JobsHarness, /) -> None:
     """A newer version may have written it."""
-    jobs = await house.process("a")
+    jobs = await harness.process("a")
 
     def make(job: Job) -> Any:
         raise InvalidRequest("written by another version")
 
     jobs._make = make
-    job = (await jobs.create("replay", {"place": 1}, "ann")).id
-    await house.clock.advance(60)
+    job = await harness.create(jobs)
+    await harness.clock.advance(60)
     assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
     assert jobs.death is None

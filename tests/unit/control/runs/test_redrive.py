@@ -394,16 +394,6 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
     assert fake.produced == []
 
 
-def test_a_letter_that_does_not_fit_stays_and_the_others_go(fake: FakeKafka) -> None:
-    """What the target refuses is named, and the run goes on."""
-    for number in range(4):
-        fake.letter(number)
-    fake.too_large, fake.refused = {b"v2"}, {b"v0"}
-    done = run(fake)
-    assert (done.records, done.too_large) == (2, [f"{DLQ}-0 offset 0: no key", f"{DLQ}-0 offset 2: too large"])
-    assert fake.ended() == {1, 3}
-
-
 def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large dead letters go a few at a time."""
     monkeypatch.setattr(redrive, "_DELIVERY_BYTES", 8)

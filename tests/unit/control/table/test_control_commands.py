@@ -20,8 +20,7 @@ from tests.staged import staged
 @staged(live)
 async def test_a_command_waits_for_a_process_and_can_be_cancelled(harness: ControlHarness, /) -> None:
     """Until somebody is assigned the partition."""
-    pump = FakePump()
-    process = await harness.start(pump)
+    process, pump = await harness.start_with()
     consumer = process.consumers["orders/a b"]
     identity, [result] = await ask(process, "seek", {P0: 3}, wait_seconds=0)
     assert result.outcome == "pending"
@@ -40,8 +39,7 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
 
     A command for another partition does not wait for it.
     """
-    pump = FakePump(P0, P1)
-    process = await harness.start(pump)
+    process, pump = await harness.start_with(P0, P1)
     pump.idle.clear()
     first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
     await until(lambda: process._busy)
@@ -57,8 +55,7 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
 @staged(live)
 async def test_commands_that_began_with_a_long_one_end_before_it(harness: ControlHarness, /) -> None:
     """Later ones of their partitions are done too, though both became due at the same moment."""
-    pump = FakePump()
-    process = await harness.start(pump)
+    process, pump = await harness.start_with()
     pump.idle.clear()
     await ask(process, "seek", {P0: 3}, wait_seconds=0)
     await ask(process, "skip", {P1: 5}, wait_seconds=0)
@@ -110,15 +107,12 @@ async def test_what_another_process_wrote_just_before_counts(harness: ControlHar
 @staged(live)
 async def test_a_record_that_is_not_here_yet_is_skipped_when_it_is(harness: ControlHarness, /) -> None:
     """By the process that has the partition then; until then the command stays in the table."""
-    pump = FakePump(P0)
-    pump.last_offset = 5
-    first = await harness.start(pump)
+    first, pump = await harness.start_with(P0, last_offset=5)
     _, [result] = await ask(first, "skip", {P0: 9})
     assert result.outcome == "will be skipped"
     assert first.death is None
     await harness.stop(first)
-    pump = FakePump(P0)
-    second = await harness.start(pump)
+    second, pump = await harness.start_with(P0)
     await until(lambda: pump.skipped == [(P0, 9)])
     await until(lambda: not second.table.items("skip/"))
 
@@ -126,9 +120,7 @@ async def test_a_record_that_is_not_here_yet_is_skipped_when_it_is(harness: Cont
 @staged(live)
 async def test_a_seek_ends_the_skips_that_wait_for_their_record(harness: ControlHarness, /) -> None:
     """After a seek back all records are delivered again."""
-    pump = FakePump(P0)
-    pump.last_offset = 5
-    process = await harness.start(pump)
+    process, pump = await harness.start_with(P0, last_offset=5)
     await ask(process, "skip", {P0: 9})
     await ask(process, "seek", {P0: 3})
     await until(lambda: not process.commands_of(process.consumers["orders/a b"]))
@@ -151,8 +143,7 @@ def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) 
 @staged(live)
 async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harness: ControlHarness, /) -> None:
     """The process ended between writing the outcome and removing the entry."""
-    pump = FakePump(P0)
-    process = await harness.start(pump)
+    process, pump = await harness.start_with(P0)
     entry = msgspec.json.encode({"offset": 3, "outcome": "sought"})
     harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
     await until(lambda: not process.table.items("seek/"))
@@ -162,8 +153,7 @@ async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harne
 @staged(live)
 async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(harness: ControlHarness, /) -> None:
     """The table cannot be written for a while after the seek."""
-    pump = FakePump(P0)
-    process = await harness.start(pump)
+    process, pump = await harness.start_with(P0)
     entry = msgspec.json.encode({"offset": 3})
     harness.log.broken = True
     harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
@@ -178,8 +168,7 @@ async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(
 @staged(live)
 async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(harness: ControlHarness, /) -> None:
     """It reads the table to its end before it does anything."""
-    pump = FakePump(P0)
-    process = await harness.start(pump)
+    process, pump = await harness.start_with(P0)
     harness.log.views.clear()  # from here on it reads late
     key = key_of("seek/", "orders/a b", *P0, "i").encode()
     harness.log.append(key, msgspec.json.encode({"offset": 3}))

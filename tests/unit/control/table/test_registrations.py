@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from yaml_table import table
 
+from headrace import errors
 from headrace.config.registrations import RegistrationsConfig
 from headrace.control.health.preconditions import TopicRequirement
 from headrace.control.table.registrations import PREFIX, Registration, RegistrationRules, Registrations
-from headrace.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.errors import Forbidden, HeadraceError, NotFound, RegistrationConflict, RegistrationQuota
 from headrace.http.auth import Principal
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.testing import ManualClock
@@ -129,17 +131,8 @@ async def test_others_came_first() -> None:
     one = Process(log)
     await one.put("a", "x", config("g", "t"))
     size = len(log)
-    for owner, name, settings_, error in (
-        ("a", "filed", config("h"), RegistrationConflict),
-        ("b", "x", config("h"), RegistrationConflict),
-        ("b", "y", config("g", "u", "t"), RegistrationConflict),
-        ("b", "y", config("g", topic_patterns=["u.*"]), RegistrationConflict),
-        ("b", "y", config("filed", "orders"), RegistrationConflict),
-        ("b", "y/z", config("h"), InvalidRequest),
-        ("b", "y", config("headrace.x"), InvalidRequest),
-        ("b", "y", config("h", "_x"), InvalidRequest),
-    ):
-        await refused(one.put(owner, name, settings_), error)
+    for owner, name, group, more, error in table(__file__, "others_came_first"):
+        await refused(one.put(owner, name, config(group, **more)), getattr(errors, error))
     assert len(log) == size
     await one.put("a", "y", config("g", "u"))
     assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
@@ -161,17 +154,19 @@ async def test_a_change_keeps_its_place() -> None:
     assert await Process(log, few).settle() == {"x": ("a", 2)}
 
 
-async def test_one_that_is_removed_is_let_go_before_its_pause_is_taken_away() -> None:
-    """Else it would deliver what it holds while it drains; one that did not run lets nobody go."""
+async def test_a_removed_one_is_stopped_before_its_pauses_and_settings_are_removed() -> None:
+    """Else it would deliver while it drains. The next one of its name does not begin paused; others keep theirs."""
     log: list[tuple[str, Entry | None]] = []
     process = Process(log)
     await process.put("a", "x", config())
-    log += [("hold/x", {}), (f"{PREFIX}b/x", {"config": config("h"), "at": 1}), (f"{PREFIX}b/x", None)]
+    log += [(f"{PREFIX}b/x", {"config": config("h"), "at": 1}), (f"{PREFIX}b/x", None)]
+    own = ["hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1"]
+    log += [(key, {}) for key in (*own, "hold/xy")]
     await process.settle()
     assert process.removed == []
     await process.made.remove("a", "x")
     assert process.removed == ["x"]
-    assert log[-2:] == [(f"{PREFIX}a/x", None), ("hold/x", None)]
+    assert log[-5:] == [(f"{PREFIX}a/x", None), *[(key, None) for key in own]]
 
 
 async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,17 +217,6 @@ async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> No
     await process.settle()
     assert [topic for topic in ("t.1", "t.2", "u", "_t.3") if process.running["x"].may_read(topic)] == ["t.1", "t.2"]
     assert one.principal == Principal("a", principal.scopes)
-
-
-async def test_what_it_was_steered_with_goes_with_it() -> None:
-    """The next one of its name does not begin paused; another one's pause stays."""
-    log: list[tuple[str, Entry | None]] = []
-    process = Process(log)
-    await process.put("a", "x", config())
-    log += [(key, {}) for key in ("hold/x", "hold/x/t/0", "settings/x", "skip/x/t/0/1", "hold/xy")]
-    await process.settle()
-    await process.made.remove("a", "x")
-    assert list(process.table.items("")) == ["hold/xy"]
 
 
 async def test_what_another_consumer_of_its_name_was_paused_with_stays() -> None:

@@ -1,3 +1,0 @@
-"""The running server of the tests of health."""
-
-from tests.running_server import opened, pytest_pyfunc_call, server  # noqa: F401

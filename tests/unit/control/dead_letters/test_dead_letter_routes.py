@@ -41,8 +41,8 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
             request("writer", "?topic=t", b"{}"),
         ):
             assert (await server.ask(ask)).status == 200
-        asked = [(one.group, one.topic, one.timeout, one.lastretry) for one in server.dead_letters.requests]
-        assert asked == [
+        requested = [(one.group, one.topic, one.timeout, one.lastretry) for one in server.dead_letters.requests]
+        assert requested == [
             ("g", "t", 5, True),
             (None, None, None, False),
             ("b", "t", 7, True),
@@ -53,12 +53,12 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
             assert (await server.ask(request("writer", wrong))).json["code"] == "ERR11004"
         twice = await server.ask(request("writer", "?topic=t", b'{"topic":"u"}'))
         assert (twice.status, twice.json["description"][:30]) == (400, "topic is in both query and bod")
-        assert len(server.dead_letters.requests) == len(asked)
+        assert len(server.dead_letters.requests) == len(requested)
 
 
 @pytest.mark.parametrize("query", table(__file__, "limits_cannot_be_lifted"))
 async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
-    """And what is no window is refused with what is wrong."""
+    """An invalid window is refused with the reason."""
     async with opened(security=SECURITY) as server:
         response = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
         assert (response.status, response.json["code"]) == (400, "ERR11004")
@@ -74,8 +74,8 @@ async def test_a_probe_delivers_nothing(server: Any) -> None:
     assert not server.dead_letters.requests
 
 
-async def test_who_asked_for_it_is_noted(server: Any) -> None:
-    """When dead letters were delivered, and when they could not be; a question that finds none is no deed."""
+async def test_the_caller_is_in_the_audit(server: Any) -> None:
+    """When dead letters were delivered, and when they could not be; a call that finds none has no event."""
     for query in ("", "?timeout=3", "?group=away&topic=t"):
         await server.get(PATH + query)
     assert server.events.controls == [

@@ -53,11 +53,11 @@ class Cluster(MemoryCluster):
         super().__init__({"t": 3, TIER: 1})
         self.first, self.ends, self.written = (dict.fromkeys((P0, P1, P2, T0), offset) for offset in (2, 8, 10))
         self.fails = False
-        self.asked = 0
+        self.requests = 0
         self.reachability = SimpleNamespace(outage=None)
 
     async def group_members(self, group: str, right: str = "") -> list[GroupMember]:
-        self.asked += 1
+        self.requests += 1
         if self.fails:
             raise KafkaUnavailable("no broker answers")
         return [GroupMember("headrace-x", [P2], "10.0.0.7")] if group == "g" else []
@@ -77,7 +77,7 @@ def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
 
 
 def made() -> tuple[RunningConsumer, Any, Cluster, ConsumerStatuses]:
-    """Return a consumer with a paused partition, what stands for its `ConsumerControl`, its cluster and statuses."""
+    """Return a consumer with a paused partition, a mock of its `ConsumerControl`, its cluster and statuses."""
     control: Any = Mock(member="me:1", command=AsyncMock(return_value=CommandResponse("i", False, [])))
     control.table.catch_up = AsyncMock()
     control.hold_of.return_value = None
@@ -110,15 +110,15 @@ def test_each_partition_shows_its_position_and_why() -> None:
     assert (retry_topic.assigned, retry_topic.lag) == (True, None)
 
 
-def test_a_pause_is_told_by_whoever_is_asked() -> None:
-    """That another process has the partition matters less than why it stands still."""
+def test_every_process_shows_a_pause() -> None:
+    """That another process has the partition matters less than its pause."""
     consumer, control, _, statuses = made()
     control.holds_of.return_value = {P2: PAUSE}
     shown = {one.partition: one for one in asyncio.run(statuses.details(consumer)).partitions if one.topic == "t"}
     assert (shown[2].assigned, shown[2].why) == (False, "paused by ann since 1970-01-01T00:00:00Z: so")
 
 
-def test_a_consumer_tells_of_all_its_partitions() -> None:
+def test_a_consumer_has_the_sums_of_its_partitions() -> None:
     """Sums, the oldest record, and the first thing that is wrong; a pause of the whole comes before all."""
     consumer, control, cluster, statuses = made()
     shown = statuses.summary(consumer)
@@ -128,18 +128,17 @@ def test_a_consumer_tells_of_all_its_partitions() -> None:
     assert (shown.breaker.state, shown.breaker.until) == ("open", "1970-01-12T13:47:40Z")
     control.hold_of.return_value = {**PAUSE, "reason": ""}
     assert statuses.summary(consumer).why == "paused by ann since 1970-01-01T00:00:00Z"
-    assert cluster.asked == 0
+    assert cluster.requests == 0
 
 
-async def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> None:
+async def test_the_members_of_a_group_are_requested_rarely_and_may_be_unknown() -> None:
     """Kafka may be gone; then the sentence says nothing that is not so."""
     consumer, _, cluster, statuses = made()
     cluster.fails = True
-
     for _ in range(3):
         third = (await statuses.details(consumer)).partitions[2]
         assert (third.member, third.why) == ("", "")
-    assert cluster.asked == 1
+    assert cluster.requests == 1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ async def test_who_has_what_is_asked_once_in_a_while_and_need_not_be_known() -> 
         (SeekRequest(time="1970-01-01T02:00:01.500+02:00", partitions=[0]), {P0: 8}),
     ],
 )
-def test_where_to_is_settled_for_each_partition(request_: SeekRequest, wanted: dict[TopicPartition, int]) -> None:
+def test_a_seek_finds_the_offset_of_each_partition(request_: SeekRequest, wanted: dict[TopicPartition, int]) -> None:
     """A time is the first record of that time or later, or the end where there is none."""
     consumer, control, _, _ = made()
     commands = Commands(control, ManualClock())
@@ -192,7 +191,7 @@ def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     assert not control.command.called
 
 
-def test_an_outage_is_the_reason_of_the_consumer_and_of_its_partitions() -> None:
+def test_an_outage_is_the_reason_of_a_consumer_and_of_its_partitions() -> None:
     """Before what else is wrong; a pause by hand comes first."""
     consumer, control, cluster, statuses = made()
     why = "Kafka at k:1 has not answered for 7 s: connection refused by k:1"

@@ -1,4 +1,4 @@
-"""How far groups are behind is told only while it is known."""
+"""The lag of groups is shown only while it is known."""
 
 from __future__ import annotations
 

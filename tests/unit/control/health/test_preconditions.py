@@ -53,9 +53,8 @@ def test_what_a_downtime_may_last(changes: dict[str, Any], forgotten_days: int, 
 def test_dead_letters_wait_longer_than_their_origin() -> None:
     """And none replaces another."""
     assert states(list(judge_dead_letters(topic(), topic()))) == {}
-    assert states(list(judge_dead_letters(topic(), topic(retention_ms=str(8 * DAY_MS))))) == {
-        "retention of dead letters": "warning"
-    }
+    longer = topic(retention_ms=str(8 * DAY_MS))
+    assert states(list(judge_dead_letters(topic(), longer))) == {"retention of dead letters": "warning"}
     assert states(list(judge_dead_letters(topic(cleanup_policy="compact"), topic()))) == {"cleanup.policy": "failing"}
 
 
@@ -98,7 +97,7 @@ def test_a_cluster_of_one_broker_has_one_finding_about_replication() -> None:
 
 
 def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that does not answer is asked again; what is mended is no longer told."""
+    """A request to a broker that does not answer is repeated; a mended problem is no longer reported."""
     responses: list[Sequence[Finding] | Exception] = [KafkaUnavailable("away"), [BAD, FINE], [BAD, WARNED], [FINE]]
 
     async def ask() -> Sequence[Finding]:
@@ -111,12 +110,12 @@ def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.
         clock = ManualClock()
         service = Durability(ask, clock)
         await service.start()
-        told = []
+        seen = []
         for seconds in (1, 2, 600, 600):
             await clock.advance(seconds)
-            told.append(service.readiness())
-        assert all(readiness.ready for readiness in told)
-        assert [readiness.reason.count(" is ") for readiness in told] == [0, 1, 2, 0]
+            seen.append(service.readiness())
+        assert all(readiness.ready for readiness in seen)
+        assert [readiness.reason.count(" is ") for readiness in seen] == [0, 1, 2, 0]
         await service.stop()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""What is done with letters as jobs: what is refused, whose letters go to a consumer, and a run that goes on."""
+"""Jobs on dead letters: what is refused, which consumer gets which, and a run that resumes another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -37,13 +38,13 @@ JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)
 
 
-@pytest.mark.parametrize(("kind", "asked", "said"), table(__file__, "what_would_not_be_done_as_asked_is_refused"))
-def test_what_would_not_be_done_as_asked_is_refused(kind: Any, asked: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("kind", "requested", "said"), table(__file__, "what_would_not_be_done_as_asked_is_refused"))
+def test_what_would_not_be_done_as_asked_is_refused(kind: Any, requested: dict[str, Any], said: str) -> None:
     """Nothing that somebody relies on is passed over in silence."""
     nothing: Any = None
     letters = jobs_of(nothing)
     with pytest.raises(InvalidRequest, match=said):
-        asyncio.run(letters.begin(nothing, kind, "t.dlq", DeadLetterJobRequest(**asked), "ann"))
+        asyncio.run(letters.begin(nothing, kind, "t.dlq", DeadLetterJobRequest(**requested), "ann"))
 
 
 @pytest.mark.parametrize(
@@ -114,39 +115,28 @@ async def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> Non
     assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
 
 
-class Replays:
-    """Makes specifications of a redrive to a consumer."""
+def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = None, **requested: Any) -> Job:
+    """Return the job of a request for dead letters, of which there are some."""
 
-    async def redrive_spec(self, topic: str, selection: Selection, *_: Any) -> ReplaySpec:
+    async def create(kind: str, spec: dict[str, Any], by: str) -> Any:
+        return Job("job-1", kind, msgspec.json.decode(msgspec.json.encode(spec)), by, "")
+
+    async def redrive_spec(topic: str, selection: Selection, *_: Any) -> ReplaySpec:
         window = Window(topic, "id", {0: (0, 9)})
         return ReplaySpec(window=window, to={"consumer": "push"}, select=selection, repeats_at_most=1)
 
-
-class Created:
-    """Keeps no job, and gives it back as it would be stored."""
-
-    async def create(self, kind: str, spec: dict[str, Any], by: str) -> Any:
-        return Job("job-1", kind, msgspec.json.decode(msgspec.json.encode(spec)), by, "")
+    jobs = jobs_of(admin or FakeKafka(), SimpleNamespace(redrive_spec=redrive_spec))
+    monkeypatch.setattr(jobs, "_check_ready", AsyncMock())
+    created = cast(Any, SimpleNamespace(create=create))
+    return cast(Job, asyncio.run(jobs.begin(created, kind, topic, DeadLetterJobRequest(**requested), "ann")))
 
 
-def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = None, **asked: Any) -> Job:
-    """Return the job of a request for dead letters, of which there are some."""
-
-    async def found_some(topic: str, selection: Selection) -> None:
-        """There is a dead letter."""
-
-    jobs = jobs_of(admin or FakeKafka(), Replays())
-    monkeypatch.setattr(jobs, "_check_ready", found_some)
-    made: Any = asyncio.run(jobs.begin(Created(), kind, topic, DeadLetterJobRequest(**asked), "ann"))  # type: ignore[arg-type]
-    return made  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("asked", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
+@pytest.mark.parametrize(("requested", "limit"), [({}, 5), ({"max_redrives": 2}, 2), ({"last_retry": True}, None)])
 def test_what_came_back_too_often_is_kept_from_a_backend(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], limit: int | None
+    monkeypatch: pytest.MonkeyPatch, requested: dict[str, Any], limit: int | None
 ) -> None:
     """As from a topic; the last retry takes it, because nothing comes back from there."""
-    job = begun(monkeypatch, "redrive", "t.dlq", to_consumer="push", **asked)
+    job = begun(monkeypatch, "redrive", "t.dlq", to_consumer="push", **requested)
     assert job.spec.get("redrivesBelow") == limit
 
 
@@ -169,7 +159,7 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
 
 
 def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that could not begin is none: whoever asks is told who is at work."""
+    """No job is made; the refusal names who is at work."""
     cluster: Any = FakeKafka()
 
     async def members(group: str, right: str = "") -> list[Any]:

@@ -77,7 +77,7 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     to = RestoredDelivery(backend, lambda one: one.offset < 14, everywhere, {P0: 7, P1: 0}.__getitem__)
     outcomes = asyncio.run(to.deliver(Delivery("g", DLQ, 1, letters, 1, "job")))
     assert backend.got == [(P0, [5]), (P1, [6]), (P0, [5, 8])]
-    assert backend.epochs == [7, 0, 7], "those of the partitions they came from, not of the dead letter topic"
+    assert backend.epochs == [7, 0, 7], "those of their original partitions, not of the dead letter topic"
     assert outcomes == [ACK, FAILED, ACK, ACK, HANDED_OFF]
     assert to.passed == 1
     above = encode(11, 14, [11])
@@ -217,7 +217,7 @@ def test_a_window_is_offsets_that_hold_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "said"),
+    ("requested", "error", "said"),
     [
         ({"partition": 1}, InvalidRequest, "has no records"),
         ({"partition": 0, "offsets": (0, 5)}, InvalidRequest, "no longer in the log"),
@@ -226,7 +226,7 @@ def test_a_window_is_offsets_that_hold_something() -> None:
         ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "empty"),
     ],
 )
-def test_a_window_that_makes_no_sense_is_refused(asked: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_a_window_that_makes_no_sense_is_refused(requested: dict[str, Any], error: type[Exception], said: str) -> None:
     """With a sentence that says what is there; `test_replays.yaml` has the other cases."""
     with pytest.raises(error, match=said):
-        window(**asked)
+        window(**requested)

@@ -73,7 +73,7 @@ class JobsHarness:
                 return
             await asyncio.sleep(0)
             await self.clock.advance(0.5)
-        raise AssertionError("it never came")
+        raise AssertionError("the condition was not reached")
 
     def put(self, key: str, entry: Any) -> None:
         """Write an entry as somebody else."""
@@ -139,7 +139,7 @@ def run(test: Callable[[JobsHarness], Coroutine[Any, Any, None]]) -> None:
 
 @staged(run)
 async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
-    """At once where it was asked for; positions are nobody's business."""
+    """At once in the process that got the request; positions are not shown."""
     harness.end = at_once
     jobs = await harness.process("a")
     begun = await jobs.create("replay", {"place": 1}, "ann")
@@ -293,7 +293,7 @@ async def test_what_may_pass_is_tried_again(harness: JobsHarness, /) -> None:
 
 @staged(run)
 async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) -> None:
-    """At any process, also when both are asked at one time: the first in the table wins. Then it may be."""
+    """At any process, also for two requests at one time: the first in the table wins. Later it is allowed."""
     jobs, other = await harness.process("a"), await harness.process("b")
     first = (await jobs.create("replay", {"place": 1}, "ann")).id
     with pytest.raises(JobConflict, match=f"job {first} already does that"):

@@ -36,6 +36,7 @@ from headrace.errors import (
 )
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Record, TopicPartition
+from headrace.testing import ManualClock
 
 
 @pytest.fixture
@@ -46,21 +47,12 @@ def fake() -> Iterator[FakeKafka]:
         yield made
 
 
-class Impatient:
-    """A clock whose time passes whenever somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
+class Impatient(ManualClock):
+    """A clock that moves by the time of each sleep."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
-        self.now += max(0.0, seconds)
+        self._now += max(0.0, seconds)
 
 
 def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
@@ -324,7 +316,7 @@ def test_quarantine_moves_letters_as_they_are(fake: FakeKafka) -> None:
 
 
 def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
-    """Dropped letters have ended; who did it and why stands beside the mark."""
+    """Dropped letters have ended; the mark has headers with who did it and why."""
     fake.letter(1)
     assert run(fake, Target("drop", reason="test data"), by="ann@desk").records == 1
     assert fake.produced == []

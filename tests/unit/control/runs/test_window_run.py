@@ -67,7 +67,7 @@ class WindowHarness(Harness):
             if condition():
                 return
             await self.clock.advance(0.2)
-        raise AssertionError("it never came")
+        raise AssertionError("the condition was not reached")
 
 
 @pytest.mark.parametrize(("log", "seen"), [([0, 1, 2, 5, 6, 9, 10, 11], [1, 2, 5, 6, 9]), ([], [])])

@@ -30,7 +30,7 @@ def ask(partition: int | None = None, offset: int | None = None) -> Any:
 
 
 def test_window_is_the_topic_a_partition_or_its_tail() -> None:
-    """Starts and ends follow what was asked for."""
+    """Starts and ends follow the request."""
     assert ask() == ({P0: 5, P1: 0}, {P0: 10, P1: 0})
     assert ask(0) == ({P0: 5}, {P0: 10})
     assert ask(0, 7) == ({P0: 7}, {P0: 10})
@@ -46,7 +46,7 @@ def test_window_is_the_topic_a_partition_or_its_tail() -> None:
     ],
 )
 def test_windows_beyond_the_log_are_refused(partition: int, offset: int, kind: type[Exception], sentence: str) -> None:
-    """A place that is not there is told with what is there."""
+    """The refusal says which offsets there are."""
     with pytest.raises(kind, match=sentence):
         ask(partition, offset)
 
@@ -68,16 +68,12 @@ def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.Monkey
 
 
 def test_lag_covers_partitions_without_a_committed_offset() -> None:
-    """Partitions of a topic the group reads count from their first record until something is committed."""
+    """They count from their first record, also in a group that has committed nothing and reads a topic."""
     found = asyncio.run(lag_of(cluster(), "g"))
     assert [(entry.partition, entry.committed, entry.end, entry.lag, entry.written) for entry in found] == [
         (P0, 8, 10, 2, 12),
         (P1, None, 0, 0, 0),
     ]
-
-
-def test_lag_is_known_before_anything_is_committed() -> None:
-    """A group that reads a topic, and whose first record has not ended, is behind by all of it."""
     found = asyncio.run(lag_of(cluster(), "new", ["t", "gone"]))
     assert [(entry.partition, entry.committed, entry.lag) for entry in found] == [(P0, None, 5), (P1, None, 0)]
 

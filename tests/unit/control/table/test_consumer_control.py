@@ -73,7 +73,7 @@ async def test_entries_that_say_nothing_are_passed_over(
 
 
 def test_times_that_are_none_are_left_out() -> None:
-    """Whatever stands in the table, the status can be shown."""
+    """Whatever the table has, the status can be shown."""
     assert iso_time(0.0) == "1970-01-01T00:00:00Z"
     assert {iso_time(wrong) for wrong in (None, "x", {}, 1e30, float("nan"))} == {""}
 
@@ -104,7 +104,7 @@ STEPS = st.tuples(
 
 @given(st.lists(STEPS, max_size=12))
 def test_every_process_holds_what_the_table_says(steps: list[tuple[str, TopicPartition | None, int]]) -> None:
-    """Whoever was asked, and whoever has been started anew meanwhile."""
+    """In whichever process it was changed, and also in one that was started again."""
 
     async def test(harness: ControlHarness) -> None:
         pumps = [FakePump(P0), FakePump(P1)]

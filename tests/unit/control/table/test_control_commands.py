@@ -47,7 +47,7 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
     await until(lambda: len(harness.log.records) == 2)
     assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
     pump.idle.set()
-    outcomes = [(await asked)[1][0].outcome for asked in (first, second)]
+    outcomes = [(await call)[1][0].outcome for call in (first, second)]
     assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
     await until(lambda: not process.table.items("seek/"))
 
@@ -91,14 +91,14 @@ async def test_what_another_process_wrote_just_before_counts(harness: ControlHar
     harness.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
     harness.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
     commands = Commands(process, harness.clock)
-    asked = asyncio.gather(
+    calls = asyncio.gather(
         commands.resume(consumer, PartitionsRequest()),
         commands.change(consumer, SettingsRequest(rate_records=5), "bob"),
     )
     await asyncio.sleep(0.01)
     harness.log.views.append(process.table)
     process.table.read(harness.log.records, len(harness.log.records))
-    await asked
+    await calls
     assert process.hold_of(consumer) is None
     [settings] = process.table.items("settings/").values()
     assert (settings["max_records"], settings["rate_records"]) == (7, 5)

@@ -115,23 +115,19 @@ class Process:
         return (await self.made.put(owner, None, name, config))[0]
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 async def refused(work: Coroutine[Any, Any, Any], error: type[HeadraceError]) -> str:
     with pytest.raises(error) as caught:
         await work
     return caught.value.description
 
 
-async def test_others_came_first() -> None:
+async def test_the_first_one_has_names_topics_and_places() -> None:
     """Names, topics in a group, places: of the file, of others, of one's own; nothing is written."""
     log: list[tuple[str, Entry | None]] = []
     one = Process(log)
     await one.put("a", "x", config("g", "t"))
     size = len(log)
-    for owner, name, group, more, error in table(__file__, "others_came_first"):
+    for owner, name, group, more, error in table(__file__, "the_first_one_has_them"):
         await refused(one.put(owner, name, config(group, **more)), getattr(errors, error))
     assert len(log) == size
     await one.put("a", "y", config("g", "u"))
@@ -143,7 +139,7 @@ async def test_others_came_first() -> None:
 
 
 async def test_a_change_keeps_its_place() -> None:
-    """When there are fewer places, those that came first stay, however late they were changed and whoever is asked."""
+    """When there are fewer places, the first ones stay, however late they were changed and in whichever process."""
     log: list[tuple[str, Entry | None]] = []
     one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
     await one.put("a", "x", config("g"))
@@ -206,7 +202,7 @@ async def test_entries_that_are_not_valid_any_more_are_passed_over(caplog: pytes
 
 
 async def test_what_a_caller_may_read_counts_when_it_registers_and_after() -> None:
-    """Its scopes are noted; topics that patterns find later are held against them too."""
+    """Its scopes are stored; topics that patterns find later are held against them too."""
     process = Process([])
     principal = Principal("a", frozenset(["consumers:w", "consume:t.*", "group:g*"]))
     for bad in (config("h", "t.1"), config("g", "u"), config("g", "t.1", "u")):
@@ -254,7 +250,7 @@ AT_ONCE = [
     *[("put", 0, "a", "y", "g", ["t"]), ("put", 0, "a", "z", "g", ["t"]), ("put", 0, "b", "x", "g", ["u"])],
     *[("put", 0, "b", "x", "h", ["t"]), ("put", 0, "b", "y", "h", ["t"]), ("put", 0, "b", "z", "g", ["u"])],
 ]
-"""One that came too late may run once what it clashed with has changed, until it is taken back a moment later."""
+"""One that is too late may run for a moment when its rival has changed, until it is removed."""
 
 
 @settings(max_examples=300, deadline=None)
@@ -297,8 +293,8 @@ def test_any_interleaving_ends_equal(steps: list[Any], seed: int) -> None:
         assert len(running) <= 3
         pairs = [(one.settings.group, topic) for one in running if one.settings for topic in one.settings.topics]
         assert len(pairs) == len(set(pairs))
-        for one in said:  # whoever was told yes runs, unless its own owner has changed or removed it since
+        for one in said:  # whoever was accepted runs, unless its own owner has changed or removed it since
             if last.get(one.key) == one.version:
                 assert ends[0].get(one.name) == (one.owner, one.version)
 
-    run(test)
+    asyncio.run(test())

@@ -15,8 +15,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters import completed_offsets, pages
 from headrace.control.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
 from headrace.control.running_consumer import RunningConsumer
-from headrace.control.runs import redrive, redrive_writers
+from headrace.control.runs import redrive, redrive_writers, replay
 from headrace.control.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
+from headrace.control.runs.replay import RunContext
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
@@ -173,7 +174,8 @@ class RedeliveryHarness(FakeKafka):
         self.seconds_per_read = 0.0
         self.silent = False
         self.consumers = {"billing": self.consumer(**settings), "other": self.consumer(group="other")}
-        self._service = Redelivery(self, self.consumers, self.produce, self.clock, "h")  # type: ignore[arg-type]
+        context = RunContext(self, self.produce, self.produce, self.clock)  # type: ignore[arg-type]
+        self._service = Redelivery(context, self.consumers, "h")
 
     def consumer(self, *, dead_letters: bool = True, **settings: Any) -> RunningConsumer:
         base = {"topics": ["orders", "missing"], "group": "billing", "backend": {"url": "http://127.0.0.1:1"}}
@@ -186,7 +188,7 @@ class RedeliveryHarness(FakeKafka):
         return made
 
     async def call(self, **request: Any) -> RedeliveryResponse:
-        """Request one batch."""
+        """Request some batches."""
         return await self._service.run(RedeliveryRequest(**{"group": "billing", **request}))
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
@@ -225,6 +227,7 @@ class RedeliveryHarness(FakeKafka):
 def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(completed_offsets, "read_back", fake.read_back)
     patch.setattr(redrive, "read_window", fake.read)
+    patch.setattr(replay, "read_records", fake.read)
     patch.setattr(pages, "read_window", fake.read)
     patch.setattr(completed_offsets, "Lease", lambda *_, **__: FakeLease(fake))
     patch.setattr(redrive_writers, "TransactionSession", lambda *_, **__: FakeSession(fake))

@@ -85,7 +85,7 @@ class Kafka:
         self.taken = asyncio.Event()
         self.failure: Exception | None = None
         self.not_sent: list[Any] = []
-        """Requests that were refused, as the audit is told of them."""
+        """Requests that were refused, as the audit gets them."""
 
     def fail(self) -> None:
         if self.failure:
@@ -148,8 +148,8 @@ class Kafka:
         return 3
 
 
-def said(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
-    """Return a call that has this response, or makes it of its arguments, and fails as Kafka does."""
+def calls(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Make a function that returns this value, or calls it with its arguments, and fails as Kafka does."""
 
     def call(*given: Any, **_: Any) -> Any:
         kafka.fail()
@@ -158,9 +158,9 @@ def said(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
     return call
 
 
-def later(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
-    """Return such a call that is awaited."""
-    call = said(kafka, value)
+def awaits(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+    """Make such a function whose result is awaited."""
+    call = calls(kafka, value)
 
     async def awaited(*given: Any, **named: Any) -> Any:
         return call(*given, **named)
@@ -175,7 +175,7 @@ def check_name(name: str) -> None:
 
 
 def dead_letters_of(kafka: Kafka) -> Any:
-    """Return a stand-in without dead letters, which keeps what is asked of it."""
+    """Return a stand-in without dead letters, which keeps the requests."""
     requests: list[RedeliveryRequest] = []
 
     def page(topic: str, *_: Any) -> DeadLetterPage:
@@ -194,11 +194,11 @@ def dead_letters_of(kafka: Kafka) -> Any:
         return RedeliveryResponse("g", "i", ["t.dlq"], request.timeout or 0, "so many", "rolledBack")
 
     topics = SimpleNamespace(
-        counts=later(kafka, []),
-        page=later(kafka, page),
-        statistics=later(kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)),
+        counts=awaits(kafka, []),
+        page=awaits(kafka, page),
+        statistics=awaits(kafka, lambda t, *_: DeadLetterStatistics(t, None, None, 0, 0, {}, {}, {}, {}, 0, 0, False)),
     )
-    return SimpleNamespace(**vars(topics), topics=topics, chosen=said(kafka, chosen), run=run, requests=requests)
+    return SimpleNamespace(**vars(topics), topics=topics, chosen=calls(kafka, chosen), run=run, requests=requests)
 
 
 VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
@@ -212,12 +212,12 @@ def work_of(kafka: Kafka) -> Any:
         return VIEW
 
     return SimpleNamespace(
-        show=said(kafka, show),
-        list=said(kafka, [VIEW]),
+        show=calls(kafka, show),
+        list=calls(kafka, [VIEW]),
         entry_of=lambda name: 7,
-        change=later(kafka, show),
-        begin=later(kafka, lambda jobs, *asked: DryRun(3, {}) if asked[-2].dry_run else VIEW),
-        begin_by_metadata=later(kafka, VIEW),
+        change=awaits(kafka, show),
+        begin=awaits(kafka, lambda jobs, *asked: DryRun(3, {}) if asked[-2].dry_run else VIEW),
+        begin_by_metadata=awaits(kafka, VIEW),
     )
 
 
@@ -230,8 +230,8 @@ def audit_of(kafka: Kafka) -> Any:
         control=lambda action, target, *, reason, outcome: controls.append((action, target, reason, outcome)),
         produced=lambda *_, **__: None,
         refused=lambda *_, **__: None,
-        not_sent=lambda *told: kafka.not_sent.append(told),
-        reported=said(kafka, []),
+        not_sent=lambda *event: kafka.not_sent.append(event),
+        reported=calls(kafka, []),
     )
 
 
@@ -240,14 +240,14 @@ def control_of(kafka: Kafka) -> Any:
     settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
     summary = Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
     fields = {name: getattr(summary, name) for name in Summary.__struct_fields__}
-    command = later(kafka, lambda consumer, request, by, wait_seconds: CommandResponse("i", not wait_seconds, []))
+    command = awaits(kafka, lambda consumer, request, by, wait_seconds: CommandResponse("i", not wait_seconds, []))
     return SimpleNamespace(
         consumers={"t": SimpleNamespace(name="t", kind="reactive", owner="")},
-        details=later(kafka, Details(**fields, partitions=[], commands=[])),
+        details=awaits(kafka, Details(**fields, partitions=[], commands=[])),
         summary=lambda consumer: summary,
-        **dict.fromkeys(("pause", "resume", "change"), later(kafka)),
+        **dict.fromkeys(("pause", "resume", "change"), awaits(kafka)),
         **dict.fromkeys(("seek", "skip"), command),
-        cancel=later(kafka, [TopicPartition("t", 0)]),
+        cancel=awaits(kafka, [TopicPartition("t", 0)]),
     )
 
 
@@ -262,11 +262,11 @@ def registered_of(kafka: Kafka) -> Any:
         return one
 
     return SimpleNamespace(
-        one_of=said(kafka, one_of),
-        all_of=said(kafka, [one]),
+        one_of=calls(kafka, one_of),
+        all_of=calls(kafka, [one]),
         refusal_of=lambda *_: None,
-        put=later(kafka, lambda *_: (one, next(new))),
-        remove=later(kafka, one),
+        put=awaits(kafka, lambda *_: (one, next(new))),
+        remove=awaits(kafka, one),
     )
 
 
@@ -276,21 +276,22 @@ def active_of(kafka: Kafka, codecs: Codecs) -> Any:
     active.membership = active
     active.spec = SimpleNamespace(name="t", max_read_bytes=1, wait_seconds=0)
     active.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))
-    active.use, active.create, active.read = said(kafka, active), later(kafka, active), later(kafka, active)
-    active.statuses, active.end = later(kafka, []), lambda *sent: None
+    active.use = calls(kafka, active)
+    active.create = active.read = awaits(kafka, active)
+    active.statuses, active.end = awaits(kafka, []), lambda *sent: None
     active.answering = lambda size_bytes: contextlib.nullcontext()
     for name in ("delete", "subscribe", "wait_assigned", "seek", "unsubscribe"):
-        setattr(active, name, later(kafka))
-    active.committed = active.commit = later(kafka, {})
+        setattr(active, name, awaits(kafka))
+    active.committed = active.commit = awaits(kafka, {})
     return active
 
 
 def pipeline_of(kafka: Kafka) -> Any:
-    """Return a stand-in for a run, which does what it is asked."""
+    """Return a stand-in for a run, which is held and resumed."""
     run = SimpleNamespace(state="running")
     flows = {"f": FlowStatus(batch_id=3, lag_records=4)}
-    run.report = said(kafka, lambda: PipelineStatus("t", run.state, "", 1, 7, flows))
-    run.hold = later(kafka, lambda state: setattr(run, "state", state))
+    run.report = calls(kafka, lambda: PipelineStatus("t", run.state, "", 1, 7, flows))
+    run.hold = awaits(kafka, lambda state: setattr(run, "state", state))
     run.resume = lambda: setattr(run, "state", "running")
     return run
 
@@ -368,8 +369,8 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     trigger = SimpleNamespace(name="in", group="g", topics=["t"])
     function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), kafka_triggers=[trigger])
 
-    lag_of = said(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
-    reloads: Any = {"t": SimpleNamespace(reload=later(kafka))}
+    lag_of = calls(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
+    reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     families = [
         produce_route,
         TransactionRoute(writing, config),

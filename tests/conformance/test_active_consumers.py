@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import confluent_kafka
@@ -108,7 +107,7 @@ def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scen
 def test_with_auto_commit_the_next_read_confirms(url: str, site: Scenario, source: str) -> None:
     written(site, source, 4)
     instance = Instance(url, source, autoCommitEnable="true").subscribe(source)
-    while not (first := instance.ok("GET", "/records?timeout=2000&max_records=2")):
+    while not (first := instance.ok("GET", "/records?timeout=-1&maxBytes=-1&max_bytes=-1&max_records=2")):
         pass
     second = instance.ok("GET", "/records?timeout=2000&max_records=1")
     assert (offsets_of(first), offsets_of(second)) == ([0, 1], [2])
@@ -150,7 +149,7 @@ def test_a_key_and_a_value_are_decoded_apart(url: str, site: Scenario, source: s
     assert bad_key["headerList"][:2] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": "Mg=="}]
 
 
-def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str, site: Scenario, source: str) -> None:
+def test_a_group_without_an_offset_and_a_reset_must_seek(url: str, site: Scenario, source: str) -> None:
     written(site, source, 3)
     instance = Instance(url, source, autoOffsetReset="none").subscribe(source)
     refused = instance("GET", "/records?timeout=20000")
@@ -171,7 +170,9 @@ def test_a_group_without_an_offset_that_must_not_reset_is_told_to_seek(url: str,
     assert offsets_of(instance.read(3)) == [0, 1, 2]
 
 
-def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, site: Scenario, source: str) -> None:
+def test_a_position_out_of_range_is_reported_and_stops_no_other_partition(
+    url: str, site: Scenario, source: str
+) -> None:
     written(site, source, 3)
     written(site, source, 3, 1)
     instance = Instance(url, source).subscribe(source)
@@ -194,7 +195,9 @@ def test_a_position_out_of_range_is_said_and_stops_no_other_partition(url: str, 
     assert offsets_of(instance.read(1)) == [2]
 
 
-def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scenario, source: str, kafka: Any) -> None:
+def test_a_topic_that_is_missing_or_created_again_is_reported(
+    url: str, site: Scenario, source: str, kafka: Any
+) -> None:
     instance = Instance(url, source)
     again = f"{source}-again"
     instance.ok("POST", "/subscriptions", {"topics": [again]})
@@ -218,13 +221,13 @@ def test_a_topic_that_is_missing_or_created_again_is_said(url: str, site: Scenar
     written(site, again, 2)
     codes = set[str]()
 
-    def said() -> bool:
+    def reported() -> bool:
         response = instance("GET", "/records?timeout=500")
         codes.add(response.code)
         found.extend(response.body if response.status == 200 else [])
         return "ERR40070" in codes and len(found) == 7
 
-    site.wait_until(said, "the topic is another one, and is read")
+    site.wait_until(reported, "the topic is another one, and is read")
     assert offsets_of(found) == [0, 1, 2, 3, 4, 0, 1]
 
 
@@ -267,33 +270,3 @@ def test_an_instance_is_created_with_kafkas_names(url: str, site: Scenario, sour
         refused = send("POST", create, {name: value})
         assert (refused.status, refused.code) == (400, code), (name, refused)
     assert "did you mean isolation.level?" in send("POST", create, {"isolation_level": 1}).body["description"]
-
-
-def test_a_read_waits_for_linger_and_for_its_least_bytes(url: str, site: Scenario, source: str) -> None:
-    written(site, source, 1)
-    slow = Instance(url, source, name="slow", lingerMs=3000, requestWaitMs=20_000).subscribe(source)
-    with ThreadPoolExecutor() as pool:
-        reading = pool.submit(slow, "GET", "/records?timeout=20000&max_records=2")
-        slow.wait_reading()
-        written(site, source, 1)
-        assert offsets_of(reading.result().body) == [0, 1]  # both are there, so the linger ends
-    least = Instance(url, f"{source}-2", responseMinBytes=20)
-    least.ok("POST", "/assignments", {"partitions": [{"topic": source, "partition": 1}]})
-    with ThreadPoolExecutor() as pool:
-        reading = pool.submit(least, "GET", "/records?timeout=20000")
-        written(site, source, 1, 1)
-        written(site, source, 3, 1)
-        assert len(reading.result().body) >= 3
-    assert least("GET", "/records?timeout=-1&maxBytes=-1&max_bytes=-1").status == 200
-
-
-def test_a_refused_commit_says_what_became_of_each_partition(url: str, site: Scenario, source: str) -> None:
-    written(site, source, 1)
-    instance = Instance(url, source).subscribe(source)
-    instance.read(1)
-    one, strange = {"topic": source, "partition": 0}, {"topic": source, "partition": 9}
-    refused = instance("POST", "/offsets", {"offsets": [{**one, "offset": 0}, {**strange, "offset": 0}]})
-    assert (refused.status, refused.code) == (409, "ERR12207")
-    assert refused.body["metadata"]["refused"] == [strange]
-    assert refused.body["metadata"]["committed"] == [{**one, "offset": 1}]
-    assert site.committed(source) == {(source, 0): 1}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scenario import Scenario
+from tests.function_calls import function_file
 
 pytestmark = pytest.mark.xdist_group("functions")
 
@@ -75,9 +75,7 @@ def test_a_handler_has_the_same_ends(site: Scenario, topic: Any, headrace: Any, 
     trigger: dict[str, Any] = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
     if kind == "batch":
         trigger["batch"] = {"mode": "enable", "batchSize": 4}
-    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-    (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    (tmp_path / "work.py").write_text(HANDLE + HANDLERS[kind])
+    file = function_file(tmp_path, HANDLE + HANDLERS[kind], {"in": trigger})
     headers = [("h", "é".encode())]
     records = [
         OutgoingRecord(source, b"k%d \xff" % n, b'{"how": "%s"}' % how.encode(), headers, 0)
@@ -89,7 +87,7 @@ def test_a_handler_has_the_same_ends(site: Scenario, topic: Any, headrace: Any, 
         OutgoingRecord(source, LAST, b'{"how": "output"}', None, 0),
     ]
     site.write(source, *records)
-    headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
+    headrace({**site.config, "functions": [file]})
     site.wait_committed(f"{source}-work", source, len(records))
 
     outputs = {(record.key, record.value, tuple(record.headers)) for record in site.records(target)}
@@ -106,13 +104,11 @@ def test_a_record_of_kafka_is_called_in_the_foreground(site: Scenario, topic: An
     """The handler sees what the record is; nothing is written, and no group exists afterwards."""
     source, target = topic(2), topic()
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}
-    trigger = {"kind": "kafka-cluster", "attributes": attributes}
-    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-    (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-    (tmp_path / "work.py").write_text(
+    code = (
         "def handler(context, event):\n"
         "    return {'id': event.id, 'h': event.headers['h'].decode(), 'of': event.num_shards, 'is': event.body}\n"
     )
+    function_file(tmp_path, code, {"in": {"kind": "kafka-cluster", "attributes": attributes}})
     site.write(source, *(OutgoingRecord(source, b"k", b"v%d" % n, [("h", b"%d" % n)], 1) for n in range(3)))
     done = site.cli("function", "test", ".", "--record", f"{source}:1:1", "--output", "json")
     (output,) = json.loads(done.stdout)["outputs"]

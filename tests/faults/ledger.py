@@ -10,12 +10,15 @@ import http.client
 import itertools
 import json
 import math
+import os
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient
 
@@ -24,79 +27,93 @@ from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.testing import Fault, RecordingBackend, Sent, check_produced
-from headrace.testing.scenario import PATIENCE_SECONDS, Scenario
+from headrace.testing.scenario import Scenario
 
 ANY_TIME = Fault(-math.inf, math.inf)
 _PACE_SECONDS = 0.01
 
 
-class Poster:
-    """Posts records with running ids, one request at a time of each client, and keeps what is said of each record."""
+class Background:
+    """Works in threads from entry to exit, or to its stop."""
 
-    def __init__(self, url: str, topic: str, batch: int = 20, *, clients: int = 1, keyed: bool = False) -> None:
-        """Post batches to a topic; `keyed` gives each a key, so that it is written in a transaction."""
-        self.history: list[Sent] = []
-        self._address, self._path = url.removeprefix("http://"), f"/producers/{topic}"
-        self._batch, self._keyed = batch, keyed
-        self._ids = itertools.count()
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+    def __init__(self, threads: int = 1) -> None:
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(threads)]
 
-    def __enter__(self) -> Poster:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for what is going on."""
+        self._stopped.set()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
+            thread.join(240)
         assert not any(thread.is_alive() for thread in self._threads), "a request was never answered"
 
-    def told(self, outcome: str = "ok") -> list[Sent]:
+    def _run(self, number: int) -> None:
+        raise NotImplementedError
+
+
+class Poster(Background):
+    """Posts records with running ids, one request at a time of each client, and keeps the outcome of each record."""
+
+    def __init__(self, url: str, topic: str, batch: int = 20, *, clients: int = 1, keyed: bool = False) -> None:
+        """Post batches to a topic; `keyed` gives each a key, so that it is written in a transaction."""
+        super().__init__(clients)
+        self.history: list[Sent] = []
+        self._address, self._path = url.removeprefix("http://"), f"/producers/{topic}"
+        self._batch, self._keyed = batch, keyed
+        self._ids = itertools.count()
+
+    def with_outcome(self, outcome: str = "ok") -> list[Sent]:
         """Return the records that have had an outcome."""
         return [sent for sent in list(self.history) if sent.outcome == outcome]
 
     @property
     def not_written(self) -> list[Sent]:
         """Return the records that were not acknowledged."""
-        return [*self.told("fail"), *self.told("unknown")]
+        return [*self.with_outcome("fail"), *self.with_outcome("unknown")]
 
     def wait_for_more(self, records: int = 200, outcome: str = "ok") -> None:
         """Wait until so many more records have an outcome than now."""
-        wanted = len(self.told(outcome)) + records
-        Scenario.wait_until(lambda: len(self.told(outcome)) >= wanted, f"{records} records {outcome}")
+        wanted = len(self.with_outcome(outcome)) + records
+        Scenario.wait_until(lambda: len(self.with_outcome(outcome)) >= wanted, f"{records} records {outcome}")
 
-    def _run(self, client: int) -> None:
+    def _run(self, number: int) -> None:
         server = http.client.HTTPConnection(self._address, timeout=120)
-        while not self._stop.wait(_PACE_SECONDS):  # else a slow machine gets more and more to do
+        while not self._stopped.wait(_PACE_SECONDS):  # else a slow machine gets more and more to do
             ids = list(itertools.islice(self._ids, self._batch))
-            records = [{"key": str(number % 50), "value": {"id": number}} for number in ids]
+            records = [{"key": str(one % 50), "value": {"id": one}} for one in ids]
             headers = {"Content-Type": "application/json"}
             if self._keyed:
                 headers["Idempotency-Key"] = f"ids-from-{ids[0]}"
             sent_at = time.monotonic()
-            told = self._post(server, json.dumps({"records": records}, separators=(",", ":")), headers)
+            outcomes = self._post(server, json.dumps({"records": records}, separators=(",", ":")), headers)
             times = sent_at, time.monotonic()
             self.history += [
-                Sent(client, str(number % 50).encode(), b'{"id":%d}' % number, *times, *entry)
-                for number, entry in zip(ids, told, strict=True)
+                Sent(number, str(one % 50).encode(), b'{"id":%d}' % one, *times, *entry)
+                for one, entry in zip(ids, outcomes, strict=True)
             ]
-            if told[0][0] != "ok":
-                self._stop.wait(0.05)
+            if outcomes[0][0] != "ok":
+                self._stopped.wait(0.05)
         server.close()
 
     def _post(self, server: http.client.HTTPConnection, body: str, headers: dict[str, str]) -> Sequence[Any]:
         try:
             server.request("POST", self._path, body, headers)
             response = server.getresponse()
-            told = json.load(response)
+            said = json.load(response)
         except (OSError, ValueError, http.client.HTTPException):
             server.close()
             return [("unknown",)] * self._batch
-        if "offsets" not in told:  # refused as a whole, or a defect, which must not happen
+        if "offsets" not in said:  # refused as a whole, or a defect, which must not happen
             return [("fail" if response.status in (403, 404, 429, 503) else "unknown",)] * self._batch
-        return [self._entry(**entry) for entry in told["offsets"]]
+        return [self._entry(**entry) for entry in said["offsets"]]
 
     @staticmethod
     def _entry(partition: int = -1, offset: int | None = -1, outcome: Any = "ok", **_: Any) -> tuple[Any, ...]:
@@ -110,6 +127,11 @@ class Ledger(Scenario):
         super().__init__(cluster.bootstrap_servers, folder)
         self.cluster, self.folder = cluster, folder
         self.client = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+
+    def changed(self, code: str) -> dict[str, str]:
+        """Return the environment of a process that runs this code when it starts."""
+        (self.folder / "sitecustomize.py").write_text(code)
+        return {"PYTHONPATH": os.pathsep.join([str(self.folder), *sys.path])}
 
     def new_topic(self, partitions: int = 1, **configs: str) -> str:
         """Create a topic, with two in-sync replicas where there are three brokers."""
@@ -150,6 +172,26 @@ class Ledger(Scenario):
     def coordinator_of(self, group: str) -> int:
         """Return the broker that keeps a group."""
         return int(self.client.describe_consumer_groups([group])[group].result(60).coordinator.id)
+
+    @contextmanager
+    def paused(self, *brokers: int) -> Iterator[None]:
+        """Pause brokers until this ends, and wait until they have caught up."""
+        for broker in brokers:
+            self.cluster.pause(broker)
+        try:
+            yield
+        finally:
+            for broker in brokers:
+                self.cluster.resume(broker)
+        self.cluster.wait_in_sync()
+
+    @contextmanager
+    def killed(self, broker: int) -> Iterator[None]:
+        """Kill a broker; when this ends, it is started again and catches up."""
+        self.cluster.kill(broker)
+        yield
+        self.cluster.restart(broker)
+        self.cluster.wait_in_sync()
 
     def check_acknowledged(self, topic: str, poster: Poster, faults: Sequence[Fault] = (ANY_TIME,)) -> None:
         """Each acknowledged record is at its place; none is there twice, was certainly refused, or is from nowhere."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import threading
 import time
 import zlib
 from collections import Counter
@@ -23,8 +22,8 @@ from headrace.errors import TopicNotFound
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
 from headrace.testing import Fault, HeadraceProcess, PlannedResponse, Pushed, Received, RecordingBackend, check_pushed
-from headrace.testing.recording import GroupCommit, gather, group_commits, read_journal, unique_records
-from tests.faults.ledger import Ledger
+from headrace.testing.recording import GroupCommit, gather, group_commits, unique_records
+from tests.faults.ledger import Background, Ledger
 
 PARTITIONS = 4
 SAME_MEMBER = {"properties": {"group.instance.id": "one"}}
@@ -171,10 +170,6 @@ class PushScenario(Ledger):
         """Wait until the group has committed the end of every partition."""
         self.wait_committed_all(self.topic, self.group)
 
-    def attempts(self) -> int:
-        """Return how many deliveries of single records the backend has noted."""
-        return sum(len(attempts) for attempts in read_journal(self.journal).values())
-
     def read_commits(self) -> Sequence[GroupCommit]:
         """Return all commits of the cluster."""
         return asyncio.run(group_commits(self.kafka, self.admin))
@@ -192,28 +187,17 @@ class PushScenario(Ledger):
         return [text for text in said if not (but and text.startswith(but))]
 
 
-class Feeder:
+class Feeder(Background):
     """Writes unique records at a rate, in a thread, until it ends."""
 
     def __init__(self, scenario: PushScenario, per_second: int) -> None:
+        super().__init__()
         self._scenario, self._per_second = scenario, per_second
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
-    def __enter__(self) -> Feeder:
-        self._thread.start()
-        return self
+    def _run(self, number: int) -> None:
+        asyncio.run(self._feed())
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._stop.set()
-        self._thread.join(240)
-        assert not self._thread.is_alive()
-
-    async def _run(self) -> None:
+    async def _feed(self) -> None:
         # New partitions are to be used soon, and an outage of brokers is to be outlived.
         properties = {"topic.metadata.refresh.interval.ms": 500}
         kafka = KafkaConfig(bootstrap_servers=self._scenario.kafka.bootstrap_servers, properties=properties)
@@ -222,7 +206,7 @@ class Feeder:
         # A billion keys: the most frequent one has three of a hundred records, and they wait for each other.
         records = unique_records(self._scenario.topic, seed=7, keys=10**9)
         begin, first = time.monotonic(), self._scenario.written
-        while not self._stop.is_set():
+        while not self._stopped.is_set():
             due = int((time.monotonic() - begin) * self._per_second) - self._scenario.written + first
             results = await producer.produce(list(itertools.islice(records, min(max(due, 1), 1000))))
             assert not [result for result in results if isinstance(result, Exception)]

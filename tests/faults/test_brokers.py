@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.kafka import Reachability
-from headrace.runtime import SystemClock
 from tests.faults.ledger import Ledger, Poster
 from tests.faults.push_scenario import PushScenario
 from tests.function_calls import function_file
@@ -34,10 +31,8 @@ def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
     with Poster(process.url, scenario.topic) as poster:
         poster.wait_for_more(500)
         for broker in brokers:
-            kafka_three.kill(broker)
-            poster.wait_for_more()
-            kafka_three.restart(broker)
-            kafka_three.wait_in_sync()
+            with scenario.killed(broker):
+                poster.wait_for_more()
             poster.wait_for_more()
 
     def values(topic: str) -> set[bytes | None]:
@@ -77,16 +72,30 @@ def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_thre
 
 
 @pytest.mark.long
-async def test_one_dead_broker_of_three_is_no_outage(kafka_three: Any, ledger: Ledger) -> None:
-    """Whichever it is, also the one that was asked last: the others answer, and that is known."""
-    seen = Reachability(ledger.kafka, SystemClock())
-    await seen.start()
+@pytest.mark.timeout(600)
+def test_a_broker_that_is_down_is_named_until_it_is_back(kafka_three: Any, headrace: Any, ledger: Ledger) -> None:
+    """Doctor, log and a gauge name it, whichever it is; the others respond, so it is not an outage."""
+    servers = kafka_three.bootstrap_servers
+    process = headrace(ledger.config)
+
+    def doctor() -> str:
+        return ledger.cli("doctor", "-b", servers, code=None).stdout
+
+    def missing() -> bool:
+        counts = ledger.ask(f"{process.url}/metrics").body
+        return f'headrace_kafka_missing_brokers{{bootstrap_servers="{servers}"}} 1.0' in counts
+
+    assert "3 brokers" in doctor()
     for broker in (1, 2, 3):
-        await asyncio.to_thread(kafka_three.kill, broker)
-        later = time.monotonic() + 4  # what is answered then was asked with that broker dead
-        await asyncio.to_thread(
-            ledger.wait_until, lambda later=later: seen.answered_at > later and not seen.outage, "a response"
-        )
-        await asyncio.to_thread(kafka_three.restart, broker)
-        await asyncio.to_thread(kafka_three.wait_in_sync)
-    await seen.stop()
+        name = f"broker {broker} is"
+        with ledger.killed(broker):
+            later = time.monotonic() + 4  # what is ready then has had a response with that broker dead
+            ledger.wait_until(lambda name=name: f"2 of 3: {name} missing" in doctor(), "the doctor's warning")
+            ledger.wait_until(lambda name=name: f"{name} missing" in process.output, "the log of the loss")
+            ledger.wait_until(missing, "the gauge")
+            ledger.wait_until(
+                lambda later=later: time.monotonic() > later and not ledger.reasons(process.url), "readiness"
+            )
+        ledger.wait_until(lambda name=name: f"{name} back" in process.output, "the log of the return")
+        ledger.wait_until(lambda: not missing(), "the end of the gauge")
+    assert "3 brokers" in doctor()

@@ -6,7 +6,6 @@ Everything is asked for over HTTP, of a process that may have the partition or n
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +60,7 @@ def ask(process: HeadraceProcess, action: str, **body: Any) -> None:
 
 
 def details(process: HeadraceProcess) -> dict[str, Any]:
-    """Return what a process says of its consumer; nothing while it cannot be asked."""
+    """Return the state of the consumer in a process; nothing while it cannot be asked."""
     try:
         return Api(process.url).request("GET", CONSUMER)
     except (HeadraceError, OSError):
@@ -99,8 +98,7 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
     begin = time.time()
     with scenario.fault():
         ask(process, "seek", partitions=[0], offset=30)
-        scenario.wait_until(lambda: process.exit_code is not None, f"the crash at {point}")
-        assert process.exit_code == -signal.SIGKILL
+        scenario.crashed(process, point)
         if point != "seek.before":
             assert scenario.committed(scenario.group) == {TopicPartition(scenario.topic, 0): 30}
         process = scenario.run()
@@ -124,8 +122,7 @@ def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
     begin = time.time()
     with scenario.fault():
         ask(process, "skip", partition=0, offset=0, reason="the handler hangs on it")
-        scenario.wait_until(lambda: process.exit_code is not None, "the crash at the first commit")
-        assert process.exit_code == -signal.SIGKILL
+        scenario.crashed(process, "commit.before")
         process = scenario.run()
         scenario.operations[0].append(Skip(begin, time.time(), 0))
     scenario.wait_done()
@@ -147,7 +144,7 @@ def test_steering_while_two_processes_take_turns(scenario: Steered, changes: int
             scenario.wait_more(1500)
             sought, paused = change % 4, (change + 1) % 4
             ask(other, "pause", partitions=[paused], reason="test")
-            scenario.wait_until(lambda: stands(paused, [one, other]), "the pause")  # noqa: B023 called here
+            scenario.wait_until(lambda: is_paused(paused, [one, other]), "the pause")  # noqa: B023 called here
             paused_at, coming = time.time(), scenario.ends()[paused]
             scenario.wait_until(lambda: scenario.ends()[paused] > coming, "a record that nobody has had")  # noqa: B023 called here
             begin = time.time()
@@ -170,7 +167,7 @@ def test_steering_while_two_processes_take_turns(scenario: Steered, changes: int
     assert [process.terminate() for process in processes] == [0, 0]
 
 
-def stands(number: int, processes: list[HeadraceProcess]) -> bool:
+def is_paused(number: int, processes: list[HeadraceProcess]) -> bool:
     """Return whether a partition is paused, and nothing of it is in flight in any process."""
     found = [one for process in processes for one in details(process)["partitions"] if one["partition"] == number]
     return len(found) == len(processes) and all(one["paused"] and not one["inFlight"] for one in found)

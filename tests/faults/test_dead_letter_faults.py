@@ -20,13 +20,11 @@ def test_a_dead_letter_topic_below_its_minimum_of_replicas_holds_its_partition(
     scenario.settings["dead_letter"] = {"topic": (dead := scenario.new_topic(1, **{"min.insync.replicas": "3"}))}
     process = scenario.run()
     scenario.backend.response = PlannedResponse(status=422)
-    kafka_three.kill(3)
-    scenario.write(scenario.topic, OutgoingRecord(scenario.topic, b"k", b"v", None, 0))
-    said = f"{scenario.topic}-0 is waiting: dead letters=1 from offset 0 on are not acknowledged yet"
-    scenario.wait_until(lambda: said in process.output, "the log")
-    assert scenario.behind(scenario.topic, scenario.group) == 1
-    kafka_three.restart(3)
-    kafka_three.wait_in_sync()
+    with scenario.killed(3):
+        scenario.write(scenario.topic, OutgoingRecord(scenario.topic, b"k", b"v", None, 0))
+        waiting = f"{scenario.topic}-0 is waiting: dead letters=1 from offset 0 on are not acknowledged yet"
+        scenario.wait_until(lambda: waiting in process.output, "the log")
+        assert scenario.behind(scenario.topic, scenario.group) == 1
     scenario.wait_done()
     assert [record.value for record in scenario.records(dead)] == [b"v"]
     assert process.terminate() == 0

@@ -49,7 +49,7 @@ def test_order_by_key_holds_and_only_the_unfinished_comes_again(scenario: PushSc
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("scenario", [{"partitions": 1}], ids=["one-partition"], indirect=True)
 def test_records_are_removed_before_they_are_read(scenario: PushScenario) -> None:
-    """Headrace stands still and names what is missing; told to continue, it counts it and goes on (row B11)."""
+    """Headrace stands still and names what is missing; told to continue, it counts it and goes on."""
     scenario.fill(100)
     process = scenario.run()
     scenario.wait_done()

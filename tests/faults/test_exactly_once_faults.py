@@ -7,9 +7,6 @@ it looks for.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,12 +99,6 @@ def function_or_dead_letter(record: Record) -> list[bytes | None]:
     return [record.value] if int(record.value or b"") % 50 == 0 else by_id(record)
 
 
-def changed(folder: Path, code: str) -> dict[str, str]:
-    """Return the environment of a process that runs this code when it starts."""
-    (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-
-
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("fault", "ordering"),
@@ -121,13 +112,15 @@ def changed(folder: Path, code: str) -> dict[str, str]:
     ids=["aborts-partition", "aborts-key", "aborts-none", "unconfirmed-partition", "unconfirmed-key"],
 )
 def test_transactions_that_fail_lose_and_repeat_nothing(
-    ledger: Ledger, headrace: Any, tmp_path: Path, fault: str, ordering: str
+    ledger: Ledger, headrace: Any, fault: str, ordering: str
 ) -> None:
     """Each fourth is aborted, or each fifth commit is not confirmed, every other one of which was carried out."""
     source, target = ledger.new_topic(3), ledger.new_topic(3)
     fill(ledger, source, RECORDS, keys=40)
-    file = write_function(tmp_path, source, target, FAILING, ordering=ordering, retry={"first_delay_seconds": 0.05})
-    process = headrace({**ledger.config, "functions": [file]}, env=changed(tmp_path, fault))
+    file = write_function(
+        ledger.folder, source, target, FAILING, ordering=ordering, retry={"first_delay_seconds": 0.05}
+    )
+    process = headrace({**ledger.config, "functions": [file]}, env=ledger.changed(fault))
     ledger.wait_until(lambda: committed_records(ledger, source) == RECORDS, "every record committed")
     assert "its records are delivered again" in process.output
     lanes: dict[str, LaneOf | None] = {
@@ -152,16 +145,16 @@ def test_transactions_that_fail_lose_and_repeat_nothing(
     ids=["offsets-outside", "random-ids", "no-rewind", "kept-producer"],
 )
 def test_the_checker_finds_what_a_changed_headrace_does_wrong(
-    ledger: Ledger, headrace: Any, tmp_path: Path, mutant: str, wrong: str, is_killed: bool
+    ledger: Ledger, headrace: Any, mutant: str, wrong: str, is_killed: bool
 ) -> None:
     """Offsets apart from the transaction, another name at each start, no rewind, or a producer that is kept."""
     source, target = ledger.new_topic(3), ledger.new_topic()
     fill(ledger, source, 3000)
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}  # how long a killed member keeps its partitions
-    file = write_function(tmp_path, source, target, SLOW, **times)
+    file = write_function(ledger.folder, source, target, SLOW, **times)
     # Longer than the test, so that Kafka does not end by itself what a killed process has left open.
     more = {"producer": {"properties": {"transaction.timeout.ms": 600_000}}}
-    process = headrace({**ledger.config, **more, "functions": [file]}, wait=False, env=changed(tmp_path, mutant))
+    process = headrace({**ledger.config, **more, "functions": [file]}, wait=False, env=ledger.changed(mutant))
     if is_killed:
         ledger.wait_until(lambda: process.exit_code is not None, "the end of the process")
         process.start()
@@ -201,13 +194,11 @@ def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_respo
         kafka_network.silence(requests=False)
         ledger.wait_until(lambda: committed() > at, "the commit, whose response is held")
     [(_, coordinator)] = kafka_network.held
-    kafka_three.kill(coordinator)
-    kafka_network.cut()
-    kafka_network.heal()
-    fill(ledger, source, 600)
-    ledger.wait_until(lambda: committed() == 6600, "every record committed, without the broker")
-    assert " is replaced: " in process.output
-    kafka_three.restart(coordinator)
-    kafka_three.wait_in_sync()
+    with ledger.killed(coordinator):
+        kafka_network.cut()
+        kafka_network.heal()
+        fill(ledger, source, 600)
+        ledger.wait_until(lambda: committed() == 6600, "every record committed, without the broker")
+        assert " is replaced: " in process.output
     check(ledger, source, target, lane_of=lambda each: each.partition)
     assert process.terminate() == 0

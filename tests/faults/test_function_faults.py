@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -15,13 +13,12 @@ from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess
-from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.function_scenario import SLOW, FunctionScenario, alive, children, descriptors
 
 pytestmark = pytest.mark.timeout(500)
 
 WAYS = table(__file__, "ways")
-LETTERS = table(__file__, "letters")
+DEAD_LETTERS = table(__file__, "dead_letters")
 """What is wrong with the records that cannot be handled, by their values."""
 HARMLESS = ("print", "endless", "fork", "signals", "alarm", "thread", "program")
 
@@ -45,46 +42,20 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     scenario.write_values("raise")
     scenario.wait_done()
     open_before = descriptors(process)  # now that it has written a dead letter
-    values = [*LETTERS, *HARMLESS]
+    values = [*DEAD_LETTERS, *HARMLESS]
     between = [[str(number) for number in range(first * 30, first * 30 + 30)] for first in range(len(values))]
     scenario.write_values(*(value for way, numbers in zip(values, between, strict=True) for value in (*numbers, way)))
     scenario.wait_done()
     scenario.fault_since(begin, most=30 * 200)
     assert scenario.check() == []
-    letters = [record for run in scenario.recording() for record in run.dead_letters]
-    found = {record.value.decode(): dict(record.headers)["headrace.dlq.error"].decode() for record in letters}
-    assert found == LETTERS and len(letters) == len(LETTERS) + 1
+    dead_letters = [record for run in scenario.recording() for record in run.dead_letters]
+    found = {record.value.decode(): dict(record.headers)["headrace.dlq.error"].decode() for record in dead_letters}
+    assert found == DEAD_LETTERS and len(dead_letters) == len(DEAD_LETTERS) + 1
     assert (process.output.count(": assigned "), process.output.count(": revoked ")) == (1, 0)
     assert descriptors(process) <= open_before + 5
     workers = children(process)
     assert process.terminate() == 0
     assert alive(workers) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", ["workers-run", "workers-freeze"])
-def test_a_frozen_runtime_is_taken_over_and_comes_back(kafka: Any, headrace: Any, tmp_path: Path, workers: str) -> None:
-    """In the middle of its frames; what it then says of them counts for nothing, and it takes part again."""
-    times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
-    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, attributes=times)
-    scenario.fill(2000)
-    frozen = scenario.run()
-    scenario.wait_handled(200)
-    pids = [frozen.server.id.pid, *(children(frozen) if workers == "workers-freeze" else ())]
-    begin = time.time()
-    for each in pids:
-        os.kill(each, signal.SIGSTOP)
-    scenario.wait_members(0)
-    peer = scenario.run()
-    scenario.wait_done()
-    for each in pids:
-        os.kill(each, signal.SIGCONT)
-    scenario.wait_members(2)
-    scenario.fill(1000)
-    scenario.wait_done()
-    scenario.fault_since(begin, most=2 * 2 * 2000)
-    assert scenario.check() == []
-    assert (frozen.terminate(), peer.terminate()) == (0, 0)
 
 
 @pytest.mark.long
@@ -152,28 +123,3 @@ def test_many_topics_and_a_thousand_partitions_over_few_workers(
         assert sorted(loads.values()) == [16, 17, 17]
     assert process.terminate() == 0
     assert "Traceback" not in process.output
-
-
-@pytest.mark.long
-@pytest.mark.heavy
-def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(
-    kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
-) -> None:
-    """The next one takes the commits, none of which passes an event that has not ended."""
-    scenario = FunctionScenario(kafka_three, headrace, tmp_path, SLOW)
-    process = scenario.run(servers=kafka_network.bootstrap_servers)
-    scenario.fill(1000)
-    scenario.wait_handled(200)
-    kafka_network.hold(OFFSET_COMMIT)
-    begin = time.time()
-    scenario.wait_until(lambda: kafka_network.held, "a commit")
-    victim = scenario.coordinator_of(scenario.group)
-    kafka_three.kill(victim)
-    kafka_network.heal()
-    scenario.fill(1000)
-    kafka_three.restart(victim)
-    kafka_three.wait_in_sync()
-    scenario.wait_done()
-    scenario.fault_since(begin, most=2 * 2 * 2000)
-    assert scenario.check() == []
-    assert process.terminate() == 0

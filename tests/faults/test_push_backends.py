@@ -12,10 +12,11 @@ from headrace.testing import PlannedResponse, Received
 from headrace.testing.recording import unique_records
 from tests.faults.push_scenario import SAME_MEMBER, PushScenario, luck
 
+pytestmark = pytest.mark.timeout(500)
 
-@pytest.mark.timeout(500)
+
 def test_a_backend_that_fails_costs_attempts_and_nothing_else(scenario: PushScenario) -> None:
-    """It answers 500 to all, then to a fifth (row E1): every record ends, after five attempts as a dead letter."""
+    """It answers 500 to all, then to a fifth: every record ends, after five attempts as a dead letter."""
     outage, seen = iter(range(15)), Counter[str]()
 
     def answer(request: Received) -> PlannedResponse:
@@ -37,9 +38,8 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scenario: PushScen
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(500)
 def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
-    """Connections are refused, then it is back (row E2): no dead letters, and every record is delivered once."""
+    """Connections are refused, then it is back: no dead letters, and every record is delivered once."""
     scenario.backend.stop()
     scenario.settings["retry"]["attempts"] = 1
     scenario.fill(2000)
@@ -53,9 +53,8 @@ def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(500)
 def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario) -> None:
-    """A hundred single records at a time, each as slow as it likes (row E8): what commits and maps have stays ended."""
+    """A hundred single records at a time, each as slow as it likes: what commits and maps have stays ended."""
     scenario.settings["consumer"] = SAME_MEMBER
     scenario.backend.response = lambda request: PlannedResponse(delay_seconds=luck(request.body[0]["value"]) / 200)
     scenario.settings.update(ordering="none", batch={"max_records": 1}, max_in_flight=100)
@@ -70,9 +69,8 @@ def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario
     assert process.terminate() == 0
 
 
-@pytest.mark.timeout(500)
 def test_a_key_that_stands_still_holds_nobody_else(scenario: PushScenario) -> None:
-    """One key is never answered (row E9): all others end meanwhile, and then it does, in its order."""
+    """One key is never answered: all others end meanwhile, and then it does, in its order."""
     slow = "k1"
     scenario.backend.response = lambda request: PlannedResponse(
         delay_seconds=600 if request.body[0]["key"] == slow else 0

@@ -54,55 +54,43 @@ def scenario(kafka_three: Any, headrace: Any, tmp_path: Path) -> Iterator[Fed]:
 
 @pytest.mark.long  # test_brokers.py kills each of them, with other checks
 def test_the_leader_is_killed_while_records_are_pushed(scenario: Fed) -> None:
-    """Row B1: another one takes over, and it goes on from there."""
+    """Another one takes over, and it goes on from there."""
     process = scenario.run()
     scenario.wait_more()
-    victim = scenario.leader_of(scenario.topic)
-    scenario.cluster.kill(victim)
-    scenario.wait_more()
-    scenario.cluster.restart(victim)
-    scenario.cluster.wait_in_sync()
+    with scenario.killed(scenario.leader_of(scenario.topic)):
+        scenario.wait_more()
     scenario.wait_more()
     scenario.finish(process)
 
 
 @pytest.mark.long
 def test_two_brokers_of_three_stand_still(scenario: Fed) -> None:
-    """Row B2: the third one can take neither records nor commits; then all goes on."""
+    """The third one can take neither records nor commits; then all goes on."""
     process = scenario.run()
     scenario.wait_more()
-    for broker in (1, 2):
-        scenario.cluster.pause(broker)
-    try:
+    with scenario.paused(1, 2):
         time.sleep(6)  # how long the fault lasts, longer than the session of a broker
-    finally:
-        for broker in (1, 2):
-            scenario.cluster.resume(broker)
-    scenario.cluster.wait_in_sync()
     scenario.wait_more()
     scenario.finish(process)
 
 
 @pytest.mark.long
 def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """Row B8: the next one takes the commits, and none passes what has not ended."""
+    """The next one takes the commits, and none passes what has not ended."""
     process = scenario.run(servers=kafka_network.bootstrap_servers)
     scenario.wait_more()
     kafka_network.hold(OFFSET_COMMIT)
     scenario.wait_until(lambda: kafka_network.held, "a commit")
-    victim = scenario.coordinator_of(scenario.group)
-    scenario.cluster.kill(victim)
-    kafka_network.heal()
-    scenario.wait_more()
-    scenario.cluster.restart(victim)
-    scenario.cluster.wait_in_sync()
+    with scenario.killed(scenario.coordinator_of(scenario.group)):
+        kafka_network.heal()
+        scenario.wait_more()
     scenario.finish(process)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lost", ["everything", "answers"])
 def test_the_network_is_silent_for_longer_than_the_session(scenario: Fed, kafka_network: FaultProxy, lost: str) -> None:
-    """Rows C3, C4: the group goes on without the member; when the network is back it joins again by itself."""
+    """The group goes on without the member; when the network is back it joins again by itself."""
     scenario.settings["consumer"] = SHORT_SESSION
     process = scenario.run(servers=kafka_network.bootstrap_servers)
     scenario.wait_more()
@@ -115,7 +103,7 @@ def test_the_network_is_silent_for_longer_than_the_session(scenario: Fed, kafka_
 
 @pytest.mark.long
 def test_connections_are_reset_again_and_again(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """Row C2: fetches and commits on their way are lost, and asked for again."""
+    """Fetches and commits on their way are lost, and asked for again."""
     process = scenario.run(servers=kafka_network.bootstrap_servers)
     for _ in range(5):
         scenario.wait_more(200)
@@ -126,7 +114,7 @@ def test_connections_are_reset_again_and_again(scenario: Fed, kafka_network: Fau
 
 @pytest.mark.long
 def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """Row F5: it is refused, no commit goes back, and its sender joins again."""
+    """It is refused, no commit goes back, and its sender joins again."""
     scenario.settings["consumer"] = SHORT_SESSION
     first = scenario.run(servers=kafka_network.bootstrap_servers)
     scenario.wait_more()
@@ -145,7 +133,7 @@ def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, 
 
 @pytest.mark.long
 def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
-    """Row F4: the member is out while its thread is blocked, and joins again; what it held comes again."""
+    """The member is out while its thread is blocked, and joins again; what it held comes again."""
     scenario.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}
     blocked = scenario.run("poll.after=delay:7@20")
     scenario.wait_until(lambda: "failpoint poll.after: delay" in blocked.output, "the thread to be blocked")
@@ -157,7 +145,7 @@ def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
 
 @pytest.mark.long
 def test_partitions_move_while_their_deliveries_hang(scenario: Fed) -> None:
-    """Row F3: a revoke waits for them up to its limit; what is answered later moves no commit of the new owner."""
+    """A revoke waits for them up to its limit; what is answered later moves no commit of the new owner."""
     scenario.backend.response = PlannedResponse(delay_seconds=600)
     first = scenario.run()
     scenario.wait_until(lambda: scenario.written > 2000, "a backlog")
@@ -170,7 +158,7 @@ def test_partitions_move_while_their_deliveries_hang(scenario: Fed) -> None:
 
 
 def test_partitions_are_added_under_load(kafka_three: Any, scenario: Fed) -> None:
-    """Row B9: what is written to the new ones from their first moment is delivered too."""
+    """What is written to the new ones from their first moment is delivered too."""
     scenario.properties["topic.metadata.refresh.interval.ms"] = 1000
     process = scenario.run()
     scenario.wait_more()
@@ -189,7 +177,7 @@ def pushing(ledger: Ledger, name: str, url: str, **settings: Any) -> dict[str, A
 def test_lag_is_zero_behind_aborted_transactions(
     ledger: Ledger, headrace: Any, backend: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Row G8: most of the log are aborted records and marks, at its end too; the commit reaches the end."""
+    """Most of the log are aborted records and marks, at its end too; the commit reaches the end."""
     name, count = ledger.new_topic(), 5000 if request.config.getoption("--all") else 100
     producer = confluent_kafka.Producer({"bootstrap.servers": ledger.kafka.bootstrap_servers, "transactional.id": name})
     producer.init_transactions(120)
@@ -213,7 +201,7 @@ def test_lag_is_zero_behind_aborted_transactions(
 
 @pytest.mark.long
 def test_lag_is_zero_where_compaction_has_left_gaps(ledger: Ledger, headrace: Any, backend: Any) -> None:
-    """Row G8: offsets that are not there any more are waited for by nobody."""
+    """Offsets that are not there any more are waited for by nobody."""
     often = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
     name = ledger.new_topic(1, **{"cleanup.policy": "compact", **often})
     producer = confluent_kafka.Producer({"bootstrap.servers": ledger.kafka.bootstrap_servers})
@@ -232,7 +220,7 @@ def test_lag_is_zero_where_compaction_has_left_gaps(ledger: Ledger, headrace: An
 
 @pytest.mark.long
 def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(tmp_path: Path, headrace: Any, backend: Any) -> None:
-    """Row G5: what is before it and in other partitions is delivered, nothing of it is, and readiness says where."""
+    """What is before it and in other partitions is delivered, nothing of it is, and readiness says where."""
     with Cluster(tmp_path / "kafka") as cluster:
         ledger = Ledger(cluster, tmp_path)
         name = ledger.new_topic(2)
@@ -259,7 +247,7 @@ def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(tmp_path: Path
 
 
 def test_bytes_arrive_as_they_are(ledger: Ledger, headrace: Any, backend: Any) -> None:
-    """Row G1: nulls, nothing, bytes that are no text; a tombstone is not an empty value."""
+    """Nulls, nothing, bytes that are no text; a tombstone is not an empty value."""
     name = ledger.new_topic()
     parts = [None, b"", b"\x00", b"\xff\xfe", bytes(range(256)), "é".encode(), b"{", b'"']
     sent = [*itertools.product(parts, parts)]

@@ -27,11 +27,11 @@ POINTS = sorted(
     if not name.startswith(BY_OTHERS)
 )
 AT_ONCE = 6
+pytestmark = pytest.mark.timeout(500)
 
 
-@pytest.mark.timeout(500)
 def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scenario: PushScenario) -> None:
-    """Three times kill -9 (row A1): nothing lost or skipped, order by key, no repeat of what a commit had ended."""
+    """Three times kill -9: nothing lost or skipped, order by key, no repeat of what a commit had ended."""
     scenario.settings["consumer"] = SAME_MEMBER
     scenario.backend.response = Hostile(seed=1)
     process = scenario.run()
@@ -69,10 +69,9 @@ def fail_at(scenario: PushScenario, point: str, action: str) -> Callable[[], Non
     return lead
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize("action", ["crash", pytest.param("raise", marks=pytest.mark.long)])
 def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_path: Path, action: str) -> None:
-    """Every failpoint is hit once (rows A8, A9), or raises; a process that comes later finishes the work of all."""
+    """Every failpoint is hit once, or raises; a process that comes later finishes the work of all."""
     backend = RecordingBackend(journal=tmp_path / "journal")
     refused: set[str] = set()
 
@@ -108,7 +107,6 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     backend.stop()
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "point",
     [
@@ -118,7 +116,7 @@ def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_
     ],
 )
 def test_a_frozen_process_comes_back_as_nobody(scenario: PushScenario, point: str) -> None:
-    """It stands still beyond its session and a peer takes over (row A7); what it then still says counts for nothing."""
+    """It stands still beyond its session and a peer takes over; what it then still says counts for nothing."""
     scenario.settings["consumer"] = SHORT_SESSION
     scenario.backend.response = Hostile(seed=2)
     scenario.fill(400)

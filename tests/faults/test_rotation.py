@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from headrace.control.runs.redrive import REPEATS_AT_MOST
 from headrace.devcluster.certificates import Authority
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
-from tests.faults.ledger import Ledger, delivered_by
+from tests.active_client import Response, send
+from tests.faults.ledger import Background, Ledger, dead_letter
 from tests.faults.rotation import IN_USE, REFUSED, Rotation, ready, wait_logged, wait_replaced
 
 CLIENTS = 8
 """Of one process: each gets its own tokens."""
+DEAD_LETTERS = 3000
 
 
 @pytest.fixture
-def world(
-    kafka_secured: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
-) -> Rotation:
+def rotation(kafka_secured: SecuredCluster, headrace: Any, backend: Any, tmp_path: Path) -> Rotation:
     return Rotation(kafka_secured, headrace, backend, tmp_path)
 
 
@@ -37,27 +43,26 @@ def world(
         pytest.param({"properties": {"group.protocol": "consumer"}}, id="kip-848", marks=pytest.mark.long),
     ],
 )
-def test_a_new_certificate_of_another_user_is_taken_up(world: Rotation, member: dict[str, Any]) -> None:
+def test_a_new_certificate_of_another_user_is_taken_up(rotation: Rotation, member: dict[str, Any]) -> None:
     """The old user loses every right as soon as the clients are replaced; the new one has them."""
-    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
-    with world.under_load(world.tls(), member=member) as (process, poster):
-        world.mount.put(**world.operator.certificate(f"{world.name}-new"))
-        wait_replaced(process)
-        world.operator.deny(f"{world.name}-old")
-        poster.wait_for_more(1000)
-    world.check(poster)
+    with (
+        rotation.under_load(rotation.tls(), member=member) as (process, poster),
+        rotation.user_replaced(process, poster),
+    ):
+        pass
+    rotation.check(poster)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["broker", "file"])
-def test_a_new_password_is_taken_up(world: Rotation, first: str) -> None:
+def test_a_new_password_is_taken_up(rotation: Rotation, first: str) -> None:
     """Whether the broker knows it before the file or after; then every connection is opened again."""
-    world.operator.password(world.name, "old-password")
-    world.mount.put(password="old-password")
-    with world.under_load(world.scram()) as (process, poster):
+    rotation.operator.password(rotation.name, "old-password")
+    rotation.mount.put(password="old-password")
+    with rotation.under_load(rotation.scram()) as (process, poster):
         changes: list[Callable[[], None]] = [
-            lambda: world.operator.password(world.name, "new-password"),
-            lambda: world.mount.put(password="new-password\n"),
+            lambda: rotation.operator.password(rotation.name, "new-password"),
+            lambda: rotation.mount.put(password="new-password\n"),
         ]
         for change in changes if first == "broker" else reversed(changes):
             change()
@@ -68,8 +73,8 @@ def test_a_new_password_is_taken_up(world: Rotation, first: str) -> None:
         poster.wait_for_more(300)
     assert "new-password" not in process.output
     assert process.output.count("is being replaced") == 0, "a new password needs no new client"
-    world.check(poster)
-    world.connect_again(process)
+    rotation.check(poster)
+    rotation.connect_again(process)
 
 
 class Tokens:
@@ -95,57 +100,42 @@ class Tokens:
 
 
 @pytest.fixture
-def tokens(world: Rotation, kafka_secured: SecuredCluster, tmp_path: Path) -> Iterator[Tokens]:
+def tokens(rotation: Rotation, kafka_secured: SecuredCluster, tmp_path: Path) -> Iterator[Tokens]:
     """A token server that takes the secret of the mount."""
     tokens = Tokens(kafka_secured, tmp_path / "tokens")
-    world.mount.put(secret="old-secret")
+    rotation.mount.put(secret="old-secret")
     with tokens.server:
         yield tokens
 
 
-def wait_for_tokens(tokens: Tokens, rounds: int, clients: int) -> None:
-    """Wait until so many tokens of each client have ended."""
-    wanted = tokens.given() + rounds * clients
-    Ledger.wait_until(lambda: tokens.given() >= wanted, "tokens")
-
-
 @pytest.mark.long
-def test_tokens_that_end_under_load_are_replaced(world: Rotation, tokens: Tokens) -> None:
-    """Every connection outlives several tokens: the broker takes a new one before the old one ends."""
-    with world.under_load(world.oauth(tokens.server)) as (_, poster):
-        wait_for_tokens(tokens, rounds=4, clients=CLIENTS)
-        poster.wait_for_more(500)
-    world.check(poster)
-
-
-@pytest.mark.long
-def test_a_new_secret_is_taken_up_while_the_old_one_is_valid(world: Rotation, tokens: Tokens) -> None:
-    """The old one is revoked when the new one is in use, and every token of the old one ends under load."""
-    with world.under_load(world.oauth(tokens.server)) as (process, poster):
+def test_a_new_secret_is_taken_up_while_the_old_one_is_valid(rotation: Rotation, tokens: Tokens) -> None:
+    """The old one is revoked when the new one is in use; every connection outlives several tokens under load."""
+    with rotation.under_load(rotation.oauth(tokens.server)) as (process, poster):
         tokens.take("old-secret", "canary-secret")
-        world.mount.put(secret="canary-secret")
+        rotation.mount.put(secret="canary-secret")
         wait_replaced(process)
         tokens.take("canary-secret")
-        wait_for_tokens(tokens, rounds=2, clients=CLIENTS)
+        wanted = tokens.given() + 3 * CLIENTS
+        Ledger.wait_until(lambda: tokens.given() >= wanted, "three tokens of each client")
         poster.wait_for_more(500)
     assert "canary" not in process.output
-    world.check(poster)
-    world.connect_again(process)
+    rotation.check(poster)
+    rotation.connect_again(process)
 
 
 @pytest.mark.long
-def test_a_secret_that_is_revoked_too_early_loses_nothing(world: Rotation, tokens: Tokens) -> None:
+def test_a_secret_that_is_revoked_too_early_loses_nothing(rotation: Rotation, tokens: Tokens) -> None:
     """Callers get errors when the last token has ended; the new secret in the file ends that."""
-    with world.under_load(world.oauth(tokens.server)) as (process, poster):
+    with rotation.under_load(rotation.oauth(tokens.server)) as (process, poster):
         tokens.take("new-secret")
         Ledger.wait_until(lambda: not ready(process), "the end of the last token")
-        world.mount.put(secret="new-secret")
+        rotation.mount.put(secret="new-secret")
         wait_logged(process, IN_USE)
         poster.wait_for_more(20)
         wait_replaced(process)
         poster.wait_for_more(500)
-    world.ledger.check_acknowledged(world.name, poster)
-    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, delivered_by(world.backend)))
+    rotation.check_nothing_lost(poster)
 
 
 @pytest.fixture
@@ -159,36 +149,163 @@ def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_new_authority_of_the_brokers_is_taken_up(world: Rotation, server_store: Path, tmp_path: Path) -> None:
+def test_a_new_authority_of_the_brokers_is_taken_up(rotation: Rotation, server_store: Path, tmp_path: Path) -> None:
     """Both are trusted, then the brokers' certificate is replaced, then the old one is no longer trusted."""
-    old, new = world.secured.security.authority, Authority(tmp_path, "new-ca")
-    world.mount.put(**world.operator.certificate(world.name))
-    with world.under_load(world.tls()) as (process, poster):
-        world.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
+    old, new = rotation.secured.security.authority, Authority(tmp_path, "new-ca")
+    with rotation.under_load(rotation.tls()) as (process, poster):
+        rotation.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
         wait_replaced(process)
         poster.wait_for_more(300)
-    world.check(poster)
+    rotation.check(poster)
     issued = new.issue("server", server=True)
     server_store.write_bytes(issued.key.read_bytes() + issued.certificate.read_bytes())
-    world.connect_again(process)
-    world.mount.put(ca_pem=new.certificate)
+    rotation.connect_again(process)
+    rotation.mount.put(ca_pem=new.certificate)
     wait_replaced(process, 2)
-    world.connect_again(process)
+    rotation.connect_again(process)
 
 
 @pytest.mark.long
-def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_responses(world: Rotation) -> None:
+def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_is_back(rotation: Rotation) -> None:
     """The user that Kafka knows after the outage is another one, and the old one has no right."""
-    world.mount.put(**world.operator.certificate(f"{world.name}-old"))
-    new = world.operator.certificate(f"{world.name}-new")
-    with world.under_load(world.tls(), producer={"properties": {"delivery.timeout.ms": 55_000}}) as (process, poster):
-        world.secured.cluster.kill(1)
-        world.mount.put(**new)
+    new = rotation.operator.certificate(f"{rotation.name}-new")
+    with rotation.under_load(rotation.tls(), producer={"properties": {"delivery.timeout.ms": 55_000}}) as (
+        process,
+        poster,
+    ):
+        rotation.secured.cluster.kill(1)
+        rotation.mount.put(**new)
         wait_logged(process, REFUSED)
-        world.secured.cluster.restart(1)
+        rotation.secured.cluster.restart(1)
         wait_replaced(process)
-        world.operator.deny(f"{world.name}-old")
+        rotation.operator.deny(f"{rotation.name}-old")
         poster.wait_for_more(500)
-    assert poster.told("unknown") == []
-    world.ledger.check_acknowledged(world.name, poster)
-    world.backend.wait_for(lambda _: not world.ledger.missing(world.name, delivered_by(world.backend)))
+    assert poster.with_outcome("unknown") == []
+    rotation.check_nothing_lost(poster)
+
+
+class Reads(Background):
+    """Reads from one URL again and again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.responses: list[Response] = []
+        self._url = url
+
+    def _run(self, number: int) -> None:
+        while not self._stopped.wait(0.05):
+            self.responses.append(send("GET", self._url))
+
+
+@pytest.mark.long
+def test_transactions_reads_commands_and_audit_use_the_new_certificate(rotation: Rotation) -> None:
+    """Each transaction is written once, and reads get a response all the time; commands are obeyed and audited."""
+    name, audit = rotation.name, f"{rotation.name}-audit"
+    sections = {
+        "producer": {"transactions": {"id": name, "producers": 2}, "idempotency": {"topic": f"{name}-keys"}},
+        "control": {"topic": f"{name}-control"},
+        "audit": {"to": "topic", "topic": audit},
+    }
+    with rotation.under_load(rotation.tls(), keyed=True, **sections) as (process, poster):
+        url = f"{process.url}/topics/{name}/partitions/0/records?offset=0&count=5"
+        with Reads(url) as reads, rotation.user_replaced(process, poster):
+            wait_logged(process, "is replaced: the files of kafka.security have changed", 2)
+            wanted = len(reads.responses) + 3
+            Ledger.wait_until(lambda: len(reads.responses) >= wanted, "reads")
+        known = len(rotation.ledger.records(audit))
+        for action in ("pause", "resume"):
+            response = send("POST", f"{process.url}/adm/reactive-consumers/push/{action}", {})
+            assert response.status == 200, response
+        Ledger.wait_until(lambda: len(rotation.ledger.records(audit)) > known, "audited requests")
+        poster.wait_for_more(200)
+    assert {(response.status, len(response.body["records"])) for response in reads.responses} == {(200, 5)}
+    rotation.check(poster)
+
+
+def connections(pid: int, port: int) -> set[str]:
+    """Return the sockets of a process that are connected to a port."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    to_port = {fields[9] for fields in lines if fields[2].endswith(f":{port:04X}") and fields[3] == "01"}
+    links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return to_port & {link.removeprefix("socket:[").removesuffix("]") for link in links}
+
+
+@pytest.mark.long
+def test_a_command_that_follows_a_topic_connects_again(rotation: Rotation, tmp_path: Path) -> None:
+    """It prints every record once, those included that are written when the old user has no right."""
+    file, printed = tmp_path / "follow.yaml", tmp_path / "printed"
+    file.write_text(yaml.safe_dump({"kafka": rotation.tls()}))
+    port = int(rotation.secured.cluster.tls_servers.rpartition(":")[2])
+    command = [sys.executable, "-m", "headrace.cli.main", "consume", rotation.name, "--follow", "-c", str(file)]
+    with (
+        printed.open("wb") as output,
+        rotation.under_load(rotation.tls()) as (process, poster),
+        subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, cwd=tmp_path) as following,
+        ended(following),
+    ):
+        Ledger.wait_until(lambda: len(printed.read_bytes().splitlines()) > 100, "printed records")
+        before = connections(following.pid, port)
+        with rotation.user_replaced(process, poster):
+            Ledger.wait_until(
+                lambda: before.isdisjoint(connections(following.pid, port) or before), "new connections of the command"
+            )
+        wanted = len(poster.with_outcome())
+        Ledger.wait_until(
+            lambda: len(printed.read_bytes().splitlines()) >= wanted or following.poll() is not None, "every record"
+        )
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=150)
+    assert b"no right" not in errors, errors
+    counts = Counter(json.loads(line)["id"] for line in printed.read_bytes().splitlines())
+    assert {json.loads(one.value)["id"] for one in poster.with_outcome()[:wanted]} <= set(counts)
+    assert set(counts.values()) == {1}
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a command whose test has failed, and show what it said."""
+    try:
+        yield
+    except AssertionError as failure:
+        process.kill()
+        raise AssertionError(f"{failure}; {process.communicate()[1].decode()}") from failure
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("exactly_once", [False, True], ids=["plain", "exactly-once"])
+def test_a_redrive_ends_though_the_user_of_its_lease_loses_every_right(rotation: Rotation, exactly_once: bool) -> None:
+    """Its lease and its session keep the old user; what that costs is another run, and no dead letter."""
+    topic, dead = f"{rotation.name}-redriven", f"{rotation.name}-redriven.dlq"
+    for name in (topic, dead):
+        rotation.secured.cluster.create_topic(name, 2)
+    rotation.ledger.write(dead, *(dead_letter(topic, dead, number) for number in range(DEAD_LETTERS)))
+    control = {"control": {"topic": f"{rotation.name}-control"}}
+    with rotation.under_load(rotation.tls(), **control) as (process, poster):
+        body = {"rate": 100, "exactlyOnce": exactly_once}
+        began = send("POST", f"{process.url}/adm/dead-letters/{dead}/redrive", body)
+        assert began.status == 202, began
+        Ledger.wait_until(lambda: rotation.ledger.records(topic), "redriven records")
+        with rotation.user_replaced(process, poster):
+            pass
+        job = end_of(process.url, began.body["id"])
+        while job["state"] != "done":
+            assert job["state"] == "failed", job
+            assert "no right" in job["message"] or "session is over" in job["message"], job
+            again = send("POST", f"{process.url}/adm/dead-letters/{dead}/redrive", {"exactlyOnce": exactly_once})
+            job = end_of(process.url, again.body["id"])
+    rotation.check(poster)
+    times = Counter(int(record.value or b"") for record in rotation.ledger.records(topic))
+    assert set(times) == set(range(DEAD_LETTERS))
+    assert sum(times.values()) - DEAD_LETTERS <= (0 if exactly_once else REPEATS_AT_MOST), job
+
+
+def end_of(url: str, job: str) -> dict[str, Any]:
+    """Wait until a job has ended, and return it."""
+    found: dict[str, Any] = {}
+
+    def ended() -> bool:
+        found.update(send("GET", f"{url}/adm/jobs/{job}").body)
+        return found["state"] in ("done", "failed", "stopped")
+
+    Ledger.wait_until(ended, f"the end of {job}")
+    return found

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import signal
 from typing import Any
 
 import pytest
@@ -15,25 +12,6 @@ from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline
 from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, two_frames
-
-
-async def test_a_frame_for_a_worker_that_has_just_died_is_refused_and_then_served(
-    write_function: Write, running: Run
-) -> None:
-    """Between its death and the news of it, a worker is offered frames; none of them is lost or blamed."""
-    async with running(write_function("def handler(context, event): pass")) as function:
-        await function.ready()
-        for offset in range(2):
-            os.kill(function.pid(), signal.SIGKILL)
-            outcomes = None
-            async with asyncio.timeout(100):
-                while not outcomes:
-                    try:
-                        outcomes = await function.deliver(b"a", first=offset)
-                    except DestinationUnavailable:
-                        await asyncio.sleep(0.001)
-            assert outcomes == [ACK]
-            await function.ready()
 
 
 @pytest.mark.parametrize(
@@ -74,25 +52,6 @@ async def test_a_death_costs_the_record_at_work_one_attempt_and_no_other(
         assert counts == {"before": 2, "wait": 2, "after": 1, "second": 1, "third": 1}
 
 
-async def test_a_poison_record_leaves_the_frames_at_hand_alone(write_function: Write, running: Run) -> None:
-    """It kills three workers, with a frame behind it each time, and is the only dead letter."""
-    code = """
-        import os
-        def handler(context, event):
-            if event.body == b"poison":
-                os.abort()
-    """
-    async with running(write_function(code)) as function:
-        await function.ready()
-        poison = function.begin(b"a", b"poison", b"b", partition=0)
-        others = [function.begin(*[b"c"] * 10, partition=number) for number in range(1, 6)]
-        await function.until(lambda: poison and all(others))
-        assert [reply.error for reply in poison[0]] == ["", "WorkerLost", ""]
-        assert "Fatal Python error: Aborted" in poison[0][1].reason and "main.py" in poison[0][1].reason
-        assert others == [[[ACK] * 10]] * 5
-        assert function.service.restarts == 3
-
-
 async def test_a_worker_over_its_memory_is_replaced_between_two_frames(
     write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,13 +72,6 @@ async def test_a_worker_over_its_memory_is_replaced_between_two_frames(
         assert not len(function.destination._suspects)
         assert (folder / "calls").read_text() == "call " * 6
     assert "exceed workerMemoryLimit (100 MiB)" in caplog.text
-
-
-async def test_a_worker_that_needs_too_much_memory_to_start_is_named(write_function: Write, running: Run) -> None:
-    """Readiness has the reason."""
-    folder = write_function("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", workerMemoryLimit="100Mi")
-    async with running(folder) as function:
-        await function.until(lambda: "exceed workerMemoryLimit (100 MiB)" in function.service.readiness().reason)
 
 
 async def test_a_worker_that_ends_again_and_again_is_restarted_at_a_bounded_rate(
@@ -176,13 +128,15 @@ async def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record
     [
         ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
         ("import os\nos.abort()", {}, "signal 6 (SIGABRT)"),
+        ("import os\nos.abort()", {}, "Fatal Python error: Aborted"),
+        ("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", {}, "exceed workerMemoryLimit (100 MiB)"),
     ],
 )
 async def test_a_worker_that_dies_while_it_starts_is_named(
     write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
 ) -> None:
     """By readiness and by the refusal of deliveries."""
-    async with running(write_function(code, spec=spec)) as function:
+    async with running(write_function(code, spec=spec, workerMemoryLimit="100Mi")) as function:
         await function.until(lambda: reason in function.service.readiness().reason)
         with pytest.raises(DestinationUnavailable, match=re.escape(reason)):
             await function.deliver(b"a")

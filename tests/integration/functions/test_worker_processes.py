@@ -26,24 +26,6 @@ from tests.function_workers import PARTITION, Run, Running, Write
 HANGING_CALLBACK = table(__file__, "hanging_callback")
 
 
-async def test_a_drain_callback_that_fails_holds_nothing_up(
-    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged with its stack."""
-    code = """
-        def init_context(context):
-            context.platform.set_drain_callback(lambda: 1 / 0)
-        def handler(context, event): pass
-    """
-    async with running(write_function(code)) as function:
-        await function.ready()
-        await function.service.give_up([PARTITION], Deadline(function.clock, 60))
-        assert "drain callback failed" in caplog.text
-        assert "ZeroDivisionError" in caplog.text
-        assert await function.deliver(b"a") == [ACK]
-        assert function.service.restarts == 0
-
-
 async def test_a_drain_callback_that_hangs_before_a_waiting_frame_is_ended_at_the_deadline(
     write_function: Write, running: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,13 +197,18 @@ def test_a_worker_imports_little() -> None:
 async def test_a_fork_that_returns_from_the_handler_answers_nothing(
     write_function: Write, running: Run, tmp_path: Path, is_async: bool, returns: str
 ) -> None:
-    """The copy of the worker ends; it calls the handler for no record, and no callback of the function."""
+    """The copy of the worker ends; it calls the handler for no record, and no callback of the function.
+
+    The worker runs its callbacks at its end, although the handler has taken the signals.
+    """
     calls = tmp_path / "calls"
     code = f"""
-        import os, time
+        import os, signal, time
         def write(text):
             with open({str(calls)!r}, "a") as file: file.write(text + "\\n")
         def init_context(context):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda *_: None)
             context.platform.set_drain_callback(lambda: write("drained"))
             context.platform.set_termination_callback(lambda: write("ended"))
         {"async " if is_async else ""}def handler(context, event):
@@ -239,25 +226,6 @@ async def test_a_fork_that_returns_from_the_handler_answers_nothing(
         assert function.service.restarts == 0
     assert [record.value for record in function.written] == values * 3
     assert calls.read_text().split() == [value.decode() for value in values * 3] + ["drained", "ended"]
-
-
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-async def test_a_handler_that_takes_the_signals_still_ends_with_its_callbacks(
-    write_function: Write, running: Run, tmp_path: Path, is_async: bool
-) -> None:
-    """At once, and not by the limit of its end."""
-    ended = tmp_path / "ended"
-    code = f"""
-        import signal
-        def init_context(context):
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, lambda *_: None)
-            context.platform.set_termination_callback(lambda: open({str(ended)!r}, "w").write("ended"))
-        {"async " if is_async else ""}def handler(context, event): pass
-    """
-    async with running(write_function(code)) as function:
-        assert await function.deliver(b"a") == [ACK]
-    assert ended.read_text() == "ended"
 
 
 async def test_workers_do_not_get_the_settings_of_headrace(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DestinationUnavailable
-from headrace.functions.allocator import FRAMES_PER_WORKER, Allocator, PartitionWorkers
+from headrace.functions.allocator import FRAMES_PER_WORKER, Allocator, PartitionWorkers, worker_of_key
 from headrace.records import TopicPartition
 
 
@@ -159,3 +159,32 @@ def test_assigned_partitions_are_spread_and_stay(workers: int, steps: list[tuple
             assert before[topic, worker] + count <= -(-totals[topic] // workers)
         assigned |= new
         assert {partition: found.worker_of(partition) for partition in assigned} == assigned
+
+
+async def test_callers_get_workers_in_their_turn() -> None:
+    """Each worker has two frames; the third one of a worker waits."""
+    pool = Allocator(2)
+    pool.started(1)
+    pool.started(0)
+    assert [await pool.acquire((0, 1)) for _ in range(4)] == [1, 0, 1, 0]
+    first, second = (asyncio.ensure_future(pool.acquire((0, 1))) for _ in range(2))
+    await asyncio.sleep(0)
+    for worker, turn in ((0, first), (1, second)):
+        assert not turn.done()
+        pool.frame_ended(worker)
+        assert await turn == worker
+
+
+def test_partitions_and_keys_have_the_same_worker_in_every_process() -> None:
+    """Whatever its hash seed is; a partition that returns has its worker again, whose state may still be there."""
+    workers, orders = PartitionWorkers(5), [TopicPartition("orders", number) for number in (3, 8)]
+    workers.assigned(orders)
+    before = [workers.worker_of(partition) for partition in orders]
+    assert before[0] == 0 != before[1]
+    workers.given_up(orders[1:])
+    workers.assigned(orders[1:])
+    assert [workers.worker_of(partition) for partition in orders] == before
+    assert worker_of_key(b"order-7", orders[0], 4) == worker_of_key(b"order-7", orders[1], 4) == 2
+    counts = Counter(worker_of_key(b"%d" % n, orders[0], 4) for n in range(1000))
+    assert min(counts.values()) > 150
+    assert len({worker_of_key(None, TopicPartition("t", n), 4) for n in range(50)}) == 4

@@ -1,18 +1,14 @@
-"""What handlers return, and how they are found."""
+"""What handlers return and raise."""
 
 from __future__ import annotations
 
-import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.functions.protocol import Output, Result
 from headrace.functions.sdk import Response
-from headrace.functions.worker.handler import Responses, Unusable, failure, is_async, load_handler
+from headrace.functions.worker.handler import Responses, failure
 
 
 class Logged:
@@ -20,11 +16,18 @@ class Logged:
         return "logged"
 
 
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 @pytest.mark.parametrize(
-    ("response", "body"),
+    ("response", "result"),
     [
         ("as is", b"as is"),
         (b"\x00as is", b"\x00as is"),
+        (b"", Result([Output(b"", [])])),
+        ("", Result([Output(b"", [])])),
         ({"a": 1}, b'{"a":1}'),
         (
             {"a": float("nan"), "b": [float("inf"), -float("inf"), None]},
@@ -37,17 +40,18 @@ class Logged:
         (True, b"true"),
         (Response(body={"a": 1}), b'{"a":1}'),
         (Response(body=b"b"), b"b"),
+        ([{"a": 1}, "b"], Result([Output(b'{"a":1}', []), Output(b"b", [])])),
+        ([{"a": 1}, (500, "no")], Result(error="status 500", reason="no")),
+        (Response(body="bad", status_code=503), Result(error="status 503", reason="bad")),
+        (
+            Response({"a": "ä", "b": b"\x00", "c": None, "d": 5}, "body"),
+            Result([Output(b"body", [("a", "ä".encode()), ("b", b"\x00"), ("c", None), ("d", b"5")])]),
+        ),
     ],
 )
-def test_one_output_in_json(response: Any, body: bytes) -> None:
-    """Nuclio's return rules: text and bytes as they are, everything else as JSON."""
-    assert Responses("json").result_of(response) == body
-
-
-def test_an_empty_body_is_an_output_too() -> None:
-    """It must not be taken for no output."""
-    assert Responses("json").result_of(b"") == Responses("json").result_of("") == Result([Output(b"", [])])
-    assert Responses("json", used=False).result_of(b"body") is None
+def test_what_a_handler_returns_becomes_outputs(response: Any, result: Any) -> None:
+    """Text and bytes as they are, also empty ones; all else as JSON; a list is several, of which each may fail all."""
+    assert Responses("json").result_of(response) == result
 
 
 @pytest.mark.parametrize("response", [None, [], Response(), (200, None), [None]])
@@ -56,31 +60,10 @@ def test_none_is_no_output(response: Any) -> None:
     assert Responses("json").result_of(response) is None
 
 
-def test_a_list_is_several_replies() -> None:
-    """Each item is one output; one failed item fails the record."""
-    assert Responses("json").result_of([{"a": 1}, "b"]) == Result([Output(b'{"a":1}', []), Output(b"b", [])])
-    assert Responses("json").result_of([{"a": 1}, (500, "no")]) == Result(error="status 500", reason="no")
-
-
-def test_response_headers_become_record_headers() -> None:
-    """Text and numbers as UTF-8, bytes and null as they are."""
-    response = Response({"a": "ä", "b": b"\x00", "c": None, "d": 5}, "body")
-    assert Responses("string").result_of(response) == Result(
-        [Output(b"body", [("a", "ä".encode()), ("b", b"\x00"), ("c", None), ("d", b"5")])]
-    )
-
-
-@pytest.mark.parametrize("wanted", ["json", ""])
-@pytest.mark.parametrize("response", [(400, "bad"), Response(body="bad", status_code=503)])
-def test_a_status_of_400_or_more_is_a_failure(response: Any, wanted: str) -> None:
-    """With or without an output topic."""
-    result = Responses(wanted).result_of(response)
-    assert result and result.error.startswith("status ") and result.reason == "bad" and not result.outputs
-
-
 def test_without_an_output_topic_bodies_are_dropped() -> None:
-    """A value that is not used is not encoded either."""
+    """A value that is not used is not encoded either; a status of 400 or more is a failure still."""
     assert Responses("json", used=False).result_of({"a": object()}) is None
+    assert Responses("", used=False).result_of((400, "bad")) == Result(error="status 400", reason="bad")
 
 
 def test_formats_hold_what_they_can() -> None:
@@ -93,7 +76,10 @@ def test_formats_hold_what_they_can() -> None:
 
 
 def test_a_failure_keeps_the_stack_of_the_users_code() -> None:
-    """Class as the error, class and first line of the text as the reason; a long stack is cut at its beginning."""
+    """Class as the error, class and first line of the text as the reason; a long stack is cut at its beginning.
+
+    An exception that cannot describe itself has its class as the reason.
+    """
 
     def failed(error: Exception) -> Result:
         def handler() -> None:
@@ -111,52 +97,4 @@ def test_a_failure_keeps_the_stack_of_the_users_code() -> None:
     assert failed(ValueError("\udcff")).reason == "ValueError: ?"
     long = failed(ValueError("\u20ac" * 9000))
     assert len(long.reason) == 4000 and 8000 < len(long.stack.encode()) <= 8192
-
-
-def test_an_exception_that_cannot_describe_itself_is_a_failure_like_any_other() -> None:
-    """Its class is the reason."""
-
-    class Odd(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    assert failure(Odd()).reason == "Odd"
-
-
-def test_async_is_seen_through_partials_and_callables() -> None:
-    """A function of an unknown kind is served as plain."""
-
-    class CallableObject:
-        async def __call__(self, context: Any, event: Any) -> None: ...
-
-    async def handler(context: Any, event: Any) -> None: ...
-
-    assert is_async(handler) and is_async(functools.partial(handler, 1)) and is_async(CallableObject())
-    assert not is_async(lambda context, event: None) and not is_async(print) and not is_async(None)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    return tmp_path
-
-
-def test_init_context_is_looked_up_where_the_handler_is_defined(folder: Path) -> None:
-    """A handler that is re-exported brings its own module's init_context."""
-    (folder / "pack").mkdir()
-    (folder / "pack" / "inner_fn.py").write_text("def init_context(c): pass\ndef handler(c, e): pass\n")
-    (folder / "outer_fn.py").write_text("from pack.inner_fn import handler\n")
-    handler, init_context = load_handler("outer_fn:handler", str(folder))
-    assert init_context and init_context.__module__ == handler.__module__ == "pack.inner_fn"
-
-
-@pytest.mark.parametrize(("text", "expected"), table(__file__, "a_handler_that_cannot_be_loaded_says_why"))
-def test_a_handler_that_cannot_be_loaded_says_why(folder: Path, text: str, expected: str) -> None:
-    """Missing module, missing function, and code that fails have different texts."""
-    (folder / "good_fn.py").write_text("def handler(c, e): pass\n")
-    (folder / "needy_fn.py").write_text("import absent_library\n")
-    (folder / "broken_fn.py").write_text("1 / 0\n")
-    (folder / "exiting_fn.py").write_text("raise SystemExit(3)\n")
-    with pytest.raises(Unusable, match=f"(?s){expected}"):
-        load_handler(text, str(folder))
+    assert failed(Odd()).reason == "Odd"

@@ -110,11 +110,8 @@ async def test_an_emit_in_a_batch_names_its_event(write_function: Write, running
         assert "emit in a batch without its event: write event=" in found[0].reason
 
 
-TYPED = {
-    "pydantic": "import pydantic\nclass Order(pydantic.BaseModel):\n    id: str\n    euros: int\n",
-    "msgspec": "import msgspec\nclass Order(msgspec.Struct):\n    id: str\n    euros: int\n",
-    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass Order:\n    id: str\n    euros: int\n",
-}
+TYPED = table(__file__, "typed")
+"""Types of bodies, by what makes them."""
 
 
 @pytest.mark.parametrize("kind", TYPED)
@@ -134,12 +131,3 @@ async def test_a_typed_handler_gets_valid_bodies_only(
         assert [reply.permanent for reply in found] == [False, True, True, False, False]
         assert "euros" in found[1].reason and "secret" not in found[1].reason
         assert [each.value for each in function.written][:2] == [b"a", b"c"]
-
-
-@pytest.mark.parametrize(("code", "problem"), table(__file__, "a_handler_that_cannot_be_called_is_a_start_error"))
-async def test_a_handler_that_cannot_be_called_is_a_start_error(
-    write_function: Write, running: Run, code: str, problem: str
-) -> None:
-    """Readiness says it, instead of every record."""
-    async with running(write_function(code)) as function:
-        await function.until(lambda: problem in function.service.readiness().reason)

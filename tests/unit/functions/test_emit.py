@@ -22,10 +22,16 @@ ASYNC = HANDLER.replace("PREFIX", "async").replace("PAUSE", "await asyncio.sleep
 async def test_outputs_of_calls_that_succeeded_are_written_in_order(
     write_function: Write, running: Run, code: str, output: str
 ) -> None:
-    """Emitted ones first, then what was returned; those of a failed call are dropped, with and without outputTopic."""
+    """Emitted ones first, then what was returned; those of a failed call are dropped, with and without outputTopic.
+
+    A handler that copies its headers gives no output the identity of another record.
+    """
+    own = [("headrace.redrive.of", b"t:0:5"), ("h", b"2")]
     attributes = {"ordering": "none", **({"outputTopic": output} if output else {})}
     async with running(write_function(code, **attributes)) as function:
-        replies = await function.deliver(b"ok", b"raise", b"tombstone", b"refuse", b"ok", first=5)
+        replies = await function.deliver(
+            b"ok", b"raise", b"tombstone", b"refuse", b"copy", first=5, read_headers=lambda: own
+        )
         assert [reply.error for reply in replies] == ["", "ValueError", "", "status 400", ""]
         found = [(each.topic, each.key, each.value, each.headers) for each in function.written]
 
@@ -36,8 +42,9 @@ async def test_outputs_of_calls_that_succeeded_are_written_in_order(
             ]
 
         returned = [(output, b"key", b"returned", None)] if output else []
+        copied = [(output, b"key", b"returned", [("h", b"2")])] if output else []
         tombstone = [("second", b"key", None, None)]
-        assert found == [*of(5), *returned, *of(7), *tombstone, *returned, *of(9), *returned]
+        assert found == [*of(5), *returned, *of(7), *tombstone, *returned, *of(9), *copied]
 
 
 async def test_a_wrong_emit_fails_its_record_in_words(write_function: Write, running: Run) -> None:

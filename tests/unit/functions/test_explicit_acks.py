@@ -50,23 +50,6 @@ async def test_handlers_of_every_kind_acknowledge(write_function: Write, running
         assert await function.deliver(b"c", first=9) == [AWAITING_ACK]
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_problem_of_an_acknowledgement_is_raised_in_the_handler(
-    write_function: Write, running: Run, kind: str
-) -> None:
-    """With its sentence, so that the record fails as with every exception."""
-    async with running(write_function(PLAIN if kind == "plain" else ASYNC, **own())) as function:
-        acknowledged(function, "flights-3 is not assigned to this process any more")
-        [reply] = await function.deliver(b"a")
-        assert (reply.error, reply.reason) == (
-            "NotAcknowledged",
-            "NotAcknowledged: flights-3 is not assigned to this process any more",
-        )
-        function.service._acknowledgers = {}
-        [reply] = await function.deliver(b"a")
-        assert "no trigger of fn reads flights with explicitAckMode" in reply.reason
-
-
 async def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_function: Write, running: Run) -> None:
     """The worker's connection belongs to one thread; a second one would take its frames."""
     code = """

@@ -123,40 +123,6 @@ def bodies(work: protocol.Work) -> protocol.Results:
     return protocol.Results([b"%d" % offset for offset in work.offsets])
 
 
-OURS = [("headrace.redrive.of", b"t:0:5"), ("h", b"1"), ("Headrace.dlq.topic", b"p1")]
-
-
-@pytest.mark.parametrize(
-    ("results", "written"),
-    [
-        ([b"0", None, b"2"], [("out", b"k0", b"0", None), ("out", b"k2", b"2", None)]),
-        (
-            [
-                b"0",
-                protocol.Result([protocol.Output(b"a", [], "other", b"own"), protocol.Output(b"b", [("h", b"1")])]),
-                b"2",
-            ],
-            [
-                ("out", b"k0", b"0", None),
-                ("other", b"own", b"a", None),
-                ("out", b"k1", b"b", [("h", b"1")]),
-                ("out", b"k2", b"2", None),
-            ],
-        ),
-        (
-            [None, None, protocol.Result([protocol.Output(b"a", OURS), protocol.Output(b"b", OURS[:1])])],
-            [("out", b"k2", b"a", [("h", b"1")]), ("out", b"k2", b"b", None)],
-        ),
-    ],
-)
-def test_outputs_have_the_key_of_their_record_and_no_header_of_headrace(results: Any, written: list[Any]) -> None:
-    """In their order; a handler that copies its headers gives no output the identity of another record."""
-    kafka = Kafka()
-    to = destination(FakeWorkers(lambda work: protocol.Results(results)), kafka)
-    assert asyncio.run(to.deliver(delivery(3))) == [ACK] * 3
-    assert [(each.topic, each.key, each.value, each.headers) for each in kafka.written] == written
-
-
 @pytest.mark.parametrize("response", [bodies, outputs])
 def test_a_refused_output_fails_its_own_record_only(response: Any) -> None:
     """Whatever form the worker has answered in."""
@@ -211,29 +177,6 @@ async def test_a_full_producer_is_waited_for_without_running_the_handler_again()
     await clock.advance(0.1)
     assert await work == [ACK, ACK]
     assert workers.frames == [[0, 1]]
-
-
-@pytest.mark.parametrize(("deaths", "kind"), [(3, "permanent"), (2, "success")])
-def test_the_record_at_work_when_a_worker_died_comes_again_alone(deaths: int, kind: str) -> None:
-    """What was before it is repeated as one frame, what comes after it is one frame; the third death in a row ends it.
-
-    One success clears the record.
-    """
-    died: list[int] = []
-
-    def answer(work: protocol.Work) -> protocol.Done:
-        if 2 in work.offsets and len(died) < deaths:
-            died.append(2)
-            raise WorkerLost("worker 0 ended", begun=work.offsets.index(2) + 1, error="timeout")
-        return protocol.Done()
-
-    workers = FakeWorkers(answer)
-    target = destination(workers, Kafka())
-    outcomes = asyncio.run(target.deliver(delivery(5)))
-    assert workers.frames == [[0, 1, 2, 3, 4], [0, 1], [2], [2], [3, 4]]
-    assert [kind_of(reply) for reply in outcomes] == ["success", "success", kind, "success", "success"]
-    assert (outcomes[2].error, outcomes[2].calls) == (("timeout", 3) if deaths == 3 else ("", 1))
-    assert not len(target._suspects)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

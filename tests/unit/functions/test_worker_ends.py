@@ -25,34 +25,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file")  # of handlers
 PARTITION = TopicPartition("flights", 3)
 
 
-async def test_a_stopped_worker_ends_its_frame_and_runs_its_callbacks(write_function: Write, running: Run) -> None:
-    """Drain waits for the frame; then drain and termination callbacks run, in this order."""
-    code = """
-        import pathlib, time
-        def init_context(context):
-            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain "))
-            context.platform.set_termination_callback(lambda: pathlib.Path("calls").open("a").write("end"))
-        def handler(context, event):
-            pathlib.Path("begun").touch()
-            time.sleep(0.3)
-    """
-    folder = write_function(code)
-    async with running(folder) as function:
-        responses = function.begin(b"a")
-        await function.until((folder / "begun").exists)
-    assert responses == [[ACK]]
-    assert (folder / "calls").read_text() == "drain end"
-
-
-@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(("more", "fails"), [(0, False), (1, True)])
 async def test_the_drain_callback_runs_when_partitions_are_given_up(
-    write_function: Write, running: Run, more: int
+    write_function: Write, running: Run, more: int, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has ended when the call returns; at the end of the worker it runs again only after further events."""
-    code = """
+    """It has ended when the call returns; at the end of the worker it runs again only after further events.
+
+    A failure of it is logged with its stack, and the worker continues.
+    """
+    code = f"""
         import pathlib
         async def drained():
             pathlib.Path("calls").open("a").write("drain ")
+            if {fails} and pathlib.Path("calls").read_text().count("drain") == 1:
+                1 / 0
         def init_context(context):
             context.platform.set_drain_callback(drained)
             context.platform.set_termination_callback(lambda: pathlib.Path("calls").open("a").write("end"))
@@ -67,7 +53,9 @@ async def test_the_drain_callback_runs_when_partitions_are_given_up(
             await function.service.give_up([PARTITION], Deadline(function.clock, 60))
             assert (folder / "calls").read_text() == "event drain " * (number + 1)
         assert await function.deliver(*[b"a"] * more, first=2) == [ACK] * more
+        assert function.service.restarts == 0
     assert (folder / "calls").read_text() == "event drain " * (2 + more) + "end"
+    assert ("drain callback failed" in caplog.text, "ZeroDivisionError" in caplog.text) == (fails, fails)
 
 
 async def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_function: Write, running: Run) -> None:
@@ -140,20 +128,8 @@ async def test_a_worker_that_is_not_started_yet_keeps_no_caller() -> None:
     assert caught.value.parameters["begun"] == 0
 
 
-async def test_a_flood_without_newlines_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """It counts as lines of the log's limit, and the memory of the reader stays small."""
-    caplog.set_level("INFO", "headrace")
-    output = WorkerOutput("function f.t worker 0")
-    for _ in range(3000):
-        output.data_received(b"x" * 65_536)
-    assert len(output._held) <= 65_536
-    assert len(caplog.records) <= 1000
-    output.connection_lost(None)
-    assert "dropped lines=" in caplog.text
-
-
 async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    """The reader keeps no more than the tail in memory, and counts what it leaves out."""
+    """The reader keeps no more than the tail in memory, and counts what it leaves out; also without newlines."""
     output = WorkerOutput("worker 0")
     with caplog.at_level(logging.INFO, "headrace"):
         output.data_received(b"first\n")
@@ -168,6 +144,13 @@ async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pyte
     assert logged[0] == "worker 0: first" and 1000 <= len(logged) <= 2000
     counted = sum(int(line.split("lines=")[1].split()[0]) for line in lines if "dropped lines=" in line)
     assert counted + len(logged) == 100_001, dropped
+    caplog.clear()
+    endless = WorkerOutput("worker 1")
+    for _ in range(3000):
+        endless.data_received(b"x" * 65_536)
+    assert len(endless._held) <= 65_536 and len(caplog.records) <= 1000
+    endless.connection_lost(None)
+    assert "dropped lines=" in caplog.text
 
 
 async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_ends(

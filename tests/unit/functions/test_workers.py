@@ -107,9 +107,9 @@ async def test_texts_of_events_are_bytes_without_decoding(
         await function.until(lambda: "event_id='flights-3-0'" in caplog.text)
 
 
-@pytest.mark.parametrize("code", table(__file__, "async_handlers_run"))
-async def test_async_handlers_run(write_function: Write, running: Run, code: str) -> None:
-    """Async, a plain function that returns a coroutine, and a plain handler with an async init_context."""
+@pytest.mark.parametrize("code", table(__file__, "handlers_of_each_kind_run"))
+async def test_handlers_of_each_kind_run(write_function: Write, running: Run, code: str) -> None:
+    """Async, plain, a partial and an object, with the `init_context` of the module that defines the handler."""
     async with running(write_function(code, outputTopic="out")) as function:
         assert await function.deliver(b"a", b"b") == [ACK, ACK]
         assert [record.value for record in function.written] == [b"ran", b"ran"]
@@ -222,40 +222,18 @@ async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: W
         assert sorted(function.requested) == [7, 8, 9, 9, 10]
 
 
-AVRO_PART = '{"type":"record","name":"A","fields":[{"name":"by","type":"int"}]}'
-SCHEMAS = {
-    "avro": (
-        protocol.Schema(1, "AVRO", '{"type":"record","name":"B","fields":[{"name":"n","type":"A"}]}', {"A": AVRO_PART}),
-        b"\x08",
-    ),
-    "jsonschema": (
-        protocol.Schema(1, "JSON", '{"$ref":"part.json"}', {"part.json": '{"type":"object"}'}),
-        b'{"n":["UP",4]}',
-    ),
-    "protobuf": (
-        protocol.Schema(
-            1,
-            "PROTOBUF",
-            'syntax = "proto3"; import "part.proto"; message B { Part n = 1; }',
-            {"part.proto": 'syntax = "proto3"; message Part { string up = 1; int32 by = 2; }'},
-        ),
-        b"\x00\x0a\x06\x0a\x02UP\x10\x04",
-    ),
-}
-SEEN = {"avro": {"n": {"by": 4}}, "jsonschema": {"n": ["UP", 4]}, "protobuf": {"n": {"up": "UP", "by": 4}}}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize(
+    ("name", "schema", "value", "seen"), table(__file__, "formats_with_a_schema_are_decoded_with_what_it_refers_to")
+)
 async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
-    write_function: Write, running: Run, name: str
+    write_function: Write, running: Run, name: str, schema: list[Any], value: bytes, seen: dict[str, Any]
 ) -> None:
     """As plain Python values."""
-    schema, payload = SCHEMAS[name]
     code = "def handler(context, event): return event.body"
     async with running(write_function(code, valueFormat=name, outputTopic="out")) as function:
-        function.schemas = {1: schema}
-        assert await function.deliver(header_of(1) + payload) == [ACK]
-        assert [json.loads(output.value) for output in function.written] == [SEEN[name]]
+        function.schemas = {1: protocol.Schema(*schema)}
+        assert await function.deliver(header_of(1) + value) == [ACK]
+        assert [json.loads(output.value) for output in function.written] == [seen]
 
 
 async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:

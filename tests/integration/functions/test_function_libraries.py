@@ -79,31 +79,29 @@ def test_every_command_refuses_a_function_until_its_libraries_are_installed(need
 
 
 async def test_libraries_are_installed_once_and_anew_when_the_file_changes(needs_libraries: Path, running: Any) -> None:
-    """Two workers, one installation; a pinned version of what the worker itself uses does not break it."""
-    install = settings(needs_libraries, "install")
+    """Two workers, one installation; a pinned version of what the worker itself uses does not break it.
+
+    An installation that fails is a start error with pip's words and the command, and leaves nothing half made.
+    """
+    install, file = settings(needs_libraries, "install"), needs_libraries / "requirements.txt"
+
+    def installed() -> int:
+        return len([path for path in (needs_libraries / "state" / "functions").iterdir() if path.is_dir()])
+
     async with running(needs_libraries, install) as function:
         await function.deliver(b"")
         assert [record.value for record in function.written] == [b"tiny 1.0", b"true"]
-    state = needs_libraries / "state" / "functions"
-    assert len([path for path in state.iterdir() if path.is_dir()]) == 1
-    wheel(needs_libraries, "tiny", "2.0", "NAME = 'tiny 2.0'\n")
-    file = needs_libraries / "requirements.txt"
+    assert installed() == 1
     file.write_text(file.read_text().replace("tiny==1.0", "tiny==2.0"))
+    async with running(needs_libraries, install) as function:
+        await function.until(lambda: "failed to install" in function.service.readiness().reason)
+        reason = function.service.readiness().reason
+        assert "No matching distribution found for tiny==2.0" in reason and "headrace function install " in reason
+    assert installed() == 1
+    wheel(needs_libraries, "tiny", "2.0", "NAME = 'tiny 2.0'\n")
     async with running(needs_libraries, install) as function:
         await function.deliver(b"")
         assert function.written[0].value == b"tiny 2.0"
-
-
-async def test_an_installation_that_fails_is_a_start_error(needs_libraries: Path, running: Any) -> None:
-    """Readiness has pip's words and the command; nothing half made is left."""
-    file = needs_libraries / "requirements.txt"
-    file.write_text(file.read_text().replace("tiny==1.0", "tiny==9.0"))
-    async with running(needs_libraries, settings(needs_libraries, "install")) as function:
-        await function.until(lambda: "failed to install" in function.service.readiness().reason)
-        reason = function.service.readiness().reason
-        assert "No matching distribution found for tiny==9.0" in reason
-        assert "headrace function install " in reason
-    assert not [path for path in (needs_libraries / "state" / "functions").iterdir() if path.is_dir()]
 
 
 async def test_a_stop_ends_pip(write_function: Callable[..., Path], running: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,22 @@ import pytest
 from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.outcomes import AWAITING_ACK
+from headrace.delivery.outcomes import ACK, AWAITING_ACK
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
 from headrace.functions.workers import FunctionService
-from tests.function_workers import PARTITION, Run, Write, acknowledged
+from tests.function_workers import PARTITION, WAITS, Run, Write, acknowledged, called, calls
 
 REPLY = """
     def handler(context, event):
         return {response!r}
 """
+
+
+def reload_of(function: Any, *others: FunctionService) -> FunctionReload:
+    file = function.service.spec.folder / "function.yaml"
+    return FunctionReload(file, HeadraceConfig(), [function.service, *others], function.clock)
 
 
 async def reply(function: Any) -> bytes | None:
@@ -31,25 +35,18 @@ async def reply(function: Any) -> bytes | None:
     return record.value  # type: ignore[no-any-return]
 
 
-async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
-    write_function: Callable[..., Any], running: Callable[..., Any]
-) -> None:
-    """The new handler serves; each broken file and changed triggers are rejected, and the old workers continue."""
+async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(write_function: Write, running: Run) -> None:
+    """The new handler serves; a broken file and changed triggers are rejected, and the old workers continue."""
     folder = write_function(REPLY.format(response="old"), workers=2, outputTopic="out")
     async with running(folder) as function:
         service = function.service
         await function.until(lambda: all(slot.up for slot in service._slots))
-        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [service], function.clock)
+        reload = reload_of(function)
         assert await reply(function) == b"old"
-        for code, why in (
-            ("def handler(context event): pass", "does not compile"),
-            ("import missing_module\ndef handler(context, event): pass\n", "missing_module"),
-            ("def init_context(context): raise OSError('no database')\ndef handler(c, e): pass\n", "no database"),
-        ):
-            (folder / "main.py").write_text(code)
-            with pytest.raises(FunctionInvalid, match=why):
-                await reload.reload()
-            assert await reply(function) == b"old"
+        write_function("import missing_module\ndef handler(context, event): pass\n", workers=2, outputTopic="out")
+        with pytest.raises(FunctionInvalid, match="missing_module"):
+            await reload.reload()
+        assert await reply(function) == b"old"
         before = {function.pid(number) for number in range(2)}
         write_function(REPLY.format(response="new"), workers=2, outputTopic="out")
         for _ in range(4):  # more than the failures after which callers are refused
@@ -63,9 +60,7 @@ async def test_a_reload_replaces_the_workers_and_a_broken_file_does_not(
             await reload.reload()
 
 
-async def test_a_reload_replaces_all_pools_or_none(
-    write_function: Callable[..., Any], running: Callable[..., Any]
-) -> None:
+async def test_a_reload_replaces_all_pools_or_none(write_function: Write, running: Run) -> None:
     """A file that only the second pool cannot load leaves the first one as it was."""
     code = """
         import os
@@ -85,67 +80,48 @@ async def test_a_reload_replaces_all_pools_or_none(
         await other.start()
         await function.until(lambda: other.readiness().ready)
         write_function(code.format(response="new"), spec=spec)
-        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service, other], function.clock)
         before = function.pid()
         with pytest.raises(FunctionInvalid, match="no database"):
-            await reload.reload()
+            await reload_of(function, other).reload()
         assert not any(slot.is_reloading for slot in function.service._slots)
         assert (await reply(function), function.pid()) == (b"old", before)
         await other.stop()
 
 
-async def test_a_worker_that_was_starting_at_a_reload_is_replaced(
-    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_a_worker_that_was_starting_at_a_reload_is_replaced(write_function: Write, running: Run) -> None:
     """It has loaded the old file, and waits in its `init_context`."""
     code = """
         import pathlib, time
         def init_context(context):
-            here = pathlib.Path(__file__).parent
-            (here / "started").touch()
-            while not (here / "go").exists():
+            pathlib.Path("started").touch()
+            while not pathlib.Path("go").exists():
                 time.sleep(0.01)
         def handler(context, event):
             return "old"
     """
     folder = write_function(code, outputTopic="out")
     async with running(folder) as function:
-        await function.until((tmp_path / "started").exists)
+        await function.until((folder / "started").exists)
         write_function(REPLY.format(response="new"), outputTopic="out")
-        await FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock).reload()
-        (tmp_path / "go").touch()
+        await reload_of(function).reload()
+        (folder / "go").touch()
         await function.ready()
         [slot] = function.service._slots
         await function.until(lambda: slot.up and not slot.is_reloading)
         assert await reply(function) == b"new"
 
 
-async def test_a_reload_waits_for_the_event_at_work(
-    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Any
-) -> None:
+async def test_a_reload_waits_for_the_event_at_work(write_function: Write, running: Run) -> None:
     """The call that has begun ends in the old worker and is not repeated."""
-    code = """
-        import pathlib, time
-
-        def handler(context, event):
-            here = pathlib.Path(__file__).parent
-            with (here / "calls").open("a") as calls:
-                calls.write("x")
-            while not (here / "go").exists():
-                time.sleep(0.01)
-            return "old"
-    """
-    folder = write_function(code, outputTopic="out")
+    folder = write_function(WAITS, outputTopic="out")
     async with running(folder) as function:
-        responses = function.begin(b"")
-        await function.until((tmp_path / "calls").exists)
+        responses = function.begin(b"wait")
+        await function.until(lambda: called(folder, "wait"))
         write_function(REPLY.format(response="new"), outputTopic="out")
-        reload = FunctionReload(folder / "function.yaml", HeadraceConfig(), [function.service], function.clock)
-        await reload.reload()
-        (tmp_path / "go").touch()
+        await reload_of(function).reload()
+        (folder / "go wait").touch()
         await function.until(lambda: responses)
-        assert [record.value for record in function.written] == [b"old"]
-        assert (tmp_path / "calls").read_text() == "x"
+        assert (responses, len(calls(folder))) == ([[ACK]], 1)
         assert await reply(function) == b"new"
 
 

@@ -12,7 +12,7 @@ from headrace.delivery.outcomes import ACK, AWAITING_ACK, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Deadline
-from tests.function_workers import Run, Write, acknowledged
+from tests.function_workers import WAITS, Run, Write, acknowledged, called, calls
 
 P = TopicPartition("flights", 3)
 
@@ -48,6 +48,24 @@ async def test_handlers_of_every_kind_acknowledge(write_function: Write, running
         await function.until(lambda: len(found) == 2 * times)
         assert sorted(found) == [(P, 7)] * times + [(P, 8)] * times
         assert await function.deliver(b"c", first=9) == [AWAITING_ACK]
+
+
+async def test_each_acknowledgement_gets_its_own_response(write_function: Write, running: Run) -> None:
+    """Of many that are sent at a time."""
+    code = """
+        import asyncio
+        from nuclio_sdk import QualifiedOffset
+        async def handler(context, event):
+            acks = [context.platform.explicit_ack(QualifiedOffset("flights", 3, offset)) for offset in range(20)]
+            return [str(problem) for problem in await asyncio.gather(*acks, return_exceptions=True)]
+    """
+    async with running(write_function(code, **own(), outputTopic="out")) as function:
+        function.service._acknowledgers = {
+            "flights": lambda partition, offset: f"problem {offset}" if offset % 3 else ""
+        }
+        assert await function.deliver(b"a") == [AWAITING_ACK]
+        expected = [b"problem %d" % offset if offset % 3 else b"None" for offset in range(20)]
+        assert [output.value for output in function.written] == expected
 
 
 async def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_function: Write, running: Run) -> None:
@@ -104,37 +122,27 @@ async def test_what_a_record_waits_for_is_the_mode_and_the_header(
         assert await function.destination.deliver(replayed) == [ACK]
 
 
-WAITS = """
-    import pathlib, time
-    {kind} handler(context, event):
-        with pathlib.Path("calls").open("a") as calls:
-            calls.write(event.body.decode() + "\\n")
-        while event.body == b"wait" and not pathlib.Path("go").exists():
-            time.sleep(0.005)
-"""
-
-
 @pytest.mark.parametrize("kind", ["def", "async def"])
 async def test_a_worker_stops_between_two_records_when_a_partition_is_given_up(
     write_function: Write, running: Run, kind: str
 ) -> None:
     """Records that are not begun are released: those of the frame, of the waiting frame, and without a worker."""
-    folder = write_function(WAITS.replace("{kind}", kind))
+    folder = write_function(WAITS.replace("def handler", f"{kind} handler"))
     async with running(folder) as function:
         function.destination.assigned([P])
         first = function.begin(b"a", b"wait", b"never")
-        await function.until(lambda: (folder / "calls").exists() and "wait" in (folder / "calls").read_text())
+        await function.until(lambda: called(folder, "wait"))
         others = [function.begin(b"later", partition=4), function.begin(b"never", first=10)]
         others += [function.begin(b"never", first=20), function.begin(b"later", partition=5)]
         await function.until(lambda: function.in_flight() == 2)
         function.destination.draining([P])
         await function.until(lambda: others[1] and others[2])
         assert others[1] == others[2] == [[NOT_BEGUN]]
-        (folder / "go").touch()
+        (folder / "go wait").touch()
         await function.until(lambda: first and others[0] and others[3])
         assert (first, others[0], others[3]) == ([[ACK, ACK, NOT_BEGUN]], [[ACK]], [[ACK]])
         await function.destination.drained([P], Deadline(function.clock, 5))
-        assert (folder / "calls").read_text().split() == ["a", "wait", "later", "later"]
+        assert [name for name, _ in calls(folder)] == ["a", "wait", "later", "later"]
         function.destination.assigned([P])
         assert await function.deliver(*[b"%d" % n for n in range(700)]) == [ACK] * 700
         assert function.service.restarts == 0
@@ -144,17 +152,17 @@ async def test_a_partition_that_returns_while_its_lost_events_end_keeps_its_work
     write_function: Write, running: Run
 ) -> None:
     """After a loss the wait for its last event must not end the new assignment."""
-    folder = write_function(WAITS.replace("{kind}", "def"))
+    folder = write_function(WAITS)
     async with running(folder) as function:
         destination = function.destination
         destination.assigned([P])
         function.begin(b"wait")
-        await function.until((folder / "calls").exists)
+        await function.until(lambda: called(folder, "wait"))
         function.tasks[0].cancel()
         lost = function.service.spawn(destination.drained([P], Deadline(function.clock, 60)), "drained")
         await asyncio.sleep(0)
         destination.assigned([P])
-        (folder / "go").touch()
+        (folder / "go wait").touch()
         await lost
         assert P in destination._partition_workers._assigned
         assert await function.deliver(b"a") == [ACK]

@@ -127,14 +127,6 @@ def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogC
     assert load(tmp_path).log_level == ""
 
 
-def test_no_http_trigger_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`disableDefaultHTTPTrigger: true` is what Headrace does; `false` is named."""
-    load(tmp_path, {"disableDefaultHTTPTrigger": True})
-    assert not caplog.records
-    load(tmp_path, {"disableDefaultHTTPTrigger": False})
-    assert "has no effect in Headrace: Headrace adds no HTTP trigger" in caplog.text
-
-
 def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:
     """A transaction has one cluster, so brokers of the trigger's own are refused."""
     from headrace.config.model import HeadraceConfig

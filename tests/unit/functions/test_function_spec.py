@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -73,15 +72,6 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 
 
-def test_an_unknown_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nuclio ignores unknown keys silently; here the log says so."""
-    load(tmp_path, with_attributes("        colour: red\n"))
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "function.yaml:9" in record.getMessage()
-    assert "attributes.colour: is not known and has no effect" in record.getMessage()
-
-
 def test_every_problem_comes_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     """Problems of triggers, of the whole and of keys are one list."""
     text = with_attributes("        attempts: 0\n        keyFormat: x\n").replace("main:handler", "main")
@@ -91,22 +81,15 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(tmp_path: Path) ->
     assert lines == ["2", "9", "10", "11"]
 
 
-def test_annotations_without_effect_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Those about Kafka that Headrace does not follow; annotations of other tools are not judged."""
-    names = ("nuclio.io/kafka-admin-retry-max", "nuclio.io/kafka-colour", "custom.nuclio.io/kafka-window-size", "team")
-    annotations = ", ".join(f"{name}: '1'" for name in names)
-    load(tmp_path, f"metadata: {{annotations: {{{annotations}}}}}\n" + with_attributes())
-    assert sorted(warnings(caplog)) == [
-        "metadata.annotations.nuclio.io/kafka-admin-retry-max: has no effect in Headrace: "
-        "the client repeats a request by itself until its time is over",
-        "metadata.annotations.nuclio.io/kafka-colour: is not known and has no effect",
-    ]
-
-
-def test_another_runtime_than_python_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its handler cannot run here."""
-    load(tmp_path, with_attributes() + "  runtime: golang\n")
-    assert warnings(caplog) == ["spec.runtime: is golang, and Headrace runs Python handlers only"]
+@pytest.mark.parametrize(("before", "after", "named"), table(__file__, "what_has_no_effect_is_named"))
+def test_what_has_no_effect_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: str, after: str, named: list[str]
+) -> None:
+    """Nuclio ignores it silently; here the log has a warning with its line, and the file loads."""
+    [trigger] = load(tmp_path, before + with_attributes() + after).kafka_triggers
+    assert trigger.name == "k"
+    assert sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records) == named
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
 @pytest.mark.parametrize(("handler", "expected"), table(__file__, "a_check_finds_the_handler_without_running"))
@@ -124,20 +107,6 @@ def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: s
     with pytest.raises(FunctionInvalid) as caught:
         load_function(tmp_path, check_handler=True)
     assert ":2: spec.handler: " + expected.format(folder=tmp_path) in caught.value.description
-
-
-def test_a_variable_from_elsewhere_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its value is known to Nuclio's platform only; an empty one would mislead the handler."""
-    text = with_attributes() + "  env: [{name: A, valueFrom: {configMapKeyRef: {key: a}}}, {name: B, value: ''}]\n"
-    assert load(tmp_path, text).env == {"B": ""}
-    assert "spec.env[0].valueFrom: without effect in Headrace: configMapKeyRef" in caplog.text
-
-
-def test_other_triggers_and_disabled_ones_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A trigger of another kind with a Kafka one does not keep the file from loading."""
-    text = with_attributes() + "    often: {kind: cron}\n    off: {kind: kafka, disabled: true}\n"
-    assert [trigger.name for trigger in load(tmp_path, text).kafka_triggers] == ["k"]
-    assert "often is of kind 'cron': Headrace runs kafka-cluster, kafka, http" in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from yaml_table import table
@@ -24,17 +24,10 @@ from headrace.runtime import Deadline
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.runtime.telemetry.metrics import Metrics
 from tests.function_workers import Running, Write
+from tests.running_server import Response
 
 TOKEN = "a-token-of-some-length"
 OPEN = SecurityConfig()
-
-
-class Response(NamedTuple):
-    """A response as a client has it."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Listening(Running):
@@ -113,7 +106,7 @@ async def test_an_event_has_what_the_request_has(write: Write) -> None:
     async with listening(write(EVENT)) as function:
         response = await function.ask("PUT", "/a%20b?x=1&x=2&y=", b"\xff", x_own="one", x_correlation_id="me-1")
         assert (response.status, response.headers["content-type"]) == (200, "application/json")
-        found = json.loads(response.body)
+        found = response.json
         assert found.pop("when") > "2020"
         assert found == {
             "method": "PUT",
@@ -139,7 +132,7 @@ async def test_an_event_has_what_the_request_has(write: Write) -> None:
             ("application/json; charset=utf-8", b"{}", "b'{}'"),
             ("text/plain", b"{}", "b'{}'"),
         ):
-            found = json.loads((await function.ask("POST", "/", sent, content_type=kind)).body)
+            found = (await function.ask("POST", "/", sent, content_type=kind)).json
             assert (found["body"], found["size"], found["content_type"]) == (body, len(sent), kind)
             assert len(found["id"]) == 22
 
@@ -152,38 +145,8 @@ RETURNS = """
     def handler(context, event):
         return eval(event.body.decode())
 """
-TEXT = "text/plain"
-AS_JSON = "application/json"
-RESPONSES = [
-    ("'ä'", 200, "ä", TEXT),
-    ("(201, 'made')", 201, "made", TEXT),
-    ("(202, [1, None])", 202, "[1,null]", AS_JSON),
-    ("(200, b'x')", 200, "\"b'x'\"", AS_JSON),
-    ("{'a': float('nan')}", 200, '{"a":"NaN"}', AS_JSON),
-    ("[(404, 'first'), 'second']", 404, "first", TEXT),
-    ("[]", 200, "[]", TEXT),
-    ("b'raw'", 200, "raw", TEXT),
-    ("None", 200, "None", TEXT),
-    ("True", 200, "True", TEXT),
-    ("(1, 2, 3)", 200, "(1, 2, 3)", TEXT),
-    ("Odd()", 200, "odd", TEXT),
-    ("context.Response(body={'a': 1}, status_code=418)", 418, '{"a":1}', AS_JSON),
-    ("context.Response(body=b'<p>', content_type='text/html')", 200, "<p>", "text/html"),
-    ("context.Response(body=[1])", 200, "[1]", TEXT),
-    ("context.Response()", 200, "None", TEXT),
-]
-NO_RESPONSES = [
-    "1 / 0",
-    "(99, 'x')",
-    "(600, 'x')",
-    "'\\ud800'",
-    "context.Response({'a b': 1})",
-    "context.Response({'a': 'secret\\r\\nb: c'})",
-    "context.Response(content_type='secret\\n')",
-    "context.Response(status_code='200')",
-    "exit('secret')",
-]
-"""Answered 500."""
+RESPONSES: list[tuple[str, int, str, str]] = table(__file__, "responses")
+NO_RESPONSES: list[str] = table(__file__, "no_responses")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -208,7 +171,7 @@ async def test_the_response_follows_the_return_rules(write: Write, is_async: boo
         assert (response.status, response.body, response.headers["content-length"]) == (200, b"", "4")
         for sent in NO_RESPONSES:
             response = await function.ask("POST", "/", sent.encode())
-            found = json.loads(response.body)
+            found = response.json
             assert (response.status, found["code"], found["statusCode"]) == (500, "ERR40023", 500), sent
             assert b"secret" not in response.body and b"Traceback" not in response.body
         handled = function.service.metrics.handled["web"]
@@ -243,7 +206,7 @@ async def test_what_is_emitted_is_written_before_the_response(write: Write, capl
         function.produce = refuse
         response = await function.ask("POST", "/201", b"v")
         assert (response.status, response.headers["retry-after"]) == (503, "1")
-        assert "outputs to out are not acknowledged" in json.loads(response.body)["description"]
+        assert "outputs to out are not acknowledged" in response.json["description"]
 
 
 TYPED = table(__file__, "typed")
@@ -273,7 +236,7 @@ async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypat
             with monkeypatch.context() as patch:
                 patch.setattr(function.service, "serve", lose)
                 response = await function.ask("POST", "/")
-            found = json.loads(response.body)
+            found = response.json
             assert (response.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
             assert found["metadata"]["retriable"] is False
             assert b"secret" not in response.body
@@ -290,19 +253,25 @@ WAITS = """
 """
 
 
-async def test_a_request_without_a_worker_in_time_is_503(write: Write, tmp_path: Path) -> None:
-    """The one that waits is never begun; the one at work is answered."""
-    trigger = {"workerAvailabilityTimeoutMilliseconds": 200}
+@pytest.mark.parametrize("limit", ["time", "memory"])
+async def test_a_request_that_cannot_wait_for_a_worker_is_503(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """After its time, or at once if bodies that wait have too much memory; one alone is always taken, and answered."""
+    if limit == "memory":
+        monkeypatch.setattr("headrace.functions.triggers.http_requests._MOST_WAITING_BYTES", 1000)
+    trigger = {"workerAvailabilityTimeoutMilliseconds": 200 if limit == "time" else 600_000}
     async with listening(write(WAITS, trigger)) as function:
-        first = function.service.spawn(_keep(responses := [], function.ask("GET", "/first")), "first")
+        first = function.service.spawn(_keep(responses := [], function.ask("POST", "/first", b"x" * 2000)), "first")
         await function.until((tmp_path / "first").exists)
-        late = await asyncio.gather(*(function.ask("GET", "/late") for _ in range(3)))
-        assert [(response.status, response.headers["retry-after"]) for response in late] == [(503, "1")] * 3
+        late = await asyncio.gather(*(function.ask("POST", "/late", b"x") for _ in range(3)))
+        assert [(response.status, response.json["statusCode"]) for response in late] == [(503, 503)] * 3
+        assert [response.headers["retry-after"] for response in late] == ["1"] * 3
         (tmp_path / "go").touch()
         await first
         assert [response.body for response in responses] == [b"done"]
         assert not (tmp_path / "late").exists()
-        assert (await function.ask("GET", "/next")).status == 200
+        assert (await function.ask("POST", "/next", b"x")).status == 200
 
 
 async def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Path) -> None:
@@ -344,22 +313,6 @@ async def test_a_worker_that_is_idle_needs_no_wait(write: Write) -> None:
     trigger = {"workerAvailabilityTimeoutMilliseconds": 0}
     async with listening(write("def handler(context, event):\n    return 'up'", trigger)) as function:
         assert [(await function.ask("GET", "/")).status for _ in range(20)] == [200] * 20
-
-
-async def test_requests_that_wait_have_a_limit_of_memory(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A body above it is refused at once; one alone is always taken."""
-    monkeypatch.setattr("headrace.functions.triggers.http_requests._MOST_WAITING_BYTES", 1000)
-    async with listening(write(WAITS)) as function:
-        first = function.service.spawn(_keep(responses := [], function.ask("POST", "/first", b"x" * 2000)), "first")
-        await function.until((tmp_path / "first").exists)
-        response = await function.ask("POST", "/second", b"x")
-        assert (response.status, json.loads(response.body)["statusCode"]) == (503, 503)
-        (tmp_path / "go").touch()
-        await first
-        assert [response.body for response in responses] == [b"done"]
-        assert (await function.ask("POST", "/next", b"x")).status == 200
 
 
 async def _keep(found: list[Response], response: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,21 +9,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import DestinationUnavailable
 from headrace.runtime.telemetry.metrics import Metrics
+from tests.function_workers import Run, Write
+
+
+def samples(metrics: Metrics) -> list[Any]:
+    return [one for family in text_string_to_metric_families(metrics.render().decode()) for one in family.samples]
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> list[float]:
     """Return the values of a metric whose labels include these."""
-    return [
-        sample.value
-        for family in text_string_to_metric_families(metrics.render().decode())
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
+    return [each.value for each in samples(metrics) if each.name == name and labels.items() <= each.labels.items()]
 
 
-async def test_metrics_have_names_of_nuclio_and_true_numbers(
-    write_function: Callable[..., Any], running: Callable[..., Any]
-) -> None:
+async def test_metrics_have_names_of_nuclio_and_true_numbers(write_function: Write, running: Run) -> None:
     """A failed event is a failure, durations are not 0, histograms add up; nothing is left after the stop."""
     code = """
         import time
@@ -58,17 +55,10 @@ async def test_metrics_have_names_of_nuclio_and_true_numbers(
         assert shown(metrics, f"{own}event_seconds_bucket", le="0.01", **labels) == [0]
         assert shown(metrics, f"{own}event_seconds_bucket", le="+Inf", **labels) == [3]
         assert shown(metrics, f"{own}event_seconds_sum", **labels)[0] >= 0.06
-    assert "fn" not in {label for sample in samples(metrics) for label in sample.labels.values()}
-    assert "fn.kafka" not in {label for sample in samples(metrics) for label in sample.labels.values()}
+    assert not {"fn", "fn.kafka"} & {label for sample in samples(metrics) for label in sample.labels.values()}
 
 
-def samples(metrics: Metrics) -> list[Any]:
-    return [one for family in text_string_to_metric_families(metrics.render().decode()) for one in family.samples]
-
-
-async def test_a_frame_that_waits_for_a_worker_is_counted_so(
-    write_function: Callable[..., Any], running: Callable[..., Any]
-) -> None:
+async def test_a_frame_that_waits_for_a_worker_is_counted_so(write_function: Write, running: Run) -> None:
     """Before a worker is up nothing is immediate, and a frame without any worker is an error."""
     async with running(write_function("def handler(context, event):\n    pass\n")) as function:
         await function.deliver(b"first")

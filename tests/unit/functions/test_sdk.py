@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -22,20 +21,6 @@ from headrace.functions.sdk import (
     has_no_ack,
 )
 from headrace.functions.worker import serving
-
-
-def test_an_event_has_the_fields_of_a_kafka_record() -> None:
-    """Nuclio's fields, and ours: key, timestamp_ms, a true id."""
-    origin = EventSource("flights", 3, 8, TriggerInfo("kafka-cluster", "k"))
-    event = Event(b"body", b"key", [("A", b"1"), ("b", None), ("A", b"2")], 42, 1_700_000_000_123, origin)
-    assert (event.body, event.key, event.offset, event.size) == (b"body", b"key", 42, 4)
-    assert (event.topic, event.path, event.shard_id, event.num_shards) == ("flights", "flights", 3, 8)
-    assert (event.id, event.timestamp_ms) == ("flights-3-42", 1_700_000_000_123)
-    assert event.timestamp == datetime(2023, 11, 14, 22, 13, 20)
-    assert event.headers == {"A": b"2", "b": None}
-    assert (event.get_header("a"), event.get_header("none")) == (b"2", None)
-    assert (event.trigger.kind, event.trigger.name) == ("kafka-cluster", "k")
-    assert (event.content_type, event.method, event.fields, event.last_in_batch) == ("", "", {}, False)
 
 
 def test_each_attribute_of_an_event_may_be_set() -> None:

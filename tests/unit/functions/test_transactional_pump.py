@@ -146,23 +146,6 @@ class PumpScenario:
         return [str(record.value, "ascii") for records, _ in self.transactions.written[count:] for record in records]
 
 
-async def test_a_failed_transaction_delivers_its_own_partitions_again() -> None:
-    """What other partitions have held is committed by the next transaction."""
-    scenario = PumpScenario()
-    await scenario.feed(P0, 1, 2)
-    scenario.consumer.committing = (P1,)
-    await scenario.feed(P1, 7)
-    scenario.transactions.responses = [KafkaTimeout()]
-    assert await scenario.commit() == ["1", "2"]
-    assert scenario.consumer.rewound == [{P0: 1}]
-    scenario.consumer.committing = ()
-    assert await scenario.commit() == ["7"]
-    scenario.pump.on_assigned({P0: 3}, {})
-    await scenario.feed(P0, 1, 2)
-    assert await scenario.commit() == ["1", "2"]
-    await scenario.pump.stop()
-
-
 async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> None:
     """The consumer waits for a revoke no longer than its limit; outputs of the next assignment are not dropped."""
     scenario = PumpScenario()

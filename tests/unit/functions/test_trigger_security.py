@@ -18,7 +18,7 @@ from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.kafka.client.access import principal_of
 
-PLAIN = {"enable": True, "user": "nuclio", "password": "s3rv3rl3ss"}
+PLAIN: dict[str, Any] = table(__file__, "plain")
 NO_TLS: dict[str, Any] = {"tls": {"enable": False}}
 CANARY = "canary-secret"
 LOCKED = ec.generate_private_key(ec.SECP256R1()).private_bytes(
@@ -67,10 +67,11 @@ def refusal(folder: Path, *parts: Any, **spec: Any) -> str:
     return refused.value.description
 
 
-def test_the_example_of_nuclio_s_page_is_a_scram_login_over_tls(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Unchanged; that nothing is verified there is a warning."""
+def test_the_examples_of_nuclio_s_pages_log_in_over_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unchanged; that nothing is verified there is a warning.
+
+    The earlier page has a login and no word on TLS: a password goes over TLS unless the file says otherwise.
+    """
     sasl = {**PLAIN, "handshake": True, "mechanism": "SCRAM-SHA-256"}
     found = secured(tmp_path, {"sasl": sasl, "tls": {"enable": True, "insecureSkipVerify": True}})
     assert found.sasl and found.tls
@@ -78,10 +79,6 @@ def test_the_example_of_nuclio_s_page_is_a_scram_login_over_tls(
     assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("nuclio", "s3rv3rl3ss")
     assert (found.tls.verify_certificate, found.tls.verify_host_name) == (False, False)
     assert "attributes.tls.insecureSkipVerify is true, so any server can pose as a broker" in caplog.text
-
-
-def test_the_example_of_the_earlier_page_uses_tls_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It has a login and no word on TLS: a password goes over TLS unless the file says otherwise."""
     found = secured(tmp_path, {"sasl": PLAIN})
     assert (found.effective_protocol, found.sasl and found.sasl.mechanism) == ("sasl_ssl", "PLAIN")
     assert "attributes.tls: is not written, so the login uses TLS" in caplog.text
@@ -100,7 +97,7 @@ def test_attributes_win_over_annotations(
         assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("v", "p")
 
 
-OAUTH = {"clientID": "c", "clientSecret": CANARY, "tokenURL": "https://tokens/x"}
+OAUTH: dict[str, Any] = table(__file__, "oauth")
 
 
 @pytest.mark.parametrize("annotated", [False, True])
@@ -216,29 +213,7 @@ def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("attributes", "annotations", "problem"),
-    [
-        ({}, {"tls-enabled": "t", "tls-minimum-version": "x"}, "kafka-tls-minimum-version: should be '1.2' or '1.3'"),
-        ({"accessKey": "-----BEGIN PRIVATE KEY-----x"}, {}, "needs accessCertificate and accessKey together"),
-        (
-            {"accessKey": "ca.key", "accessCertificate": "ca.key"},
-            {},
-            "accessCertificate: holds no accessCertificate in",
-        ),
-        ({"accessKey": "app.key", "accessCertificate": "ca.pem"}, {}, "accessKey"),
-        ({"accessKey": "locked.key", "accessCertificate": "app.pem"}, {}, "is encrypted: set accessKeyPassword"),
-        ({"accessKey": "${env:PWD}${env:HOME}", "accessCertificate": "app.pem"}, {}, "neither PEM text nor the path"),
-        ({"caCert": "/proc/self/mem"}, {}, "caCert: names /proc/self/mem, which cannot be read: "),
-        ({"sasl": {**PLAIN, "password": "/proc/self/mem"}}, {}, "refers to the file /proc/self/mem, which cannot be"),
-        ({}, {"sasl-password": CANARY}, "kafka-sasl-password: has no effect without sasl.enable"),
-        ({"sasl": {**PLAIN, "password": f"/{CANARY}"}}, {}, "sasl.password: names no file: correct the name"),
-        ({"secretPath": "s", "sasl": {**PLAIN, "password": CANARY}}, {}, "names no file under secretPath (s)"),
-        (
-            {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": {**OAUTH, "tokenURL": "http://far/x"}}},
-            {},
-            "sasl.oauth.tokenURL: is not https",
-        ),
-    ],
+    ("attributes", "annotations", "problem"), table(__file__, "wrong_settings_name_their_line_and_the_fix")
 )
 def test_wrong_settings_name_their_line_and_the_fix(
     tmp_path: Path, pem: KeyFiles, attributes: dict[str, Any], annotations: dict[str, Any], problem: str
@@ -266,22 +241,7 @@ KAFKA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("attributes", "problem"),
-    [
-        ({}, ""),
-        ({"brokers": ["b:9092", "a:9092"]}, ""),
-        ({"brokers": ["c:9092"]}, "k.attributes.brokers: names other brokers without TLS and login"),
-        ({"brokers": ["a:9092"]}, "brokers: names other brokers without TLS and login"),
-        ({"brokers": ["c:9092"], **NO_TLS}, ""),
-        ({"brokers": ["c:9092"], "sasl": PLAIN}, ""),
-        ({"sasl": PLAIN}, "sasl.enable: has TLS of its own without caCert"),
-        ({"sasl": PLAIN, "caCert": "ca.pem"}, ""),
-        ({"caCert": "ca.pem"}, "has ssl on the brokers of headrace.yaml, which are reached by sasl_ssl"),
-        (NO_TLS, "has plaintext on the brokers of headrace.yaml, which are reached by sasl_ssl"),
-        ({"sasl": PLAIN, **NO_TLS}, "has sasl_plaintext on the brokers of headrace.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("attributes", "problem"), table(__file__, "settings_are_never_mixed"))
 def test_settings_of_the_trigger_and_of_the_configuration_are_never_mixed(
     tmp_path: Path, pem: KeyFiles, attributes: dict[str, Any], problem: str
 ) -> None:

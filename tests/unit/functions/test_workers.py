@@ -40,7 +40,9 @@ async def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: 
             seen = [event.topic, event.shard_id, event.num_shards, event.offset, event.id, event.timestamp_ms,
                     event.key.decode(), event.size, event.headers["h"].decode(), event.trigger.kind,
                     context.trigger_name, context.worker_id, os.environ["NUCLIO_FUNCTION_NAME"],
-                    os.environ["NUCLIO_FUNCTION_VERSION"], list(QualifiedOffset.from_event(event))]
+                    os.environ["NUCLIO_FUNCTION_VERSION"], list(QualifiedOffset.from_event(event)), event.path,
+                    str(event.timestamp), event.get_header("H").decode(), event.get_header("none"),
+                    event.content_type, event.method, event.fields, event.last_in_batch]
             return context.Response(
                 headers={"greeting": context.user_data.greeting}, body={"body": event.body.decode(), "seen": seen}
             )
@@ -69,6 +71,14 @@ async def test_a_nuclio_handler_runs_unmodified(write_function: Write, running: 
                 "fn",
                 "0",
                 ["flights", 3, 8],
+                "flights",
+                "2023-11-14 22:13:20",
+                "1",
+                None,
+                "",
+                "",
+                {},
+                False,
             ],
         }
 

@@ -113,7 +113,7 @@ class FunctionCalls:
         return dict(Counter(line.offset for line in self.of(what) if line.partition == partition))
 
     def wait_lines(self, count: int, what: str, process: str = "") -> None:
-        """Wait for so many lines of a kind."""
+        """Wait for this many lines of a kind."""
         self.site.wait_until(lambda: len(self.of(what, process)) >= count, f"{count} lines {what}")
 
     @property
@@ -136,5 +136,5 @@ class FunctionCalls:
         """Return why each dead letter is one."""
         topic = f"{self.source}.dlq"
         known = [each.name for each in asyncio.run(self.site.admin.list_topics())]
-        letters = self.site.records(topic) if topic in known else []
-        return [(dict(letter.headers)["headrace.dlq.reason"] or b"").decode() for letter in letters]
+        dead_letters = self.site.records(topic) if topic in known else []
+        return [(dict(each.headers)["headrace.dlq.reason"] or b"").decode() for each in dead_letters]

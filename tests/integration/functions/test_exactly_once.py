@@ -142,8 +142,8 @@ def test_one_event_without_a_key_is_the_only_dead_letter(site: Any, kafka: Any, 
     for count in (12, 24):
         site.write(source, *(OutgoingRecord(source, None if n == 5 else b"k%d" % n, b"%d" % n) for n in range(12)))
         site.wait_until(lambda count=count: committed_records(site, source) == count, "every record committed")
-        [letter] = site.records(f"{source}.dlq")
-        assert (letter.value, dict(letter.headers)["headrace.dlq.error"]) == (b"5", b"RecordRefused")
+        [dead_letter] = site.records(f"{source}.dlq")
+        assert (dead_letter.value, dict(dead_letter.headers)["headrace.dlq.error"]) == (b"5", b"RecordRefused")
         client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         client.delete_topics([f"{source}.dlq"])[f"{source}.dlq"].result(60)
     check(site, source, target, lambda each: by_id(each) if each.key else [])

@@ -60,7 +60,7 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, headrace: Any, 
     assert sorted(outputs["retry"]) == [b"a", b"b", b"once"]
     assert sorted(outputs["deadLetter"]) == sorted(outputs["handled"]) == [b"a", b"b"]
     attempts = {
-        name: [dict(letter.headers)["headrace.dlq.attempts"] for letter in site.records(f"{topics[name]}.dlq")]
+        name: [dict(each.headers)["headrace.dlq.attempts"] for each in site.records(f"{topics[name]}.dlq")]
         for name in ("retry", "deadLetter")
     }
     assert attempts == {"retry": [b"2"], "deadLetter": [b"1", b"1"]}
@@ -86,9 +86,9 @@ def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any
     site.wait_until(lambda: len(site.records(target)) == 6, "the outputs")
     assert [record.value for record in site.records(target)] == [*values[2:], b"late"]
     site.wait_until(lambda: len(site.records(f"{source}.dlq")) == 1, "the dead letter")
-    (letter,) = site.records(f"{source}.dlq")
-    history = dict(letter.headers)
-    assert (letter.value, history["headrace.dlq.attempts"], history["headrace.dlq.offset"]) == (b"bad", b"3", b"1")
+    (dead_letter,) = site.records(f"{source}.dlq")
+    history = dict(dead_letter.headers)
+    assert (dead_letter.value, history["headrace.dlq.attempts"], history["headrace.dlq.offset"]) == (b"bad", b"3", b"1")
     assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 7}
     assert process.terminate() == 0
 
@@ -220,8 +220,8 @@ def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> No
     assert sorted(record.value for record in site.records(target)) == sorted(
         [*values[1:], *(b"x%d" % number for number in range(2500))]
     )
-    (letter,) = site.records(f"{source}.dlq")
-    assert dict(letter.headers)["headrace.dlq.error"] == b"timeout"
+    (dead_letter,) = site.records(f"{source}.dlq")
+    assert dict(dead_letter.headers)["headrace.dlq.error"] == b"timeout"
     assert process.terminate() == 0
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 import yaml
+from yaml_table import table
 
 from headrace.records import OutgoingRecord
 from headrace.testing.scenario import Scenario
@@ -22,59 +24,41 @@ def handler(context, event):
 """
 
 
-def flat(file: Path) -> str:
-    """Return the text of a PEM file as annotations hold it."""
-    return file.read_text().strip().replace("\n", "@")
-
-
-def trigger_of(cluster: SecuredCluster, way: str, folder: Path) -> tuple[dict[str, Any], dict[str, str], list[Any]]:
-    """Return attributes, annotations and volumes of a trigger that logs in as `app`."""
-    security, sasl = cluster.security, {"brokers": cluster.cluster.sasl_servers.split(",")}
-    password, authority = str(security.folder / "app.password"), str(security.authority)
-    if way == "attributes":
-        login = {"enable": True, "user": "app", "password": security.passwords["app"], "mechanism": "scram-sha-512"}
-        return {**sasl, "caCert": authority, "sasl": login}, {}, []
-    if way == "secret":
-        creds = folder / "secrets/creds"
-        creds.mkdir(parents=True)
-        (creds / "password").write_text(security.passwords["app"])
-        (creds / "ca").write_text(flat(security.authority))
-        annotations = {
-            "secret-path": "/etc/creds",
-            "ca-cert": "ca",
-            "sasl-enabled": "true",
-            "sasl-user": "app",
-            "sasl-password": "password",
-            "sasl-mechanism": "SCRAM-SHA-256",
-        }
-        volume = {
-            "volume": {"name": "c", "secret": {"secretName": "creds"}},
-            "volumeMount": {"mountPath": "/etc/creds"},
-        }
-        return sasl, annotations, [volume]
-    if way == "certificates":
-        files = {"ca-cert": security.authority, "access-key": "app.key", "access-cert": "app.pem"}
-        annotations = {name: flat(security.folder / file) for name, file in files.items()}
-        return {"brokers": cluster.cluster.tls_servers.split(",")}, annotations, []
-    oauth = {
-        "clientID": "app",
-        "clientSecret": password,
-        "tokenURL": cluster.tokens.token_url,
-        "scopes": ["read", "write"],
-        "caCert": authority,
+def trigger_of(cluster: SecuredCluster, way: str, folder: Path) -> dict[str, Any]:
+    """Return attributes, annotations and volumes of a trigger that logs in as `app`; PEM files are flattened."""
+    security, secrets = cluster.security, folder / "secrets/creds"
+    files = {"ca": security.authority, "key": security.folder / "app.key", "certificate": security.folder / "app.pem"}
+    known = {
+        "ca_file": str(security.authority),
+        "password": security.passwords["app"],
+        "password_file": str(security.folder / "app.password"),
+        "tokens": cluster.tokens.token_url,
+        "sasl_servers": cluster.cluster.sasl_servers,
+        "tls_servers": cluster.cluster.tls_servers,
+        **{name: file.read_text().strip().replace("\n", "@") for name, file in files.items()},
     }
-    return {**sasl, "caCert": authority, "sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": oauth}}, {}, []
+    secrets.mkdir(parents=True)
+    for name in ("password", "ca"):
+        (secrets / name).write_text(known[name])
+    made: dict[str, Any] = json.loads(Template(json.dumps(table(__file__, "ways")[way])).substitute(known))
+    made["attributes"]["brokers"] = made["attributes"]["brokers"].split(",")
+    return made
 
 
 def write_function(
-    folder: Path, source: str, parts: tuple[dict[str, Any], dict[str, str], list[Any]], **more: Any
+    folder: Path,
+    source: str,
+    *,
+    attributes: dict[str, Any],
+    annotations: dict[str, str] | None = None,
+    volumes: Any = (),
+    **more: Any,
 ) -> Path:
     """Write a handler and its file, private because it may hold secrets."""
-    attributes, annotations, volumes = parts
     own = {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 1, **more}
-    named = {f"nuclio.io/kafka-{name}": value for name, value in annotations.items()}
+    named = {f"nuclio.io/kafka-{name}": value for name, value in (annotations or {}).items()}
     trigger = {"kind": "kafka-cluster", "attributes": {**own, **attributes}}
-    spec = {"handler": "work:handler", "volumes": volumes, "triggers": {"in": trigger}}
+    spec = {"handler": "work:handler", "volumes": [*volumes], "triggers": {"in": trigger}}
     (folder / "work.py").write_text(CODE)
     file = folder / "function.yaml"
     file.touch(0o600)
@@ -95,7 +79,7 @@ def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
         kafka_secured.cluster.create_topic(name)
     scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     scenario.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad", b"b")))
-    file = write_function(tmp_path, source, trigger_of(kafka_secured, way, tmp_path), outputTopic=target)
+    file = write_function(tmp_path, source, **trigger_of(kafka_secured, way, tmp_path), outputTopic=target)
     secrets = {"functions_secrets_dir": str(tmp_path / "secrets")} if way == "secret" else {}
     process = headrace({**scenario.config, **secrets, "functions": [str(file)]})
     scenario.wait_committed(f"{source}-work", source, 3)
@@ -114,7 +98,7 @@ def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
     kafka_secured.cluster.create_topic(source, 3)
     other = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     other.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad")))
-    file = write_function(tmp_path, source, trigger_of(kafka_secured, "attributes", tmp_path), outputTopic=target)
+    file = write_function(tmp_path, source, **trigger_of(kafka_secured, "attributes", tmp_path), outputTopic=target)
     (tmp_path / "work.py").write_text(CODE.replace('{"was"', '{"of": event.num_shards, "was"'))
     process = headrace({**site.config, "functions": [str(file)]})
     site.wait_until(lambda: site.records(target), "the output")
@@ -134,7 +118,7 @@ def test_wrong_settings_end_the_start_with_file_and_line(
     kafka_secured: SecuredCluster, tmp_path: Path, attributes: dict[str, Any], problem: str
 ) -> None:
     """`run` and `config check` say the same."""
-    write_function(tmp_path, "t", (attributes, {}, []))
+    write_function(tmp_path, "t", attributes=attributes)
     config = {"kafka": kafka_secured.login(), "functions": ["function.yaml"]}
     (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
     scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)

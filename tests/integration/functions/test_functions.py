@@ -1,4 +1,4 @@
-"""Functions in a running process: the example as it stands, Avro in, JSON out, failures, shutdown."""
+"""Functions in a running process: the example unchanged, Avro in, JSON out, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.records import OutgoingRecord
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
 
-def test_the_example_runs_as_it_stands(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_the_example_runs_unchanged(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
     """Only its topics and group are renamed; flights come out with a word, and keep their keys."""
     source, target = topic(2), topic(2)
     text = (EXAMPLE / "function.yaml").read_text()
@@ -71,7 +71,7 @@ def test_avro_comes_in_decoded_and_json_goes_out(site: Any, topic: Any, function
 
 
 def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
-    """Two attempts as the file says, the user's own stack in the letter, neighbours untouched; redriven when mended."""
+    """Two attempts as the file says, the user's stack in the dead letter, neighbours untouched; redriven later."""
     source, target = topic(), topic()
     code = (
         "def handler(context, event):\n"
@@ -84,9 +84,9 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topi
     process = function(source, code, valueFormat="json", outputTopic=target, attempts=2)
     site.wait_committed(f"{source}-work", source, 3)
     assert [record.key for record in site.records(target)] == [b"k0", b"k2"]
-    (letter,) = site.records(f"{source}.dlq")
-    assert (letter.key, letter.value, letter.headers[:1]) == (b"k1", b'{"n": 1}', own)
-    history = dict(letter.headers)
+    (dead_letter,) = site.records(f"{source}.dlq")
+    assert (dead_letter.key, dead_letter.value, dead_letter.headers[:1]) == (b"k1", b'{"n": 1}', own)
+    history = dict(dead_letter.headers)
     assert history["headrace.dlq.attempts"] == b"2"
     assert history["headrace.dlq.error"] == b"KeyError"
     assert history["headrace.dlq.reason"] == b"KeyError: 'no such airport'"

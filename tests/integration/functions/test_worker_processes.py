@@ -10,9 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
@@ -65,7 +63,9 @@ async def test_a_drain_callback_that_begins_after_the_deadline_has_a_limit_of_it
         assert await function.deliver(b"a", first=1) == [ACK]
 
 
-async def test_a_drain_callback_is_no_event_of_the_frame_that_waits_for_it(write_function: Write, running: Run) -> None:
+async def test_the_time_limit_of_an_event_does_not_count_the_drain_callback(
+    write_function: Write, running: Run
+) -> None:
     """`eventTimeout` counts from the callback's end, which has the time of the drain."""
     code = """
         import pathlib, time
@@ -229,7 +229,7 @@ async def test_a_fork_that_returns_from_the_handler_answers_nothing(
 
 
 async def test_workers_do_not_get_the_settings_of_headrace(
-    write_function: Callable[..., Any], running: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`HEADRACE__...` may be a password; the other variables, and those of the file, are there."""
     monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "hush")
@@ -247,9 +247,7 @@ async def test_workers_do_not_get_the_settings_of_headrace(
         assert [record.value for record in function.written] == [b"AIRPORT", b"GATE"]
 
 
-async def test_a_busy_function_does_not_hold_up_another(
-    write_function: Callable[..., Any], running: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_a_busy_function_does_not_hold_up_another(write_function: Write, running: Run, tmp_path: Path) -> None:
     """Frames of 2,000 records are always at hand for one function, and each event of the other ends meanwhile."""
     both = [tmp_path.parent / f"{tmp_path.name}-{name}" for name in ("busy", "other")]
     for folder in both:

@@ -9,7 +9,6 @@ from yaml_table import table
 
 from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
-from headrace.functions.sdk import Context
 from tests.function_workers import Run, Write
 
 HANDLER = table(__file__, "handler")
@@ -102,10 +101,3 @@ async def test_internal_topics_are_refused_and_missing_ones_are_the_destinations
         function.produce = refuse
         with pytest.raises(DestinationUnavailable, match="outputs to nowhere are not acknowledged: no topic"):
             await function.deliver(b"nowhere")
-
-
-def test_without_a_worker_a_context_collects_what_is_emitted() -> None:
-    """Handlers' own tests read it."""
-    context = Context()
-    context.emit("t", b"k", {"a": 1})
-    assert context.emitted == [("t", b"k", {"a": 1}, None)]

@@ -10,7 +10,7 @@ import pytest
 from yaml_table import table
 
 from headrace.cli.main import main
-from tests.function_workers import Run, Write
+from tests.function_workers import Write
 
 HANDLER = table(__file__, "handler")
 
@@ -39,20 +39,3 @@ def test_a_handler_is_called_in_the_foreground(write_function: Write, capsys: py
     assert (
         "--record flights is not valid: write TOPIC:PARTITION:OFFSET" in call(capsys, "--record", "flights", code=1).err
     )
-
-
-async def test_headers_in_bulk_and_not_utf_8_reach_the_handler(write_function: Write, running: Run) -> None:
-    """And an output may have as many; null bodies and headers are None."""
-    code = """
-        def handler(context, event):
-            assert event.body is None and event.headers["n"] is None and event.size == 0
-            context.emit("out", value=None, headers=event.headers)
-            return {"body": [object(), float("nan"), {1: b"x"}, (1, None)]}
-    """
-    headers: list[Any] = [(f"h{n}", b"\xff\xfe%d" % n) for n in range(1000)] + [("n", None)]
-    async with running(write_function(code, outputTopic="out", ordering="none")) as function:
-        (reply,) = await function.deliver(None, read_headers=lambda: headers)
-        assert not reply.error, reply
-        first, second = function.written
-        assert (first.value, first.headers) == (None, headers)
-        assert json.loads(second.value)["body"][1] == "NaN"

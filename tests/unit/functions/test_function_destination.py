@@ -101,24 +101,6 @@ def outputs(work: protocol.Work) -> protocol.Results:
     return protocol.Results([protocol.Result([protocol.Output(b"%d" % offset, [])]) for offset in work.offsets])
 
 
-def done(work: protocol.Work) -> protocol.Done:
-    return protocol.Done()
-
-
-def test_a_handler_can_tell_a_replay_from_a_first_delivery() -> None:
-    """By a header of the event, behind those of the record."""
-    seen: list[Any] = []
-
-    def answer(work: protocol.Work) -> protocol.Done:
-        seen.append(work.headers)
-        return protocol.Done()
-
-    to, once = destination(FakeWorkers(answer), Kafka()), delivery(1)
-    asyncio.run(to.deliver(once))
-    asyncio.run(to.deliver(once._replace(replay="job-1")))
-    assert seen == [None, [[("X-Headrace-Replay", b"job-1")]]]
-
-
 def bodies(work: protocol.Work) -> protocol.Results:
     return protocol.Results([b"%d" % offset for offset in work.offsets])
 
@@ -130,16 +112,6 @@ def test_a_refused_output_fails_its_own_record_only(response: Any) -> None:
     kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB"), Produced(0, 1)]]
     replies = asyncio.run(destination(FakeWorkers(response), kafka).deliver(delivery(3)))
     assert [reply.error for reply in replies] == ["", "RecordTooLarge", ""]
-
-
-@pytest.mark.parametrize("response", [done, outputs, bodies])
-def test_no_record_is_made_for_a_frame_that_succeeds(monkeypatch: pytest.MonkeyPatch, response: Any) -> None:
-    """The worker makes the events, and work for each record here bounds the throughput."""
-    kafka, sent = Kafka(), delivery(3)
-    to, columns = destination(FakeWorkers(response), kafka), sent._replace(records=RecordBatch.of(sent.records))
-    monkeypatch.setattr("headrace.records.Record", None)
-    assert asyncio.run(to.deliver(columns)) == [ACK] * 3
-    assert [record.key for record in kafka.written] == ([b"k0", b"k1", b"k2"] if response is not done else [])
 
 
 @pytest.mark.parametrize("error", [KafkaUnavailable("no broker"), KafkaTimeout("no broker")])

@@ -45,12 +45,6 @@ def only(spec: FunctionSpec) -> KafkaTrigger:
     return trigger
 
 
-def test_one_topic_by_the_older_name(tmp_path: Path) -> None:
-    """`topic` is the earlier document's name."""
-    spec = {"triggers": {"k": {"kind": "kafka", "attributes": {"topic": "orders", "consumerGroup": "g"}}}}
-    assert only(load(tmp_path, spec)).topics == ["orders"]
-
-
 def values_of(key: str) -> tuple[str, str]:
     return VALUES.get(key, ("1500ms", "2500ms"))
 
@@ -75,8 +69,10 @@ def test_an_annotation_means_its_attribute_and_the_attribute_wins(tmp_path: Path
     assert only(load(tmp_path, annotations={name: second}, **more)) != alone
 
 
-def test_the_older_annotation_of_the_window_wins(tmp_path: Path) -> None:
-    """As in Nuclio; the attribute wins over both."""
+def test_older_names_count(tmp_path: Path) -> None:
+    """The earlier document has `topic`; the older annotation of the window wins, and its attribute wins over both."""
+    spec = {"triggers": {"k": {"kind": "kafka", "attributes": {"topic": "orders", "consumerGroup": "g"}}}}
+    assert only(load(tmp_path, spec)).topics == ["orders"]
     annotations = {"custom.nuclio.io/kafka-window-size": "3", "nuclio.io/kafka-window-size": "4"}
     assert only(load(tmp_path, annotations=annotations)).kafka.ack_window_size == 3
     assert only(load(tmp_path, annotations=annotations, ackWindowSize=5)).kafka.ack_window_size == 5

@@ -147,14 +147,11 @@ def test_triggers_share_workers_by_the_name_of_the_allocator(tmp_path: Path) -> 
     assert [trigger.ordering for trigger in function.triggers] == ["partition", "partition", "key"]
 
 
-@pytest.mark.parametrize(("text", "seconds"), table(__file__, "what_go_reads_is_read"))
-def test_what_go_reads_is_read(text: str, seconds: float) -> None:
-    """Each unit and form of Go's grammar."""
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "10", "s", "10 s", "10S", "1s1", "1.s.", "--1s", "٣s", "1d"])
-def test_what_go_refuses_is_refused(text: str) -> None:
-    """Bare numbers, blanks, other units and other digits are not durations."""
+@pytest.mark.parametrize(("text", "seconds"), table(__file__, "durations_are_read_as_in_go"))
+def test_durations_are_read_as_in_go(text: str, seconds: float | None) -> None:
+    """Each unit and form of Go's grammar; bare numbers, blanks, other units and other digits are not durations."""
+    if seconds is not None:
+        assert parse_duration(text) == pytest.approx(seconds)
+        return
     with pytest.raises(ValueError, match="not a valid duration"):
         parse_duration(text)

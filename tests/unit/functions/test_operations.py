@@ -1,13 +1,11 @@
-"""What an operator and a developer meet: environment of workers, readiness, reload, fairness, metrics."""
+"""Metrics of functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.errors import DestinationUnavailable
 from headrace.runtime.telemetry.metrics import Metrics
 from tests.function_workers import Run, Write
 
@@ -56,14 +54,3 @@ async def test_metrics_have_names_of_nuclio_and_true_numbers(write_function: Wri
         assert shown(metrics, f"{own}event_seconds_bucket", le="+Inf", **labels) == [3]
         assert shown(metrics, f"{own}event_seconds_sum", **labels)[0] >= 0.06
     assert not {"fn", "fn.kafka"} & {label for sample in samples(metrics) for label in sample.labels.values()}
-
-
-async def test_a_frame_that_waits_for_a_worker_is_counted_so(write_function: Write, running: Run) -> None:
-    """Before a worker is up nothing is immediate, and a frame without any worker is an error."""
-    async with running(write_function("def handler(context, event):\n    pass\n")) as function:
-        await function.deliver(b"first")
-        assert function.service.metrics.allocations == {"success_after_wait": 1}
-    async with running(write_function("import missing\n")) as function:
-        with pytest.raises(DestinationUnavailable):
-            await function.deliver(b"never")
-        assert function.service.metrics.allocations == {"error_timeout": 1}

@@ -50,10 +50,13 @@ def test_the_logger_binds_formats_and_filters() -> None:
     ]
 
 
-def test_without_a_worker_the_logger_writes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Handlers' own tests see their log lines."""
-    Context().logger.info_with("hello", a=1)
+def test_a_context_without_a_worker_shows_what_a_handler_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Handlers' own tests see log lines on standard error, and what is emitted."""
+    context = Context()
+    context.logger.info_with("hello", a=1)
     assert capsys.readouterr().err == "info hello a=1\n"
+    context.emit("t", b"k", {"a": 1})
+    assert context.emitted == [("t", b"k", {"a": 1}, None)]
 
 
 def test_nuclios_own_constructor_arguments_make_an_event() -> None:
@@ -119,16 +122,3 @@ def test_another_function_is_called_by_http(monkeypatch: pytest.MonkeyPatch) -> 
     server.server_close()
     with pytest.raises(ConnectionError, match=r"failed to reach function enrich at .*set NUCLIO_FUNCTION_URL"):
         platform.call_function("enrich", Event(b"x"), timeout=5)
-
-
-async def test_a_topic_of_bytes_is_acknowledged() -> None:
-    """As events have it without decoding of texts."""
-    platform, seen = Platform(), []
-
-    async def acknowledge(topic: str, partition: int, offset: int) -> str:
-        seen.append((topic, partition, offset))
-        return ""
-
-    platform._acknowledge = acknowledge
-    await platform.explicit_ack(QualifiedOffset(b"flights", 3, 7))  # type: ignore[arg-type]
-    assert seen == [("flights", 3, 7)]

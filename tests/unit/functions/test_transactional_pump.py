@@ -72,6 +72,22 @@ class FakeTransactions:
         return [response(record) for record in records]
 
 
+class Listener(PartitionListener):
+    """Keeps the partitions of each call; while it is not free, partitions are not drained."""
+
+    def __init__(self) -> None:
+        self.calls: list[Collection[TopicPartition]] = []
+        self.free = asyncio.Event()
+        self.free.set()
+
+    def draining(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(partitions)
+
+    async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
+        self.calls.append(partitions)
+        await self.free.wait()
+
+
 class HoldingDestination:
     """Takes every record and holds one output for each."""
 
@@ -148,19 +164,14 @@ class PumpScenario:
 
 async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> None:
     """The consumer waits for a revoke no longer than its limit; outputs of the next assignment are not dropped."""
-    scenario = PumpScenario()
-    release = asyncio.Event()
-
-    class Listener(PartitionListener):
-        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-            await release.wait()
-
-    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=Listener())
+    scenario, listener = PumpScenario(), Listener()
+    listener.free.clear()
+    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=listener)
     revoke = asyncio.ensure_future(scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0)))
     await scenario.clock.settle()
     scenario.pump.on_assigned({P0: 3}, {})
     await scenario.feed(P0, 5)
-    release.set()
+    listener.free.set()
     await revoke
     assert await scenario.commit() == ["5"]
     await scenario.pump.stop()
@@ -168,22 +179,13 @@ async def test_the_end_of_a_late_revoke_leaves_the_next_assignment_alone() -> No
 
 async def test_partitions_given_up_after_a_failed_transaction_are_drained() -> None:
     """Their events may be at work, although their lanes are gone."""
-    scenario = PumpScenario()
-    drained: list[Collection[TopicPartition]] = []
-
-    class Listener(PartitionListener):
-        def draining(self, partitions: Collection[TopicPartition]) -> None:
-            drained.append(partitions)
-
-        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-            drained.append(partitions)
-
-    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=Listener())
+    scenario, listener = PumpScenario(), Listener()
+    scenario.pump.hooks = scenario.pump.hooks._replace(partitions=listener)
     await scenario.feed(P0, 1)
     scenario.transactions.responses = [KafkaTimeout()]
     await scenario.commit()
     await scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0))
-    assert drained == [[P0], [P0]]
+    assert listener.calls == [[P0], [P0]]
     await scenario.pump.stop()
 
 
@@ -382,7 +384,7 @@ def test_one_transaction_shows_every_output_that_kafka_refuses(
 @pytest.mark.parametrize(
     ("generation", "epochs", "is_sent"), [(4, {P0: 1}, True), (4, {P0: 2}, False), (4, {P1: 1}, False), (-1, {}, False)]
 )
-def test_a_transaction_names_its_member_only_while_the_assignment_stands(
+def test_a_transaction_names_its_member_only_while_its_assignment_lasts(
     generation: int, epochs: dict[TopicPartition, int], is_sent: bool
 ) -> None:
     """A process that was frozen and has joined again must not commit what a peer has ended meanwhile."""

@@ -17,7 +17,7 @@ from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
-from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, TopicDirectory, read_records
+from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.kafka.client.properties import client_properties
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Deadline, SystemClock
@@ -58,46 +58,6 @@ async def fill(kafka: KafkaConfig, topic: str, count: int, **fields: Any) -> lis
     return results
 
 
-async def test_what_is_acknowledged_is_there(kafka: Any, topic: Callable[..., str]) -> None:
-    """Results come in request order, and a reader finds each record at its offset with key, value, headers, time."""
-    where, name = config(kafka), topic(3)
-    results = await fill(where, name, 500, headers=[("h", b"1"), ("h", None)], timestamp_ms=1234)
-    assert all(isinstance(result, Produced) for result in results)
-    offsets = await Admin(where).topic_offsets(name)
-    found = {}
-    async for batch in read_records(
-        where, {p: start for p, (start, _) in offsets.items()}, {p: end for p, (_, end) in offsets.items()}
-    ):
-        for record in batch:
-            found[Produced(record.partition, record.offset)] = record
-    assert len(found) == 500
-    for n, result in enumerate(results):
-        record = found[result]
-        assert (record.key, record.value) == (str(n).encode(), f"v{n}".encode())
-        assert (record.headers, record.timestamp_ms) == ([("h", b"1"), ("h", None)], 1234)
-
-
-async def test_records_that_fit_the_topic_are_written_whatever_their_batch(
-    kafka: Any, topic: Callable[..., str]
-) -> None:
-    """Kafka holds a batch against the topic's limit: only a record that is too large itself fails."""
-    where, small, usual = config(kafka), topic(1, max_message_bytes=100_000), topic()
-    producer = Producer(where, ProducerConfig())
-    await producer.start()
-    half, tiny = OutgoingRecord(small, None, b"x" * 50_000), OutgoingRecord(small, None, b"1")
-    large, other = OutgoingRecord(small, None, b"x" * 200_000), OutgoingRecord(usual, None, b"x" * 200_000)
-    assert await producer.produce([half] * 3) == [Produced(0, n) for n in range(3)]
-    first, refused, last, beside = await producer.produce([tiny, large, tiny, other])
-    assert (first, last, beside) == (Produced(0, 3), Produced(0, 4), Produced(0, 0))
-    assert isinstance(refused, errors.RecordTooLarge)
-    many = [OutgoingRecord(small, None, b"%d" % n + b"x" * 9000) for n in range(200)]
-    results = await asyncio.gather(*(producer.produce(many[n : n + 20]) for n in range(0, 200, 20)))
-    assert {one for part in results for one in part} == {Produced(0, n) for n in range(5, 205)}
-    assert producer.pending_bytes == 0
-    await producer.drain(Deadline(CLOCK, 60))
-    await producer.stop()
-
-
 @pytest.mark.parametrize("bad", [{30}, {*range(0, 500, 7)}], ids=len)
 @pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"message_timestamp_before_max_ms": 60_000}])
 async def test_a_record_that_a_topic_refuses_fails_alone(
@@ -117,33 +77,6 @@ async def test_a_record_that_a_topic_refuses_fails_alone(
     assert written == sorted(written)
     assert len(written) == 500 - len(bad)
     await producer.stop()
-
-
-async def test_topics_are_created_described_and_found(kafka: Any, topic: Callable[..., str]) -> None:
-    """Creating twice is harmless; the error of a missing one has the command, and the directory finds it later."""
-    admin, name = Admin(config(kafka)), topic(2, retention_ms=60000)
-    assert not await admin.create_topic(name, 2)
-    info = await admin.describe_topic(name)
-    assert ([p.partition for p in info.partitions], info.replication_factor) == ([0, 1], 1)
-    assert (await admin.topic_configs(name))["retention.ms"] == "60000"
-    await admin.ensure_topic_like(f"{name}.dlq", name)
-    assert len((await admin.describe_topic(f"{name}.dlq")).partitions) == 2
-    directory = TopicDirectory(admin, CLOCK)
-    await directory.start()
-    assert await directory.partitions_of(name) == 2
-    with pytest.raises(errors.TopicNotFound, match=f"headrace topics create {name}-late"):
-        await directory.partitions_of(f"{name}-late")
-    await admin.create_topic(f"{name}-late", 4)
-
-    async def partitions() -> int:
-        try:
-            return await directory.partitions_of(f"{name}-late")
-        except errors.TopicNotFound:
-            return 0
-
-    await until(partitions)
-    assert await partitions() == 4
-    await directory.stop()
 
 
 async def test_the_longest_offset_map_is_taken_by_the_broker(kafka: Any, topic: Callable[..., str]) -> None:

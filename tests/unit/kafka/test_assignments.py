@@ -43,38 +43,22 @@ class Backend:
         return [ACK] * len(delivery.records)
 
 
-def recreated(member: Member) -> None:
-    """The topic is another one, without a rebalance; its leader is silent, so a request would stop the thread."""
-    member.client.marks[P0] = 0, 3
-    member.client.silent.add(P0)
-    member.consumer.topic_recreated("t", member.clock.time() + 1)
-
-
-def cut_off(member: Member) -> None:
-    """The log ends before the position."""
-    member.client.marks[P0] = 0, 3
-    member.client.give(Message(P0, 10, confluent_kafka.KafkaError._AUTO_OFFSET_RESET))
-
-
-@pytest.mark.parametrize("happens", [recreated, cut_off])
 @staged(with_member, policy=CONTINUE, flow=FlowControl(max_records=10), fixtures=("monkeypatch",))
-async def test_a_partition_that_begins_anew_while_it_is_paused_is_read_again(
-    member: Member, /, happens: Callable[[Member], None]
-) -> None:
-    """What was held is forgotten, so nothing would ever end and resume it."""
+async def test_a_log_that_is_cut_while_its_partition_is_paused_is_read_from_its_start(member: Member, /) -> None:
+    """What was in flight is forgotten, so nothing would ever complete and resume it."""
     client, heard = member.client, member.listener
     client.marks[P0] = 0, 50
     client.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(10)))
     await member.until(lambda: P0 in client.paused, "the pause of a full partition")
-    happens(member)
+    client.marks[P0] = 0, 3
+    client.give(Message(P0, 10, confluent_kafka.KafkaError._AUTO_OFFSET_RESET))
     await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
     await member.turns()
     assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
     client.give(Message(P0, 1))
     await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
     await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
-    assert client.asked == ([] if happens is recreated else [P0])
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "continue"])
@@ -260,22 +244,6 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
 
     monkeypatch.setattr(LoopProxy, "wait_for", asking)
     with_member(monkeypatch, test)
-
-
-@staged(with_member, fixtures=("monkeypatch",))
-async def test_what_has_ended_is_committed_before_the_client_closes(member: Member, /) -> None:
-    """A closing client takes no part in a rebalance; one that is under way is waited for, as it takes no commits."""
-    client, heard = member.client, member.listener
-
-    async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
-        return dict.fromkeys(partitions, Committed(4))
-
-    heard.on_revoked = on_revoked
-    client.assign(P0)
-    await member.until(lambda: heard.assigned, "the assignment")
-    client.refusals = [confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS] * 2
-    await member.consumer.drain(Deadline(member.clock, 10))
-    assert client.log[-2:] == ["commit t-0 4", "close"]
 
 
 def test_partitions_whose_store_does_not_response_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,17 +18,6 @@ def flow(records: int = 10_000, size: int = 10_000_000) -> FetchFlowControl:
     return made
 
 
-def test_a_short_peak_pauses_nothing() -> None:
-    """When full, the consumer waits for room before it pauses: pausing throws away what was fetched ahead."""
-    made = flow()
-    made.fetched(A, 7600, 10, 0)
-    assert made.changes(0.0) == ([], [])
-    assert made.must_wait
-    made.released(A, 1000, 1, 0.9)
-    assert made.changes(1.5) == ([], [])
-    assert not made.must_wait
-
-
 def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> None:
     """With every partition paused a poll brings no records, so the membership lives."""
     made = flow()
@@ -102,13 +91,6 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
     assert not paused - set(resume)
 
 
-def test_the_part_of_the_budget_is_that_of_what_is_scarcer() -> None:
-    """A few large records fill as much of it as many small ones."""
-    made = flow(records=100, size=1000)
-    assert made.part_of(10, 1) == 0.1
-    assert made.part_of(1, 500) == 0.5
-
-
 def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
     """The records of the last poll say how large those of the next one are."""
     made = FetchFlowControl(FlowControl(max_records=20_000, max_bytes=2_000_000))
@@ -120,38 +102,3 @@ def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
     assert made.poll_limit_records == 1
     made.released(A, 20, 2_000_000, 0)
     assert made.poll_limit_records == 10
-
-
-def test_a_partition_in_which_no_record_ends_for_too_long_is_paused_until_one_does() -> None:
-    """However little is in flight; the others are fetched, and a record that ends counts from then on."""
-    made = FetchFlowControl(FlowControl(), 8)
-    made.assigned([A, B])
-    made.fetched(A, 2, 10, 0)
-    made.fetched(B, 1, 10, 0)
-    made.released(B, 1, 10, 1)
-
-    def changes(now: float) -> list[list[TopicPartition]]:
-        return [[*partitions] for partitions in made.changes(now)]
-
-    assert changes(7.9) == [[], []]
-    assert changes(8.0) == [[], []], "it looks once a second"
-    assert changes(9.0) == [[A], []]
-    assert "none has completed for more than 8 s" in made.pause_reason(A, 9.0)
-    assert made.pause_reason(B, 9.0) == ""
-    assert changes(9.1) == [[], []]
-    made.released(A, 1, 5, 10)
-    assert changes(10) == [[], [A]]
-    assert changes(17.9) == [[], []]
-    assert changes(19) == [[A], []]
-
-
-def test_a_partition_that_stands_still_beyond_its_share_is_paused_alone() -> None:
-    """One slow partition cannot take the room of the others; each change is said once."""
-    made = flow()
-    made.fetched(A, 6000, 10, 0)
-    made.fetched(B, 10, 10, 0)
-    assert made.changes(0.9) == ([], [])
-    assert made.changes(1.0) == ([A], [])
-    assert made.changes(1.1) == ([], [])
-    made.released(A, 4000, 5, 2)
-    assert made.changes(2) == ([], [A])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import DeadLetterConfig
 from headrace.config.model import ControlConfig, HeadraceConfig
@@ -86,19 +85,3 @@ def test_what_a_registered_consumer_makes_is_internal_while_it_is_there(tmp_path
     assert internal.kind_of("registered-in") == "dead_letter"
     internal.register([])
     assert internal.kind_of("registered-in") == ""
-
-
-def test_what_is_used_is_told_by_cluster(tmp_path: Path) -> None:
-    """With the groups, the topics, and where dead letters go, if they do."""
-    config = config_of(tmp_path, dead_letter={"enabled": False}, topics=["a"])
-    required = topic_requirements(config, [load_function(file) for file in config.functions])
-    assert [(kafka.bootstrap_servers, [each.group for each in found]) for kafka, found in required] == [
-        ("localhost:9092", ["g", "h", "i"]),
-        ("elsewhere:9092", ["fg"]),
-    ]
-    (_, (wide, other, _)), (_, [function]) = required
-    assert (list(wide.topics), wide.dead_letter_topic, wide.matches and wide.matches("b")) == (["a"], None, True)
-    assert other.dead_letter_topic
-    assert other.dead_letter_topic("o") == "all-letters"
-    assert function.dead_letter_topic
-    assert function.dead_letter_topic("in") == "dead.in.x"

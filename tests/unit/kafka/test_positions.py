@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 
 from headrace.kafka.loop_proxy import ConsumerProblems
-from headrace.kafka.positions import OffsetGap, PositionResolver, ReadPolicy, StartPosition, find_gap, has_committed
+from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition, has_committed
 from headrace.records import Committed, TopicPartition
 from headrace.testing import ManualClock
 
@@ -95,19 +95,3 @@ def test_what_cannot_be_read_is_not_guessed() -> None:
         assert (made.starts(FakeClient({}, error=error), [P0]), made.is_open(P0)) == ({}, True)
     with pytest.raises(confluent_kafka.KafkaException):
         has_committed(FakeClient({}, error=error), ["t"])
-
-
-@pytest.mark.parametrize(
-    ("position", "gap", "is_cut_off", "text"),
-    [
-        (10, OffsetGap(10, 40, 40), False, "offsets 10 to 39 (30) are no longer in the log: removed"),
-        (120, OffsetGap(100, 120, 40), True, "offsets 100 to 119 (20) are no longer in the log: the log ends"),
-    ],
-)
-def test_a_gap_has_exact_offsets(position: int, gap: OffsetGap, is_cut_off: bool, text: str) -> None:
-    """Below the start of the log, or beyond its end."""
-    found = find_gap(FakeClient({}), P0, position)
-    assert found == gap
-    assert found.is_cut_off == is_cut_off
-    assert str(found).startswith(text)
-    assert [find_gap(FakeClient({}), P0, in_range) for in_range in (40, 100)] == [None, None]

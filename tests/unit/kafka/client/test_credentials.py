@@ -78,8 +78,10 @@ def certificates(folder: Path, authority: str = "ca") -> None:
     Authority(folder, authority).issue("client")
 
 
-def tls_harness(folder: Path) -> Harness:
+def tls_harness(folder: Path, *, store: bool = False) -> Harness:
     certificates(folder)
+    if store:
+        return Harness(folder, tls={"ca": "ca.pem", "keystore": "client.p12", "keystore_password": STORE_PASSWORD})
     return Harness(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
 
 
@@ -126,40 +128,28 @@ def test_while_the_login_is_refused_a_change_is_found_at_once(tmp_path: Path) ->
     assert harness.security.after_refusal
 
 
-def test_files_that_do_not_fit_together_yet_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Certificate and key are written one after the other, the first of them in two parts."""
-    harness = tls_harness(tmp_path)
-    (tmp_path / "next").mkdir()
-    files = Authority(tmp_path / "next", "ca").issue("client")
-    certificate = files.certificate.read_text()
-    for part in (certificate[:10], "", certificate[:200], certificate):
-        harness.write("client.pem", part)
-        assert not harness.look()
-    assert len(caplog.records) == 4, "a warning for each state of the files"
-    assert harness.owner.replacement(harness.client) is None
-    harness.write("client.key", files.key.read_text())
-    assert harness.look()
-    assert harness.owner.replacement(harness.client) is not None
-    assert harness.owner.replacement(harness.client) is None
-
-
-def test_a_store_that_is_half_written_changes_nothing(tmp_path: Path) -> None:
-    """Also not a client that is made meanwhile; the whole store is taken up, and the same again is no change."""
-    certificates(tmp_path)
-    harness = Harness(tmp_path, tls={"ca": "ca.pem", "keystore": "client.p12", "keystore_password": STORE_PASSWORD})
+@pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.p12",)])
+def test_files_that_are_not_whole_yet_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...]
+) -> None:
+    """They are written one after the other, in parts. A new client has what was read before."""
+    harness = tls_harness(tmp_path, store=len(names) == 1)
     before = client_properties(harness.kafka, "x")
-    certificates(tmp_path)
-    whole = (tmp_path / "client.p12").read_bytes()
-    for size in (0, 100, len(whole) // 2):
-        harness.write("client.p12", whole[:size])
+    (tmp_path / "next").mkdir()
+    certificates(tmp_path / "next")
+    contents = [(name, (tmp_path / "next" / name).read_bytes()) for name in names]
+    *parts, last = [(name, content[:size]) for name, content in contents for size in (10, 0, 200, len(content))]
+    for name, part in parts:
+        harness.write(name, part)
         assert not harness.look()
-        confluent_kafka.Producer({**(now := client_properties(harness.kafka, "x")), "log_level": 0})
-        assert now == before
-    harness.write("client.p12", whole)
-    assert harness.look()
+        assert client_properties(harness.kafka, "x") == before
+    assert len(caplog.records) == len(parts), "a warning for each state of the files"
+    assert harness.owner.replacement(harness.client) is None
+    for is_new in (True, False):
+        harness.write(*last)
+        assert harness.look() is is_new
     assert harness.owner.replacement(harness.client) is not None
-    harness.write("client.p12", whole)
-    assert not harness.look()
+    assert harness.owner.replacement(harness.client) is None
 
 
 def test_a_file_that_is_missing_or_empty_for_a_while_changes_nothing(tmp_path: Path) -> None:
@@ -190,20 +180,3 @@ def test_a_client_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, caplog:
     assert harness.look()
     assert owner.replacement(harness.client) is None
     assert "keeping the old credentials of a client" in caplog.text
-
-
-def test_a_link_to_another_folder_is_a_change(tmp_path: Path) -> None:
-    """As Kubernetes mounts a secret: the files are links through a link, and that one is replaced."""
-    for version in ("1", "2"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "password").write_text("x")
-    (tmp_path / "..data").symlink_to("1")
-    (tmp_path / "password").symlink_to("..data/password")
-    changes = FileChanges([tmp_path / "password", None])
-    assert not changes.found()
-    (tmp_path / "..new").symlink_to("2")
-    (tmp_path / "..new").replace(tmp_path / "..data")
-    assert changes.found()
-    assert not changes.found()
-    (tmp_path / "..data").unlink()
-    assert changes.found()

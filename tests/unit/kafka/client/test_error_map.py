@@ -25,14 +25,6 @@ def test_the_class_says_what_to_do(name: str, kind: str) -> None:
     assert type(to_error(ClientError(getattr(ClientError, name)), "produce to t")).__name__ == kind
 
 
-@pytest.mark.parametrize("code", [ClientError.CONCURRENT_TRANSACTIONS, ClientError.INVALID_TXN_STATE])
-def test_what_passes_by_itself_is_503_and_may_be_sent_again(code: int) -> None:
-    """Kafka refuses it only at this moment, so the response says when to come back."""
-    error = to_error(ClientError(code), "produce to t")
-    assert (error.status, error.retriable, error.retry_after_seconds is not None) == (503, True, True)
-    assert "No broker" not in error.description
-
-
 def test_every_error_of_the_client_is_mapped() -> None:
     """Whatever the client reports becomes one of ours, with Kafka's own number and name."""
     numbers = {

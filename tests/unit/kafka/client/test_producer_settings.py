@@ -68,8 +68,3 @@ def test_what_the_client_refuses_is_a_fault_of_the_file(properties: dict[str, An
     kafka = KafkaConfig(bootstrap_servers="127.0.0.1:1", properties=properties, security=KafkaSecurity(protocol="ssl"))
     with pytest.raises(ConfigError, match=said):
         check_properties(kafka, ProducerConfig())
-
-
-def test_what_the_client_takes_passes_without_kafka() -> None:
-    """Nothing is waited for."""
-    check_properties(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig())

@@ -1,15 +1,12 @@
-"""`headrace run` with signed tokens, whose keys are read from the URL of a token server."""
+"""`headrace run` with signed tokens."""
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
@@ -19,48 +16,26 @@ RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 KEY = ECKey.generate_key("P-256", {"kid": "one"})
 
 
-class KeySet(http.server.BaseHTTPRequestHandler):
-    """Serves the public key."""
-
-    def do_GET(self) -> None:
-        body = json.dumps({"keys": [KEY.as_dict(private=False)]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        """Log nothing."""
-
-
-@pytest.fixture
-def issuer() -> Iterator[str]:
-    """URL of a token server."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), KeySet) as listener:
-        threading.Thread(target=listener.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.server_port}"
-        listener.shutdown()
-
-
-def bearer(issuer: str, scope: str) -> str:
-    claims = {"iss": issuer, "aud": "headrace", "exp": int(time.time()) + 600, "client_id": "loader", "scope": scope}
+def bearer(scope: str) -> str:
+    claims = {"iss": "issuer", "aud": "headrace", "exp": int(time.time()) + 600, "client_id": "loader", "scope": scope}
     return f"Bearer {jwt.encode({'alg': 'ES256', 'kid': 'one'}, claims, KEY)}"
 
 
-def test_produce_with_signed_tokens(site: Any, topic: Any, headrace: Any, issuer: str) -> None:
+def test_produce_with_signed_tokens(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
     """A caller with the scope writes; a caller with another or none does not."""
     name = topic()
-    settings = {"issuer": issuer, "audience": "headrace", "jwks_url": f"{issuer}/jwks"}
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [KEY.as_dict(private=False)]}))
+    settings = {"issuer": "issuer", "audience": "headrace", "jwks_file": str(tmp_path / "jwks.json")}
     process = headrace({**site.config, "security": {"mode": "jwt", "jwt": settings}})
     url = f"{process.url}/producers/{name}"
-    loader = bearer(issuer, "kafka:w")
+    loader = bearer("kafka:w")
     response = send("POST", url, RECORD, {"Authorization": loader})
     assert (response.status, response.body["requestStatus"]) == (200, "OK")
     for headers, status, code in (
         ({}, 401, "ERR10002"),
         ({"Authorization": loader[:-5]}, 401, "ERR10000"),
-        ({"Authorization": bearer(issuer, "kafka:r")}, 403, "ERR10005"),
-        ({"Authorization": bearer(issuer, "produce:orders.*")}, 403, "ERR10005"),
+        ({"Authorization": bearer("kafka:r")}, 403, "ERR10005"),
+        ({"Authorization": bearer("produce:orders.*")}, 403, "ERR10005"),
     ):
         response = send("POST", url, RECORD, headers)
         assert (response.status, response.body["code"]) == (status, code)

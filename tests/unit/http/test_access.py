@@ -77,15 +77,6 @@ async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
         assert "services" in (await server.ask(request("GET", "/ready", bearer("nothing")))).json
 
 
-async def test_one_principal_over_its_rate_is_told_to_wait(opened: Any) -> None:
-    """429 with Retry-After; others go on."""
-    async with opened(security={**SECURITY, "requests_per_second": 3}) as server:
-        responses = [await server.ask(request("GET", "/nowhere", bearer("reader"))) for _ in range(4)]
-        assert [response.status for response in responses] == [404, 404, 404, 429]
-        assert responses[-1].headers["retry-after"] == "1"
-        assert (await server.ask(request("GET", "/nowhere", bearer("writer")))).status == 404
-
-
 async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
     """429 with Retry-After for the one more; others go on, and so does this one when it has its responses."""
     async with opened(security={**SECURITY, "max_in_flight": 2}) as server:

@@ -61,14 +61,8 @@ async def test_other_methods_are_refused(server: Any) -> None:
 @pytest.mark.parametrize(
     ("request_line", "hint"),
     [
-        ("POST /topics/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
         ("POST /producer/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
-        (
-            "POST /consumers/g/instances/i/subscription",
-            "did you mean POST /consumers/{group}/instances/{instance}/subscriptions? All paths: /specui.html",
-        ),
         ("GET /heath/readiness", "did you mean GET /health/readiness? All paths: /specui.html"),
-        ("GET /topics", "all are at /specui.html"),
         (f"GET /{'producers/' * 400}", "all are at /specui.html"),
     ],
 )

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from headrace.config.http import TlsConfig
-from headrace.errors import ConfigError
 from headrace.runtime.tls import TlsFiles
-from headrace.testing import ManualClock
 from tests.raw_server import Authority
 
 BODY = b'{"records":[{"value":1}]}'
@@ -144,11 +141,3 @@ async def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_pat
         (tmp_path / "server.key").write_bytes(new)
         files.look()
         assert await number_of(server) != first
-
-
-def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path) -> None:
-    """One paragraph that names them."""
-    for name in ("a.pem", "a.key"):
-        (tmp_path / name).write_text("x")
-    with pytest.raises(ConfigError, match=r"http\.tls: the files .*a\.pem, .*a\.key are not a certificate"):
-        TlsFiles(TlsConfig(certificate=tmp_path / "a.pem", key=tmp_path / "a.key"), ManualClock())

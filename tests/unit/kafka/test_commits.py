@@ -198,13 +198,3 @@ def test_a_seek_begins_only_with_its_own_acknowledgement(harness: Harness) -> No
     assert harness.begun() == []
     harness.report(7)
     assert harness.begun() == [(P0, start)]
-
-
-def test_problems_are_those_of_the_partition_or_of_the_membership(harness: Harness) -> None:
-    """The partition's own goes first."""
-    assert harness.problems.of(P0) == "group g: not joined yet"
-    harness.problems.report(str(P0), "offset 5 is gone")
-    assert (harness.problems.of(P0), harness.problems.of(P1)) == ("offset 5 is gone", "group g: not joined yet")
-    harness.problems.report("", "")
-    harness.problems.report(str(P0), "")
-    assert (harness.problems.of(P0), harness.problems.all()) == ("", [])

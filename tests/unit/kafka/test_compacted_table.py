@@ -112,16 +112,6 @@ def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_orde
     assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
 
 
-def test_who_watches_later_gets_what_is_there() -> None:
-    """A watcher may come after the table is read."""
-    log, seen = Log(), []
-    view = table(log)
-    view.loaded(len(log.records))
-    log.append(b"job/1", entry({"state": "runs"}))
-    view.watch("job/", lambda key, value: seen.append((key, value)))
-    assert seen == [("job/1", {"state": "runs"})]
-
-
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
@@ -190,8 +180,11 @@ async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_non
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.none() | st.integers(0, 9)), max_size=30),
     st.integers(0, 30),
+    st.integers(0, 30),
 )
-def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | None]], loaded_at: int) -> None:
+def test_every_view_is_the_same_wherever_it_began(
+    steps: list[tuple[str, int | None]], loaded_at: int, watched_at: int
+) -> None:
     """A watcher that applies what it is told holds what the table holds: the last word for each key."""
     log = Log()
     view = table(log)
@@ -200,12 +193,15 @@ def test_every_view_is_the_same_wherever_it_began(steps: list[tuple[str, int | N
     def apply(key: str, value: Mapping[str, Any] | None) -> None:
         told.pop(key, None) if value is None else told.update({key: value})
 
-    view.watch("", apply)
     for number, (key, value) in enumerate(steps):
         if number == loaded_at:
             view.loaded(len(log.records))
+        if number == watched_at:
+            view.watch("", apply)
         log.append(key.encode(), None if value is None else entry({"value": value}))
     view.loaded(len(log.records))
+    if watched_at >= len(steps):
+        view.watch("", apply)
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
     assert view.items("") == wanted == told
 

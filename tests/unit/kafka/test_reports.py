@@ -20,35 +20,21 @@ from headrace.records import NO_OFFSET, OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
 
 
-def result_of(offset: int, *, acked: bool) -> object:
-    """Return what a request holds after the report of its one record."""
+@pytest.mark.parametrize(
+    ("offset", "acks", "result"),
+    [(7, "all", Produced(2, 7)), (7, "0", Produced(2, 7)), (-1001, "0", Produced(2, NO_OFFSET)), (-1001, "all", None)],
+)
+def test_a_record_is_where_the_report_says(offset: int, acks: str, result: Produced | None) -> None:
+    """With `acks: 0` there is no offset. Otherwise the leader knows a repeated record, but not where it is."""
     posted: list[Request] = []
-    records = [OutgoingRecord("t", None, b"", [], 0, 0)]
-    weak = {"enable.idempotence": False, "acks": "0"}
-    settings = ProducerConfig(properties={} if acked else weak)
+    settings = ProducerConfig(properties={} if acks == "all" else {"enable.idempotence": False, "acks": "0"})
     client = ProducerClient("p", Admin(KafkaConfig()), settings)
+    records = [OutgoingRecord("t", None, b"", [], 0, 0)]
     request = Request(records, Claim(("t", 0), 0), posted.append, lambda results: None, client.result)
     request.reported(0, None, confluent_kafka.Message(topic="t", partition=2, offset=offset))
     assert posted == [request]
-    return request.results[0]
-
-
-@pytest.mark.parametrize("acked", [True, False])
-def test_an_acknowledged_record_is_where_kafka_says(acked: bool) -> None:
-    """Partition and offset are those of the report."""
-    assert result_of(7, acked=acked) == Produced(2, 7)
-
-
-def test_a_record_without_an_offset_is_no_ok() -> None:
-    """The leader recognised a repeat whose first attempt it no longer has at hand: written, nobody says where."""
-    result = result_of(-1001, acked=True)
-    assert isinstance(result, KafkaTimeout)
-    assert "written to partition 2" in result.description
-
-
-def test_without_acknowledgement_no_offset_is_expected() -> None:
-    """With acks 0 the client has none to tell."""
-    assert result_of(-1001, acked=False) == Produced(2, NO_OFFSET)
+    found = request.results[0]
+    assert found == result if result else isinstance(found, KafkaTimeout) and "to partition 2" in found.description
 
 
 async def test_a_request_without_records_is_answered_in_a_context_of_its_own() -> None:

@@ -45,12 +45,6 @@ def test_the_right_of_the_refused_kind_is_named(code: int, words: str) -> None:
     assert "secret" not in error.description
 
 
-def test_options_of_each_kind() -> None:
-    """They are those of Kafka's command."""
-    assert Right("Write", "transactional-id", "t").options == "--operation Write --transactional-id t"
-    assert Right("DescribeConfigs", "cluster").options == "--operation DescribeConfigs --cluster"
-
-
 def test_the_principal_of_a_certificate_is_what_the_brokers_make_of_it(tmp_path: Path) -> None:
     """So its common name is named, from a file, from text and from a store; nothing if it cannot be read."""
     issued = Authority(tmp_path, "ca").issue("ann")

@@ -19,10 +19,11 @@ from headrace.runtime import OwnedThread
 KINDS = yaml.safe_load(Path(__file__).with_name("error_map.yaml").read_text())
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS["request"].items())
-def test_the_class_says_what_to_do(name: str, kind: str) -> None:
-    """What may have been written is a timeout (unknown), never a plain failure."""
-    assert type(to_error(ClientError(getattr(ClientError, name)), "produce to t")).__name__ == kind
+@pytest.mark.parametrize(("call", "name", "kind"), [(call, *row) for call in KINDS for row in KINDS[call].items()])
+def test_the_class_says_what_to_do(call: str, name: str, kind: str) -> None:
+    """What may be written is a timeout (unknown). A report says nothing of the attempts before the last one."""
+    error = ClientError(getattr(ClientError, name))
+    assert type(to_error(error, "produce to t") if call == "request" else report_error(error, "t")).__name__ == kind
 
 
 def test_every_error_of_the_client_is_mapped() -> None:
@@ -39,12 +40,6 @@ def test_every_error_of_the_client_is_mapped() -> None:
 def test_a_fatal_error_is_fatal_whatever_its_number() -> None:
     """The client says so itself."""
     assert isinstance(to_error(ClientError(ClientError.UNKNOWN, "x", True), "produce"), errors.FatalKafkaError)
-
-
-@pytest.mark.parametrize(("name", "kind"), KINDS["report"].items())
-def test_a_report_is_unknown_unless_every_attempt_was_refused(name: str, kind: str) -> None:
-    """The last attempt's error says nothing of the attempts before it."""
-    assert type(report_error(ClientError(getattr(ClientError, name)), "t")).__name__ == kind
 
 
 def test_what_is_printed_is_for_people() -> None:

@@ -41,7 +41,7 @@ class Harness:
 
 
 def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
-    """Readiness, the outage and what is logged have the same sentence, with address, length and reason."""
+    """All places have the same sentence, and requests are refused and counted only after their limit."""
     harness = Harness()
     assert not harness.seen.readiness().ready
     harness.attempt(True)
@@ -54,11 +54,17 @@ def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
     assert outage.why == "Kafka at kafka:9092 has not answered for 3 s: connection refused by kafka:9092"
     assert harness.seen.readiness() == (False, outage.why)
     assert harness.reports == [outage.why]
+    harness.seen.check(5)
+    harness.attempt(False, 3)
+    for _ in range(2):
+        with pytest.raises(KafkaUnavailable, match="nothing of this request was sent: Kafka at kafka:9092 has not"):
+            harness.seen.check(5)
     harness.attempt(True, 4)
     assert harness.seen.outage is None
+    harness.seen.check(5)
     harness.attempt(False)
     assert harness.reports[1:] == [
-        "Kafka at kafka:9092 answers again after 7 s",
+        "Kafka at kafka:9092 answers again after 10 s; 2 requests were answered 503",
         "Kafka at kafka:9092 has not answered for 1 s: neither a response nor an error arrived",
     ]
 
@@ -72,21 +78,6 @@ def test_an_outage_is_told_again_after_growing_pauses() -> None:
         harness.attempt(False)
     assert [line.split(" for ")[1].split(" s:")[0] for line in harness.reports[:4]] == ["1", "11", "41", "131"]
     assert len(harness.reports) < 15
-
-
-def test_a_refusal_is_told_at_once_and_once() -> None:
-    """The first report may have another reason; the one with the fix does not wait for the reminder."""
-    harness = Harness()
-    harness.attempt(True)
-    harness.attempt(False)
-    for _ in range(5):
-        harness.seen.failed(
-            error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: bad password")
-        )
-        harness.attempt(False)
-        harness.seen.failed(REFUSED)
-        harness.attempt(False)
-    assert ["login refused" in line for line in harness.reports] == [False, True]
 
 
 def test_a_response_to_another_client_is_no_outage() -> None:
@@ -111,39 +102,6 @@ def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> Non
     harness.clock._now += 2
     harness.seen.answered()
     assert harness.seen.probe.seen_alive.is_set(), "the watching thread ends the outage"
-
-
-def test_requests_are_refused_after_the_limit_and_counted() -> None:
-    """Before the limit a record may be handed over; after it the error says that nothing was sent."""
-    harness = Harness()
-    harness.seen.check(5)
-    harness.attempt(True)
-    harness.attempt(False, 3)
-    harness.seen.check(5)
-    harness.attempt(False, 3)
-    for _ in range(2):
-        with pytest.raises(KafkaUnavailable, match="nothing of this request was sent: Kafka at kafka:9092 has not"):
-            harness.seen.check(5)
-    harness.attempt(True)
-    assert harness.reports[-1].endswith("2 requests were answered 503")
-    harness.seen.check(5)
-
-
-def test_requests_of_a_refused_client_are_refused_at_once() -> None:
-    """To wait does not help, so nothing is handed over even before the limit; a listener may yet come back."""
-    harness = Harness()
-    harness.attempt(True)
-    harness.seen.failed(error("_TRANSPORT", "ssl://kafka:9092/1: SSL connection closed by peer (after 1ms in state X)"))
-    harness.attempt(False)
-    harness.seen.check(5)
-    harness.seen.failed(
-        error("_AUTHENTICATION", "sasl_ssl://kafka:9092/1: SASL authentication error: invalid credentials")
-    )
-    harness.attempt(False)
-    with pytest.raises(KafkaUnavailable, match=r"nothing of this request was sent: .*login refused by kafka:9092"):
-        harness.seen.check(5)
-    harness.attempt(True)
-    harness.seen.check(5)
 
 
 def test_an_address_without_a_port_is_named() -> None:

@@ -24,7 +24,7 @@ RECORD = OutgoingRecord("t", None, b"1")
 
 
 def outcome_of(monkeypatch: pytest.MonkeyPatch, responses: list[Any], *, closing: bool) -> Any:
-    """Return what is said of a transaction in doubt; `answers` is what Kafka says when it is asked for its end."""
+    """Return the result of a transaction in doubt; `responses` are those to requests for its last record."""
 
     async def read(*_: Any) -> AsyncGenerator[list[Any], None]:
         response = responses.pop(0)
@@ -49,22 +49,22 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, responses: list[Any], *, closing
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("closing", [True, False])
-def test_the_topic_tells_how_it_ended(monkeypatch: pytest.MonkeyPatch, closing: bool) -> None:
-    """Its last record can be read, or is passed over."""
-    assert outcome_of(monkeypatch, [[object()]], closing=closing) == Produced(0, 0)
-    assert isinstance(outcome_of(monkeypatch, [[]], closing=closing), TransactionAborted)
-
-
-def test_with_a_last_record_it_is_asked_for_until_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that was let go in doubt would let its request be written a second time."""
-    failures = [KafkaUnavailable(), TimeoutError()]
-    assert outcome_of(monkeypatch, [*failures, [object()]], closing=True) == Produced(0, 0)
-
-
-def test_without_one_it_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody holds anything until the outcome comes."""
-    assert isinstance(outcome_of(monkeypatch, [KafkaUnavailable(), []], closing=False), KafkaTimeout)
+@pytest.mark.parametrize(
+    ("closing", "responses", "kind"),
+    [
+        (True, [[object()]], Produced),
+        (False, [[object()]], Produced),
+        (True, [[]], TransactionAborted),
+        (False, [[]], TransactionAborted),
+        (True, [KafkaUnavailable(), TimeoutError(), [object()]], Produced),
+        (False, [KafkaUnavailable(), []], KafkaTimeout),
+    ],
+)
+def test_the_topic_tells_how_it_ended(
+    monkeypatch: pytest.MonkeyPatch, closing: bool, responses: list[Any], kind: type
+) -> None:
+    """Its last record can be read, or is passed over. With a record that frees a key, it is read until then."""
+    assert type(outcome_of(monkeypatch, [*responses], closing=closing)) is kind
 
 
 async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_is_not() -> None:

@@ -157,18 +157,3 @@ def test_a_writer_that_was_overtaken_writes_nothing(site: Any, topic: Any, make:
         batches.write(1, records(name, "b"))
     assert (batches.open(), batches.digest) == (2, "two")
     assert visible(site, name) == ["a", "b"]
-
-
-def test_an_idle_producer_continues(site: Any, topic: Any, make: Any) -> None:
-    """Statistics are taken up by `poll`; one whose connection was closed meanwhile is opened again."""
-    name = topic()
-    batches = make()
-    batches.open()
-    batches.write(0, records(name, "a"))
-    for _ in range(20):
-        batches.poll()
-        time.sleep(0.05)
-    batches.close()
-    batches.poll()
-    batches.write(1, records(name, "b"))
-    site.wait_until(lambda: visible(site, name) == ["a", "b"], "both")

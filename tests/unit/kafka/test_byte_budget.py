@@ -64,11 +64,9 @@ def record(key: bytes | None = None, partition: int | None = None) -> OutgoingRe
     ("records", "partitions", "lane"),
     [
         ([record(partition=2)], 3, 2),
-        ([record(b"k", 2)], 3, 2),
         ([record(partition=2)] * 3, 3, 2),
         ([record(partition=2), record(partition=1)], 3, -1),
         ([record(partition=2), record()], 3, -1),
-        ([record(), record(partition=2)], 3, -1),
         ([record()], 3, -1),
         ([record(b"a")], 10, 4),
         ([record(b"")], 10, 1),

@@ -15,38 +15,21 @@ from hypothesis import strategies as st
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
 
 TOPIC = "_control"
-
-
-class Log:
-    """The topic: what is produced comes back to the table, unless it is held back."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.reads: CompactedTable[Any] | None = None
-        self.error: KafkaError | None = None
-
-    async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
-        if self.error:
-            return [self.error for _ in outgoing]
-        return [self.append(record.key, record.value) for record in outgoing]
-
-    def append(self, key: bytes | None, value: bytes | None) -> Produced:
-        record = Record(TOPIC, 0, len(self.records), 0, key, value)
-        self.records.append(record)
-        if self.reads:
-            self.reads.read([record], len(self.records))
-        return Produced(0, record.offset)
+PLACE = TopicPartition(TOPIC, 0)
 
 
 class Cluster(MemoryCluster):
-    """Readers of its one topic fail when they are behind the end of the log, and once after `broken` is set."""
+    """Has one topic, whose records reach the table `reads` at once.
+
+    Other readers fail when they are behind the end of the log, and once after `broken` is set.
+    """
 
     def __init__(self, failure: KafkaError | None = None, *, create_topics: bool = True) -> None:
         super().__init__({TOPIC: 1})
@@ -54,6 +37,19 @@ class Cluster(MemoryCluster):
         self.failure = failure
         self.broken = asyncio.Event()
         self.starts: list[int] = []
+        self.reads: CompactedTable[Any] | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        return self.logs.setdefault(PLACE, [])
+
+    def append(self, record: Record) -> None:
+        super().append(record)
+        if self.reads:
+            self.reads.read([record], record.offset + 1)
+
+    def put(self, key: bytes | None, value: bytes | None) -> None:
+        self.write(OutgoingRecord(TOPIC, key, value, None, 0))
 
     async def read_records(self, kafka: Any, starts: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
         ((place, start),) = starts.items()
@@ -71,7 +67,7 @@ class Cluster(MemoryCluster):
 
     def fill(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            self.write(OutgoingRecord(TOPIC, key, entry({"size": len(keys)}), None, 0))
+            self.put(key, entry({"size": len(keys)}))
 
 
 @pytest.fixture
@@ -81,11 +77,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-def table(log: Log, admin: Any = None, clock: Clock | None = None) -> CompactedTable[Any]:
-    admin = admin or Cluster(KafkaUnavailable("no broker answers"))
+def table(cluster: Cluster, clock: Clock | None = None, *, reads: bool = True) -> CompactedTable[Any]:
+    admin: Any = cluster
     topic, clock = InternalTopic(TOPIC), clock or SystemClock()
-    made = CompactedTable(admin, topic, JSON_OBJECTS, log.produce, clock, optional="control")
-    log.reads = made
+    made = CompactedTable(admin, topic, JSON_OBJECTS, cluster.produce, clock, optional="control")
+    cluster.reads = made if reads else None
     return made
 
 
@@ -95,18 +91,18 @@ def entry(value: Mapping[str, Any]) -> bytes:
 
 def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_order() -> None:
     """What was taken away before the table was read is never seen by anybody."""
-    log, seen = Log(), []
+    log, seen = Cluster(), []
     view = table(log)
     view.watch("seek/", lambda key, value: seen.append((key, value)))
-    log.append(b"seek/a", entry({"id": 1}))
-    log.append(b"seek/b", entry({"id": 2}))
-    log.append(b"seek/a", None)
-    log.append(b"hold/a", entry({}))
+    log.put(b"seek/a", entry({"id": 1}))
+    log.put(b"seek/b", entry({"id": 2}))
+    log.put(b"seek/a", None)
+    log.put(b"hold/a", entry({}))
     assert seen == []
     view.loaded(len(log.records))
-    log.append(b"seek/c", entry({"id": 3}))
-    log.append(b"seek/b", None)
-    log.append(b"seek/never", None)
+    log.put(b"seek/c", entry({"id": 3}))
+    log.put(b"seek/b", None)
+    log.put(b"seek/never", None)
     view.loaded(len(log.records))  # after an interruption
     assert seen == [("seek/b", {"id": 2}), ("seek/c", {"id": 3}), ("seek/b", None)]
     assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
@@ -124,23 +120,23 @@ async def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     key: bytes | None, value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is no object under a name says so in the log and in a gauge; the entries beside it hold."""
-    log = Log()
+    log = Cluster(KafkaUnavailable("no broker answers"))
     view = table(log)
     await view.start()
-    log.append(b"b", entry({"holds": True}))
-    log.append(key, value)
+    log.put(b"b", entry({"holds": True}))
+    log.put(key, value)
     view.loaded(len(log.records))
     assert view.items("") == {"b": {"holds": True}}
     assert "offset 1 of _control is not an entry" in caplog.text
     assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
-    log.append(key, None)  # taken away by hand
+    log.put(key, None)  # taken away by hand
     assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 0
     await view.stop()
 
 
 async def test_put_returns_once_the_own_view_holds_it() -> None:
     """An entry that is written and not read back may hold or not, and the error says so."""
-    log = Log()
+    log = Cluster()
     view = table(log)
     view.loaded(len(log.records))
     assert await view.put("hold/g", {"by": "me"}) == 0
@@ -155,14 +151,14 @@ async def test_put_returns_once_the_own_view_holds_it() -> None:
     assert await waiting == 3
     with pytest.raises(KafkaTimeout, match="may or may not be written"):
         await view.put_all({"hold/g": None}, limit_seconds=0.01)
-    log.error = KafkaUnavailable("no broker answers")
+    log.failure = KafkaUnavailable("no broker answers")
     with pytest.raises(KafkaUnavailable, match="no broker answers"):
         await view.put("a", {})
 
 
 async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_none() -> None:
     """The response says which of the two it is; without a topic nothing can have been steered, so nothing waits."""
-    log = Log()
+    log = Cluster()
     view = table(log)
     with pytest.raises(KafkaUnavailable, match="_control has not been read yet"):
         await view.put("a", {})
@@ -186,7 +182,7 @@ def test_every_view_is_the_same_wherever_it_began(
     steps: list[tuple[str, int | None]], loaded_at: int, watched_at: int
 ) -> None:
     """A watcher that applies what it is told holds what the table holds: the last word for each key."""
-    log = Log()
+    log = Cluster()
     view = table(log)
     told: dict[str, Any] = {}
 
@@ -198,7 +194,7 @@ def test_every_view_is_the_same_wherever_it_began(
             view.loaded(len(log.records))
         if number == watched_at:
             view.watch("", apply)
-        log.append(key.encode(), None if value is None else entry({"value": value}))
+        log.put(key.encode(), None if value is None else entry({"value": value}))
     view.loaded(len(log.records))
     if watched_at >= len(steps):
         view.watch("", apply)
@@ -210,7 +206,7 @@ async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
     """Each question lists the topics of the cluster; who creates it by hand waits for five seconds."""
     admin, clock = Cluster(create_topics=False), ManualClock()
     admin.has_topic = asked = AsyncMock(return_value=False)  # type: ignore[method-assign]
-    view = table(Log(), admin, clock)
+    view = table(admin, clock)
     await view.start()
     await clock.settle()
     count = asked.await_count
@@ -224,9 +220,9 @@ async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
 async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) -> None:
     """Older changes that are applied again would undo newer ones for a moment, and repeat commands."""
     clock, seen = ManualClock(), []
-    cluster.written[TopicPartition(TOPIC, 0)] = 5
+    cluster.written[PLACE] = 5
     cluster.fill([b"a"])
-    view = table(Log(), cluster, clock)
+    view = table(cluster, clock, reads=False)
     view.watch("", lambda key, value: seen.append((key, value)))
     await view.start()
     await clock.settle()
@@ -275,8 +271,8 @@ async def test_a_topic_that_was_created_again_is_read_from_its_start(
 
 async def test_reading_back_ends_behind_open_transactions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was killed may have left one, whose end is waited for."""
-    cluster.written[TopicPartition(TOPIC, 0)] = 5
+    cluster.written[PLACE] = 5
     read = Mock(side_effect=cluster.read)
     monkeypatch.setattr(compacted_table, "read_window", read)
     assert [batch async for batch in compacted_table.read_back(cluster, InternalTopic(TOPIC))] == []  # type: ignore[arg-type]
-    assert read.call_args.args[2] == {TopicPartition(TOPIC, 0): 5}
+    assert read.call_args.args[2] == {PLACE: 5}

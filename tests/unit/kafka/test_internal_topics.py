@@ -32,7 +32,7 @@ def config_of(tmp_path: Path, **consumer: Any) -> HeadraceConfig:
     (tmp_path / "function.yaml").write_text(FUNCTION)
     backend = {"url": "http://localhost"}
     wide = {"group": "g", "backend": backend, "topic_patterns": [".*"], **consumer}
-    other = {"topics": ["o"], "group": "h", "backend": backend, "dead_letter": {"topic": "all-letters"}}
+    other = {"topics": ["o"], "group": "h", "backend": backend, "dead_letter": {"topic": "all-dead-letters"}}
     off = {"topics": ["o"], "group": "i", "backend": backend, "dead_letter": {"enabled": False, "topic": "off-{topic}"}}
     consumers = {"wide": wide, "other": other, "off": off}
     return HeadraceConfig.model_validate({"reactive_consumers": consumers, "functions": [tmp_path / "function.yaml"]})
@@ -48,9 +48,9 @@ def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:
     internal = internal_topics(config)
     fits = internal.fits_of(config.reactive_consumers["wide"])
     assert fits is not None
-    ours = ["o.dlq", "all-letters", "dead.in.x", "g.retry.10s", "fg.retry.1s", config.audit.topic]
+    ours = ["o.dlq", "all-dead-letters", "dead.in.x", "g.retry.10s", "fg.retry.1s", config.audit.topic]
     assert [name for name in ours if fits(name)] == []
-    theirs = ["orders", ".dlq", "dead.x", "dlq.orders", "g.retry", "all-letters.x"]
+    theirs = ["orders", ".dlq", "dead.x", "dlq.orders", "g.retry", "all-dead-letters.x"]
     assert [name for name in theirs if fits(name)] == theirs
     assert internal.fits_of(config.reactive_consumers["other"]) is None
 

@@ -32,13 +32,6 @@ def test_scopes_and_patterns(scopes: str, name: str | None, missing: str) -> Non
     assert caught.value.description == f"missing scope {missing}"
 
 
-def test_one_scope_of_several_is_enough() -> None:
-    """Patterns say nothing of endpoints without topic or group."""
-    Principal("p", frozenset({"metrics", "produce:x"})).require(("admin", "metrics"))
-    with pytest.raises(AuthTokenScopeMismatch):
-        Principal("p", frozenset({"produce:x"})).require(("admin", "metrics"))
-
-
 def test_the_rate_limit_remembers_a_bounded_number_of_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bucket of the caller that came longest ago is forgotten, and begins full."""
     monkeypatch.setattr("headrace.http.auth.rate_limit._MAX_KEYS", 3)

@@ -1,4 +1,4 @@
-"""Produce as the seed document and sidecar.md 5 say it: formats x schema inputs, headers, partial failure, statuses."""
+"""Produce as the seed document and sidecar.md 5 say it: formats x schema inputs, headers, partial failure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from headrace.testing import HeadraceProcess
 
+pytestmark = pytest.mark.secured
+
 QUICK = {"fetch.wait.max.ms": 10}
 FIELDS = [{"name": "name", "type": "string"}, {"name": "n", "type": "long"}]
 AVRO = json.dumps({"type": "record", "name": "Thing", "fields": FIELDS})
@@ -30,20 +32,17 @@ class Format(NamedTuple):
     code: int
     value: Any
     stored: bytes
-    misfit: Any
     schema: str = ""
     registry_type: str = ""
 
 
 FORMATS = {
-    "binary": Format(0, "AAH/", b"\x00\x01\xff", "no base64!"),
-    "string": Format(5, "é", "é".encode(), 1),
-    "json": Format(2, THING, THING_JSON, None),
-    "avro": Format(1, THING, b"\x04\xc3\xa9\x82\x80\x80\x80\x80\x80\x80\x20", {"name": 1}, AVRO, "AVRO"),
-    "jsonschema": Format(3, THING, THING_JSON, {"n": 1}, JSON_SCHEMA, "JSON"),
-    "protobuf": Format(
-        4, THING, b"\x00\x0a\x02\xc3\xa9\x10\x81\x80\x80\x80\x80\x80\x80\x10", {"name": 1}, PROTO, "PROTOBUF"
-    ),
+    "binary": Format(0, "AAH/", b"\x00\x01\xff"),
+    "string": Format(5, "é", "é".encode()),
+    "json": Format(2, THING, THING_JSON),
+    "avro": Format(1, THING, b"\x04\xc3\xa9\x82\x80\x80\x80\x80\x80\x80\x20", AVRO, "AVRO"),
+    "jsonschema": Format(3, THING, THING_JSON, JSON_SCHEMA, "JSON"),
+    "protobuf": Format(4, THING, b"\x00\x0a\x02\xc3\xa9\x10\x81\x80\x80\x80\x80\x80\x80\x10", PROTO, "PROTOBUF"),
 }
 """The bytes are written by hand from the specifications of the encodings."""
 PARTS = ("key", "value")
@@ -176,37 +175,12 @@ INPUTS: dict[str, Callable[[str, Subject], dict[str, Any]]] = {
     },
     "subject and version": lambda part, subject: {f"{part}SchemaSubject": subject.other, f"{part}SchemaVersion": 1},
 }
-CONFLICTS: dict[str, tuple[str, Callable[[str, Subject], dict[str, Any]]]] = {
-    "id and version": (
-        "ERR12210",
-        lambda part, subject: {f"{part}SchemaId": subject.schema_id, f"{part}SchemaVersion": 1},
-    ),
-    "id and text": ("ERR12211", lambda part, subject: {f"{part}SchemaId": subject.schema_id, f"{part}Schema": ...}),
-    "version and text": ("ERR12213", lambda part, subject: {f"{part}SchemaVersion": 1, f"{part}Schema": ...}),
-    "all three": (
-        "ERR12210",
-        lambda part, subject: {f"{part}SchemaId": subject.schema_id, f"{part}SchemaVersion": 1, f"{part}Schema": ...},
-    ),
-    "text and no format": ("ERR12214", lambda part, subject: {f"{part}Schema": ..., f"{part}Format": None}),
-    "unknown id": ("ERR12208", lambda part, subject: {f"{part}SchemaId": 2**31 - 1}),
-    "unknown version": ("ERR12208", lambda part, subject: {f"{part}SchemaVersion": 7}),
-    "unknown subject": ("ERR12208", lambda part, subject: {f"{part}SchemaSubject": "nobody"}),
-    "version of an unknown subject": (
-        "ERR12208",
-        lambda part, subject: {f"{part}SchemaSubject": "nobody", f"{part}SchemaVersion": 1},
-    ),
-    "id of another subject": (
-        "ERR12208",
-        lambda part, subject: {f"{part}SchemaSubject": "nobody", f"{part}SchemaId": subject.schema_id},
-    ),
-}
 
 
-def asked(part: str, name: str, given: dict[str, Any], value: Any = ...) -> dict[str, Any]:
+def request(part: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return a request whose keys or values are in a format, and which names its schema so."""
     given = {field: FORMATS[name].schema if text is ... else text for field, text in given.items()}
-    records = [{part: FORMATS[name].value if value is ... else value}]
-    return {f"{part}Format": name, "records": records, **given}
+    return {f"{part}Format": name, "records": [{part: FORMATS[name].value}], **given}
 
 
 @pytest.mark.parametrize("given", INPUTS)
@@ -215,42 +189,11 @@ def asked(part: str, name: str, given: dict[str, Any], value: Any = ...) -> dict
 def test_every_schema_input(produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str) -> None:
     """Each way to name a schema finds the same one, and the response says its id."""
     subject = subjects[name]
-    status, response = produce.post(subject.topic, asked(part, name, INPUTS[given](part, subject)))
+    status, response = produce.post(subject.topic, request(part, name, INPUTS[given](part, subject)))
     assert (status, response.get(f"{part}_schema_id")) == (200, subject.schema_id), response
     record = produce.read(subject.topic, response["offsets"][0])
     assert (record.key() if part == "key" else record.value()) == stored(name, subject.schema_id)
     assert (record.value() if part == "key" else record.key()) is None
-
-
-@pytest.mark.parametrize("given", CONFLICTS)
-@pytest.mark.parametrize("name", WITH_SCHEMA)
-@pytest.mark.parametrize("part", PARTS)
-def test_every_conflict_of_schema_inputs(
-    produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str
-) -> None:
-    """400 with the code of the case, for keys as for values; and nothing was sent."""
-    subject = subjects[name]
-    code, make = CONFLICTS[given]
-    status, response = produce.post(subject.topic, asked(part, name, make(part, subject)))
-    assert (status, response["code"], "offsets" in response) == (400, code, False), response
-
-
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.misfit])
-@pytest.mark.parametrize("part", PARTS)
-def test_what_does_not_fit_its_format_names_its_records(
-    produce: Produce, place: str, subjects: dict[str, Subject], part: str, name: str
-) -> None:
-    """Code, part and every index; the good records of the request are not sent either."""
-    topic = subjects[name].topic if name in subjects else place
-    body = asked(part, name, {})
-    good, bad = body["records"][0], {part: FORMATS[name].misfit}
-    good["partition"] = bad["partition"] = 0
-    _, before = produce.post(topic, body)
-    status, response = produce.post(topic, {**body, "records": [good, bad, bad]})
-    assert (status, response["code"]) == (400, "ERR12206")
-    assert {"part": part, "index": 1, "indexes": [1, 2]}.items() <= response["metadata"].items()
-    _, after = produce.post(topic, body)
-    assert after["offsets"][0]["offset"] == before["offsets"][0]["offset"] + 1
 
 
 def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str) -> None:
@@ -266,3 +209,43 @@ def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str)
         assert set(entry) == {"partition", "offset"}
         assert produce.read(place, entry).value() == value
     assert [entry["offset"] - first["offset"] for entry in (third, last)] == [1, 2]
+
+
+def test_records_are_where_the_response_says(produce: Produce, topic: Callable[..., str]) -> None:
+    """Partition and offset, key, value, timestamp and headers, byte for byte."""
+    name = topic(3)
+    records = [
+        {"key": "a", "value": {"n": 1}, "partition": 2, "timestamp": 1_700_000_000_000, "headers": {"h": "é"}},
+        {"key": "b", "value": None, "partition": 2},
+        {"value": [1, 2], "partition": 2, "correlationId": "mine"},
+    ]
+    status, body = produce.post(name, {"records": records}, **{"X-Correlation-Id": "http"})
+    assert status == 200
+    assert body["offsets"] == [{"partition": 2, "offset": offset} for offset in range(3)]
+    first, second, third = (produce.read(name, place) for place in body["offsets"])
+    assert (first.key(), first.value(), first.timestamp()[1]) == (b"a", b'{"n": 1}', 1_700_000_000_000)
+    assert first.headers() == [("X-Correlation-Id", b"http"), ("h", "é".encode())]
+    assert (second.key(), second.value()) == (b"b", None)
+    assert (third.key(), third.value()) == (None, b"[1, 2]")
+    assert third.headers() == [("X-Correlation-Id", b"mine")]
+
+
+def test_equal_keys_go_to_the_partition_of_the_java_client(produce: Produce, topic: Callable[..., str]) -> None:
+    """murmur2 of the stored bytes, so both clients agree where a key lives."""
+    keys = ["", "a", "kafka", "foobar", "été", "x" * 99]
+    records = [{"key": key, "value": 1} for key in keys]
+    _, body = produce.post(topic(10), {"keyFormat": "STRING", "records": records})
+    assert [entry["partition"] for entry in body["offsets"]] == [_murmur2(key.encode()) % 10 for key in keys]
+
+
+def _murmur2(data: bytes) -> int:
+    """Kafka's murmur2, from its description: seed 0x9747b28c, made positive."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ len(data)
+    for at in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    if rest := data[len(data) // 4 * 4 :]:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF

@@ -12,7 +12,7 @@ CLIENTS = 8
 
 
 class Client(threading.Thread):
-    """Produces one numbered record after the other until it is told no."""
+    """Produces one numbered record after the other until one is refused."""
 
     def __init__(self, url: str, topic: str, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -28,17 +28,17 @@ class Client(threading.Thread):
         while not self.refused:
             value = f"{self.name}-{number}"
             try:
-                body = json.dumps({"valueFormat": "string", "records": [{"value": value}]})
-                connection.request("POST", f"/producers/{self._topic}", body, kind)
+                text = json.dumps({"valueFormat": "string", "records": [{"value": value}]})
+                connection.request("POST", f"/producers/{self._topic}", text, kind)
                 response = connection.getresponse()
-                said = json.loads(response.read())
+                body = json.loads(response.read())
             except (OSError, http.client.HTTPException):
                 break  # a request on a connection that is closed meanwhile was not taken
             if response.status == 200:
-                self.written[said["offsets"][0]["offset"]] = value
+                self.written[body["offsets"][0]["offset"]] = value
                 self.begun.set()
             else:
-                self.refused.append((response.status, said["code"]))
+                self.refused.append((response.status, body["code"]))
             number += 1
         connection.close()
 

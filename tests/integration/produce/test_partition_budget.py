@@ -8,53 +8,36 @@ import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, read_records
+from headrace.testing.scenario import JsonResponse, Scenario
 
 PENDING_BYTES = 1_000_000
 BODY_BYTES = 50_000
 AT_ONCE = 12  # twelve times 50 kB is three times a fifth of the budget
 
 
-class Response(NamedTuple):
-    """What one request was told."""
-
-    status: int
-    retry_after: str | None
-    body: Any
+def post(url: str, topic: str, partition: int, number: int) -> JsonResponse:
+    record = {"value": [number, "x" * BODY_BYTES], "partition": partition}
+    return Scenario.ask(f"{url}/producers/{topic}", {"records": [record]}, 240)
 
 
-def post(url: str, topic: str, partition: int, number: int, size: int = BODY_BYTES) -> Response:
-    record = {"value": [number, "x" * size], "partition": partition}
-    request = urllib.request.Request(
-        f"{url}/producers/{topic}", json.dumps({"records": [record]}).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=240) as response:
-            return Response(response.status, None, json.load(response))
-    except urllib.error.HTTPError as response:
-        with response:
-            return Response(response.code, response.headers["Retry-After"], json.load(response))
-
-
-def wait_for_refusals(asked: list[Future[Response]]) -> None:
+def wait_for_refusals(sent: list[Future[JsonResponse]]) -> None:
     """Wait until two thirds of several requests were answered, and see that none of those was taken."""
     end = time.monotonic() + 120
-    while 3 * sum(one.done() for one in asked) < 2 * len(asked):
+    while 3 * sum(one.done() for one in sent) < 2 * len(sent):
         assert time.monotonic() < end, "too few requests were refused"
         time.sleep(0.01)
-    for one in asked:
+    for one in sent:
         if one.done():
             response = one.result()
             assert (response.status, response.body["code"]) == (503, "ERR40016"), response
-            assert response.retry_after
+            assert "retry-after" in response.headers
             assert "partition 0 of topic" in response.body["description"]
 
 
@@ -75,14 +58,14 @@ async def numbers_in(kafka: Any, topic: str) -> list[int]:
     return [json.loads(r.value or b"")[0] async for batch in read_records(config, starts, ends) for r in batch]
 
 
-def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[Response]]:
-    """Ask for more than partition 0 may hold, see that the others go on meanwhile, and return what was asked."""
-    asked = [pool.submit(post, url, stuck, 0, number) for number in range(AT_ONCE)]
-    wait_for_refusals(asked)
-    asked.append(pool.submit(post, url, stuck, 1, AT_ONCE))  # its lane has room
+def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[JsonResponse]]:
+    """Ask for more than partition 0 may hold, see that the others go on meanwhile, and return what was sent."""
+    sent = [pool.submit(post, url, stuck, 0, number) for number in range(AT_ONCE)]
+    wait_for_refusals(sent)
+    sent.append(pool.submit(post, url, stuck, 1, AT_ONCE))  # its lane has room
     for number in range(20):
         assert post(url, live, number % 2, number).status == 200
-    return asked
+    return sent
 
 
 def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, headrace: Callable[..., Any]) -> None:
@@ -98,12 +81,12 @@ def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, hea
         os.kill(pid, signal.SIGTERM)
         try:
             wait_for_end(pid)
-            asked = served_while_stuck(pool, url, stuck, live)
-            waiting = [number for number, one in enumerate(asked) if not one.done()]
+            sent = served_while_stuck(pool, url, stuck, live)
+            waiting = [number for number, one in enumerate(sent) if not one.done()]
         finally:
             kafka_three.restart(3)
             kafka_three.wait_in_sync()
-        taken = [number for number, one in enumerate(asked) if one.result().status == 200]
+        taken = [number for number, one in enumerate(sent) if one.result().status == 200]
     assert set(taken) <= set(waiting)
     assert len(taken) >= 3
     assert AT_ONCE in taken

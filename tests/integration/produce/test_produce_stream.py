@@ -6,66 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-LIMIT_SECONDS = 150.0
-
-
-class Stream:
-    """One connection: lines go out in chunks while receipts come in."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self.writer = reader, writer
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def open(cls, url: str, topic: str) -> AsyncIterator[Stream]:
-        place = urlsplit(url)
-        stream = cls(*await asyncio.open_connection(place.hostname, place.port))
-        head = f"POST /producers/{topic} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
-        stream.writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        response = await asyncio.wait_for(stream._reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)
-        assert response.startswith(b"HTTP/1.1 200 "), response
-        try:
-            yield stream
-        finally:
-            stream.writer.close()
-            with contextlib.suppress(OSError):
-                await stream.writer.wait_closed()
-
-    async def send(self, records: Iterable[Any], per_chunk: int = 100) -> None:
-        """Write records as lines, as fast as they are taken, and end the request."""
-        lines = [json.dumps(record).encode() + b"\n" for record in records]
-        for start in range(0, len(lines), per_chunk):
-            self.chunk(b"".join(lines[start : start + per_chunk]))
-            await self.writer.drain()
-        self.writer.write(b"0\r\n\r\n")
-
-    def chunk(self, data: bytes) -> None:
-        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    async def receipts(self) -> AsyncGenerator[Any]:
-        """Yield receipts to the end of the response."""
-        text = b""
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while size := int(await self._reader.readline(), 16):
-                *lines, text = (text + (await self._reader.readexactly(size + 2))[:-2]).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
-        assert not text
+from tests.ndjson_client import NdjsonClient
 
 
 async def exchange(url: str, topic: str, records: list[Any]) -> list[Any]:
-    async with Stream.open(url, topic) as stream:
-        _, receipts = await asyncio.gather(stream.send(records), all_of(stream))
+    async with NdjsonClient.open(url, topic) as client:
+        _, receipts = await asyncio.gather(client.send_all(records), client.receipts())
     return receipts
-
-
-async def all_of(stream: Stream) -> list[Any]:
-    return [receipt async for receipt in stream.receipts()]
 
 
 def test_every_receipt_is_where_its_line_is(site: Any, topic: Callable[..., str], headrace: Any) -> None:
@@ -92,12 +44,12 @@ def test_a_client_that_does_not_read_is_not_read_from(
     before = resident_bytes(process.server.id.pid)
 
     async def main() -> None:
-        async with Stream.open(process.url, name) as stream:
+        async with NdjsonClient.open(process.url, name) as client:
             with contextlib.suppress(TimeoutError):
                 while True:
-                    stream.chunk(b"{}\n" * 20_000)
-                    await asyncio.wait_for(stream.writer.drain(), 2)
-            stream.writer.transport.abort()
+                    client.chunk(b"{}\n" * 20_000)
+                    await asyncio.wait_for(client.writer.drain(), 2)
+            client.writer.transport.abort()
 
     asyncio.run(main())
     assert resident_bytes(process.server.id.pid) < before + 100_000_000
@@ -126,16 +78,16 @@ def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
 
     async def main() -> list[Any]:
         receipts = []
-        async with Stream.open(process.url, name) as stream:
+        async with NdjsonClient.open(process.url, name) as client:
 
             async def write() -> None:
                 for start in itertools.count(0, 50):
-                    stream.chunk(b"".join(b'{"value":%d}\n' % n for n in range(start, start + 50)))
-                    await stream.writer.drain()
+                    client.chunk(b"".join(b'{"value":%d}\n' % n for n in range(start, start + 50)))
+                    await client.writer.drain()
                     await asyncio.sleep(0.001)
 
             writing = asyncio.ensure_future(write())
-            async for receipt in stream.receipts():
+            while (receipt := await client.receipt()) is not None:
                 receipts.append(receipt)
                 if len(receipts) == 500:
                     ended = asyncio.get_running_loop().run_in_executor(None, process.terminate)
@@ -159,14 +111,12 @@ def test_a_client_that_is_gone_leaves_a_prefix_of_its_lines(
     process = module_headrace(site.config)
 
     async def main() -> int:
-        async with Stream.open(process.url, name) as stream:
-            stream.chunk(b"".join(b'{"value":%d}\n' % n for n in range(30_000)))
-            async with contextlib.aclosing(stream.receipts()) as receipts:
-                async for receipt in receipts:
-                    if receipt["offset"] == 2000:
-                        stream.writer.transport.abort()
-                        return 2000
-        raise AssertionError
+        async with NdjsonClient.open(process.url, name) as client:
+            client.chunk(b"".join(b'{"value":%d}\n' % n for n in range(30_000)))
+            while (await client.receipt())["offset"] != 2000:
+                pass
+            client.writer.transport.abort()
+        return 2000
 
     seen = asyncio.run(main())
     assert asyncio.run(exchange(process.url, name, [{"value": "after"}]))[0]["offset"] >= seen

@@ -39,16 +39,6 @@ def front(
         server.remove()
 
 
-def test_a_registry_behind_tls_and_a_login_serves(
-    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any]
-) -> None:
-    """Schemas are registered and read; the command line uses the same section."""
-    kafka_secured.cluster.create_topic("registry-avro")
-    process = headrace({"kafka": kafka_secured.login(), "schema_registry": front})
-    response = send("POST", f"{process.url}/producers/registry-avro", BODY)
-    assert (response.status, response.body["offsets"]) == (200, [{"partition": 0, "offset": 0}])
-
-
 def test_the_command_line_reads_with_the_registry_of_the_file(
     kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -132,21 +132,6 @@ def test_a_key_covers_a_transaction_and_a_raw_body(site: Any, topic: Callable[..
     assert values(site, name, 2) == [1, 2]
 
 
-def test_keys_outlive_a_crash(site: Any, topic: Callable[..., str], headrace: Callable[..., Any]) -> None:
-    """After SIGKILL the same key has the same response, and the topic of keys is as safe as the first topic was."""
-    name, keys = topic(1, min_insync_replicas=1), topic() + "-keys"
-    process = headrace({**site.config, "producer": {"idempotency": {"topic": keys}}})
-    body = {"records": [{"value": 1}]}
-    first = post(f"{process.url}/producers/{name}", body, Idempotency_Key="k")
-    process.kill()
-    process.start()
-    process.wait_ready()
-    again = post(f"{process.url}/producers/{name}", body, Idempotency_Key="k")
-    assert (again[:2], again[2]["Idempotency-Replayed"]) == (first[:2], "true")
-    assert values(site, name, 1) == [1]
-    assert json.dumps(body) not in str([record.value for record in site.records(keys)])
-
-
 def test_a_process_that_is_shut_out_says_so_and_goes_on(
     site: Any, topic: Callable[..., str], headrace: Callable[..., Any]
 ) -> None:

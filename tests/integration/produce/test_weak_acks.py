@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +11,12 @@ OFFSETS = {1: [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}], 0:
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_responses_with_weak_acks_say_so(acks: int, kafka: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_responses_with_weak_acks_say_so(acks: int, site: Any, topic: Callable[..., str], headrace: Any) -> None:
     """The leader's word has an offset, nobody's has none; the log says what is given up."""
-    name = topic()
     weak = {"properties": {"enable.idempotence": False, "acks": acks}}
-    process = headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "producer": weak})
-    body = json.dumps({"records": [{"value": 1}, {"value": 2}]}).encode()
-    request = urllib.request.Request(f"{process.url}/producers/{name}", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        told = json.load(response)
-    assert (told["offsets"], told["acks"]) == (OFFSETS[acks], acks)
+    process = headrace({**site.config, "producer": weak})
+    body = site.ask(f"{process.url}/producers/{topic()}", {"records": [{"value": 1}, {"value": 2}]}).body
+    assert (body["offsets"], body["acks"]) == (OFFSETS[acks], acks)
     assert f"producer.properties: acks is {acks}: an acknowledged record may be lost" in process.output
     assert "may reorder and duplicate records" in process.output
     assert process.terminate() == 0

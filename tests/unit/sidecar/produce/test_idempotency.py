@@ -96,14 +96,6 @@ class Keys:
         return await sent
 
 
-def run(kafka: Kafka, test: Any, clock: ManualClock | None = None) -> None:
-    async def main() -> None:
-        async with Keys(kafka, clock) as keys:
-            await test(keys)
-
-    asyncio.run(main())
-
-
 async def test_a_key_that_comes_again_has_the_same_response() -> None:
     """And writes nothing; the entry holds a hash of the request, not the request."""
     async with Keys(Kafka()) as keys:
@@ -183,25 +175,19 @@ async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -
         assert problems == []
 
 
-def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
+async def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
     """What another process of the same name wrote is answered as it would have; what is too old is not."""
     clock, kafka = ManualClock(), Kafka()
-
-    async def write(keys: Keys) -> None:
+    async with Keys(kafka, clock) as keys:
         await keys.write()
-
-    run(kafka, write, clock)
     entry = kafka.written[1]
     for age, known in ((599, True), (601, False)):
         kept = Record("keys", 0, 0, int((clock.time() - age) * 1000), entry.key, entry.value)
         odd = Record("keys", 0, 1, kept.timestamp_ms, b"x", b"\x09another version")
-
-        async def read(keys: Keys, known: bool = known) -> None:
+        async with Keys(Kafka(kept, odd), clock) as keys:
             assert len(keys.service.window) == known
             if known:
                 assert (await keys.send())[1]
-
-        run(Kafka(kept, odd), read, clock)
 
 
 async def test_the_topic_of_keys_is_made_with_the_first_key() -> None:

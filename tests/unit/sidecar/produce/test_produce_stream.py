@@ -4,72 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace import errors
 from headrace.records import Produced
+from tests.ndjson_client import LIMIT_SECONDS, NdjsonClient
 from tests.raw_server import until
-
-LIMIT_SECONDS = 60.0
-
-
-class Client:
-    """Sends chunks of lines and reads receipts."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self._text = b""
-
-    def buffered(self) -> bytes:
-        """Return what has arrived and is not read."""
-        return bytes(vars(self.reader)["_buffer"])
-
-    def begin(self, path: str = "/producers/t", *headers: str, kind: str = "application/x-ndjson") -> None:
-        lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Type: {kind}", "Transfer-Encoding: chunked", *headers]
-        self.writer.write("\r\n".join([*lines, "", ""]).encode())
-
-    def send(self, *lines: Any, end: bytes = b"\n") -> None:
-        """Write lines as one chunk: bytes as they are, anything else as JSON."""
-        texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        self.chunk(b"".join(text + end for text in texts))
-
-    def chunk(self, data: bytes) -> None:
-        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    def finish(self) -> None:
-        self.writer.write(b"0\r\n\r\n")
-
-    async def head(self) -> str:
-        return (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT_SECONDS)).decode()
-
-    async def receipt(self) -> Any:
-        """Return the next receipt; None at the end of the response."""
-        while b"\n" not in self._text:
-            size = int(await asyncio.wait_for(self.reader.readline(), LIMIT_SECONDS), 16)
-            data = await asyncio.wait_for(self.reader.readexactly(size + 2), LIMIT_SECONDS)
-            if not size:
-                return None
-            self._text += data[:-2]
-        line, _, self._text = self._text.partition(b"\n")
-        return json.loads(line)
-
-    async def receipts(self) -> list[Any]:
-        """Return every receipt to the end, and check that the connection ends with them."""
-        found = []
-        while (receipt := await self.receipt()) is not None:
-            found.append(receipt)
-        assert await asyncio.wait_for(self.reader.read(), LIMIT_SECONDS) == b""
-        return found
 
 
 @contextlib.asynccontextmanager
-async def streaming(server: Any, *arguments: str) -> AsyncIterator[Client]:
-    client = Client(*await server.connect())
+async def streaming(server: Any, *arguments: str) -> AsyncIterator[NdjsonClient]:
+    client = NdjsonClient(*await server.connect())
     client.begin(*arguments)
     assert (await client.head()).startswith("HTTP/1.1 200 ")
     yield client
@@ -119,22 +69,12 @@ async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
         assert [record.value for record in server.kafka.records] == [b"first", b"last"]
 
 
-REFUSED = [
-    ("/producers/missing", 404, "ERR40006", ""),
-    ("/producers/t?valueFromat=json", 400, "ERR11004", "did you mean valueFormat?"),
-    ("/producers/t?valueFormat=yaml", 400, "ERR11004", ""),
-    ("/producers/t?valueFormat=9", 400, "ERR11004", ""),
-    ("/producers/t?valueFormat=json&valueFormat=json", 400, "ERR11004", "repeated"),
-    ("/producers/t?valueSchemaId=x", 400, "ERR11004", ""),
-    ("/producers/t?valueSchemaReferences=x", 400, "ERR11004", ""),
-    ("/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""),
-    ("/producers/t?keySchema=%ff", 400, "ERR11004", ""),
-    ("/producers/t?keyFormat=avro&keySchemaId=1&keySchema=x", 400, "ERR12211", ""),
-    ("/producers/t?valueFormat=avro", 503, "ERR40010", ""),
-]
+NESTED = ["/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""]
 
 
-@pytest.mark.parametrize(("path", "status", "code", "says"), REFUSED)
+@pytest.mark.parametrize(
+    ("path", "status", "code", "says"), [*table(__file__, "what_is_known_before_the_first_line"), NESTED]
+)
 async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
     server: Any, path: str, status: int, code: str, says: str
 ) -> None:
@@ -150,7 +90,7 @@ async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
 )
 async def test_heads_that_do_not_go_with_a_stream_are_refused(server: Any, header: str, status: int) -> None:
     """Nothing is taken that could not be held."""
-    client = Client(*await server.connect())
+    client = NdjsonClient(*await server.connect())
     client.begin("/producers/t", header)
     assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
 

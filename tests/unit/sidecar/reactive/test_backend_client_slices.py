@@ -80,12 +80,6 @@ def same(one: tuple[BackendResponse | str, bool], other: tuple[BackendResponse |
     return one == other
 
 
-@pytest.mark.parametrize("response", RESPONSES, ids=range(len(RESPONSES)))
-def test_a_response_that_comes_byte_by_byte_is_the_same(response: bytes) -> None:
-    """Each byte on its own."""
-    assert same(read([response]), read([response[at : at + 1] for at in range(len(response))]))
-
-
 @given(st.sampled_from(RESPONSES), st.lists(st.integers(0, 400), max_size=12))
 def test_a_response_that_is_cut_anywhere_is_the_same(response: bytes, cuts: list[int]) -> None:
     """Slices of any length."""
@@ -93,21 +87,16 @@ def test_a_response_that_is_cut_anywhere_is_the_same(response: bytes, cuts: list
     assert same(read([response]), read([response[a:b] for a, b in itertools.pairwise(edges)]))
 
 
+@pytest.mark.parametrize("response", RESPONSES, ids=range(len(RESPONSES)))
+def test_a_response_that_comes_byte_by_byte_is_the_same(response: bytes) -> None:
+    assert same(read([response]), read([response[at : at + 1] for at in range(len(response))]))
+
+
 @given(st.binary(max_size=200), st.sampled_from([b"", *RESPONSES]), st.integers(0, 80))
 def test_no_bytes_break_it(noise: bytes, response: bytes, at: int) -> None:
     """Noise before, in or behind a response: a response, or a refusal in words; never anything else."""
     got, kept = read([response[:at] + noise + response[at:]])
     assert isinstance(got, BackendResponse) or (got and not kept)
-
-
-def test_what_follows_an_response_ends_its_connection() -> None:
-    """A whole second response in the same bytes changes nothing of the first, and nothing is kept."""
-    first = HEAD + b"A: 1\r\nContent-Length: 3\r\n\r\none"
-    second = b"HTTP/1.1 500 Evil\r\nA: 2\r\nContent-Length: 3\r\n\r\ntwo"
-    got, kept = read([first + second])
-    assert got == BackendResponse(200, {"a": "1", "content-length": "3"}, b"one")
-    assert not kept
-    assert read([first]) == (got, True)
 
 
 def test_headers_are_those_of_the_response_alone() -> None:

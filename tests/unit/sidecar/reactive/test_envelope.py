@@ -87,7 +87,9 @@ def result(offset: int, processed: bool, name: str = "record", **more: Any) -> d
 
 def outcomes(response: Any, *offsets: int) -> list[Any]:
     sent = RecordBatch.of([record(offset) for offset in offsets or (7,)])
-    return list(replies_of(response if isinstance(response, bytes) else json.dumps(response).encode(), sent))
+    if not isinstance(response, str | bytes):
+        response = json.dumps(response)
+    return list(replies_of(response.encode() if isinstance(response, str) else response, sent))
 
 
 @given(st.integers(1, 50), st.data())
@@ -150,13 +152,9 @@ def test_a_stack_trace_names_its_class_of_error(trace: str, error: str) -> None:
     assert outcomes([result(7, False, stacktrace=trace)])[0].error == error
 
 
-def test_a_stack_trace_is_cut() -> None:
-    """Answers may be long, headers of dead letters are not."""
-    assert len(outcomes([{"stacktrace": "x" * 100_000}])[0].reason) == 8000
-
-
 def test_the_reason_of_a_python_traceback_is_its_last_line() -> None:
-    """The stack keeps the whole of it; of a long one, its end."""
+    """The stack keeps the end of a long one; of any other trace, reasons have the beginning."""
+    assert len(outcomes([{"stacktrace": "x" * 100_000}])[0].reason) == 8000
     trace = "Traceback (most recent call last):\n" + '  File "a.py", line 3, in f\n' * 9000 + "ValueError: boom\n"
     (outcome,) = outcomes([{"stacktrace": trace}])
     assert (outcome.error, outcome.reason, len(outcome.stack)) == ("ValueError", "ValueError: boom", 8000)
@@ -173,19 +171,10 @@ ONE = result(7, True)
         ([ONE, {"processed": True}], "result 1 has no topic"),
         ([{"processed": True}, result(8, True)], "result 0 has no topic"),
         ([ONE, result(9, True)], "result 1 is for .* offset 9"),
-        (b"", "not a JSON array"),
-        (b"{}", "not a JSON array"),
-        (b"[1]", "not a JSON array"),
-        (b"[{}] {}", "not a JSON array"),
-        (b'[{"processed":"yes"}]', "not a JSON array"),
-        (b'[{"processed":false,"stacktrace":{"at":1}}]', "not a JSON array"),
-        (b'[{"processed":false,"stacktrace":"\\ud800"}]', "not a JSON array"),
+        *table(__file__, "a_response_that_is_not_as_agreed_is_refused"),
         (b'[{"processed":false,"stacktrace":"\xff"}]', "not a JSON array"),
-        (b'[{"processed":false,"timestamp":"now"}]', "not a JSON array"),
-        (b'[{"record":{"topic":"t","partition":"3","offset":7},"processed":true}]', "not a JSON array"),
         (b"[" * 100_000, "not a JSON array"),
         (b'[{"x":' + b"[" * 100_000, "not a JSON array"),
-        (b"[{}]", "1 results for 2 records"),
         ([{**ONE, "record": {"topic": "x", "partition": 3, "offset": 7}}, ONE], "result 0 is for x-3 offset 7"),
         ([{**ONE, "record": {**PLACE, "partition": 4, "offset": 7}}, ONE], "result 0 is for to.pic-4 offset 7"),
         ([{**ONE, "record": PLACE}, ONE], "result 0 has no topic"),

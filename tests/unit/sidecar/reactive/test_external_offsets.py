@@ -21,11 +21,11 @@ class Client:
     url = "http://b"
 
     def __init__(self, *responses: tuple[int, bytes]) -> None:
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self._responses = list(responses)
 
     async def get(self, path: str) -> Any:
-        self.asked.append(path)
+        self.paths.append(path)
         status, body = self._responses.pop(0)
         return SimpleNamespace(status=status, body=body)
 
@@ -34,35 +34,21 @@ def ask(client: Any, partition: TopicPartition) -> int | None:
     return asyncio.run(get_offset(client, "/offsets", "g & h", partition, EPOCHS[partition]))
 
 
-def test_each_partition_is_asked_for_with_its_epoch() -> None:
+def test_each_partition_has_a_request_with_its_epoch() -> None:
     """Null is none; further fields are ignored."""
     client = Client((200, b'{"offset": 3, "more": 1}'), (200, b'{"offset": null}'))
     assert [ask(client, partition) for partition in EPOCHS] == [3, None]
-    assert client.asked == [
+    assert client.paths == [
         "/offsets?group=g+%26+h&topic=a.b&partition=0&epoch=7",
         "/offsets?group=g+%26+h&topic=c&partition=12&epoch=8",
     ]
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "says"),
-    [
-        (404, b"{}", "HTTP 404"),
-        (503, b"", "HTTP 503"),
-        (204, b"", "HTTP 204"),
-        (200, b"", "a body that is not"),
-        (200, b"{}", "a body that is not"),
-        (200, b'{"offset": "3"}', "a body that is not"),
-        (200, b'{"offset": -1}', "a body that is not"),
-        (200, b'{"offset": 1.5}', "a body that is not"),
-        (200, b'{"offset": 9223372036854775808}', "a body that is not"),
-        (200, b'{"x": ' + b"[" * 60_000, "a body that is not"),
-    ],
-)
-def test_anything_else_is_no_response(status: int, body: bytes, says: str) -> None:
+@pytest.mark.parametrize(("status", "body", "says"), table(__file__, "anything_else_is_not_an_offset"))
+def test_anything_else_is_not_an_offset(status: int, body: str, says: str) -> None:
     """Nothing is guessed: another offset would lose or repeat records."""
     with pytest.raises(DestinationUnavailable, match=says):
-        ask(Client((status, body)), TopicPartition("c", 12))
+        ask(Client((status, body.replace("DEEP", "[" * 60_000).encode())), TopicPartition("c", 12))
 
 
 @pytest.mark.parametrize(("settings", "is_taken"), table(__file__, "one_offset_needs_records_that_end_one_after"))

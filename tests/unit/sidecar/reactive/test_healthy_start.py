@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 from headrace.config.backend import BackendHealth
 from headrace.errors import DestinationUnavailable
@@ -19,11 +20,12 @@ class FakeBackend:
     url = "http://localhost/"
 
     def __init__(self, *statuses: int) -> None:
-        self.statuses, self.asked = list(statuses), 0
+        self.statuses = list(statuses)
+        self.requests = 0
 
     async def get(self, path: str) -> BackendResponse:
         assert path == "/ready?x=1"
-        self.asked += 1
+        self.requests += 1
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
             raise DestinationUnavailable("waiting for the backend: no process listens there")
@@ -53,32 +55,25 @@ class Consumer(Service):
         return Readiness(False, "not joined yet")
 
 
-def run(
-    backend: FakeBackend,
-    then: Callable[[StartWhenHealthy, Consumer, ManualClock], Awaitable[None]],
-    fails: bool = False,
-) -> Consumer:
+@contextlib.asynccontextmanager
+async def started(
+    backend: FakeBackend, fails: bool = False
+) -> AsyncIterator[tuple[StartWhenHealthy, Consumer, ManualClock]]:
     consumer, clock = Consumer(), ManualClock()
     consumer.cannot_start = fails
     gate = StartWhenHealthy(consumer, backend, BackendHealth(path="/ready?x=1"), clock)  # type: ignore[arg-type]
-
-    async def all_of_it() -> None:
-        await gate.start()
-        await clock.settle()
-        try:
-            await then(gate, consumer, clock)
-        finally:
-            await gate.stop()
-
-    asyncio.run(all_of_it())
-    return consumer
+    await gate.start()
+    await clock.settle()
+    try:
+        yield gate, consumer, clock
+    finally:
+        await gate.stop()
 
 
-def test_consumption_begins_with_the_first_success() -> None:
+async def test_consumption_begins_with_the_first_success() -> None:
     """Not before; readiness says what it waits for; one request per interval."""
     backend = FakeBackend(0, 503, 302, 204)
-
-    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+    async with started(backend) as (gate, consumer, clock):
         for says in ("no process listens there", "http://localhost/ answers HTTP 503", "HTTP 302"):
             ready, reason = gate.readiness()
             assert (ready, consumer.calls) == (False, [])
@@ -89,43 +84,34 @@ def test_consumption_begins_with_the_first_success() -> None:
         assert gate.readiness() == Readiness(False, "not joined yet")
         await gate.drain(Deadline(clock, 1))
         await clock.advance(100)
+    assert consumer.calls == ["start", "drain", "stop"]
+    assert backend.requests == 4
 
-    assert run(backend, then).calls == ["start", "drain", "stop"]
-    assert backend.asked == 4
 
-
-def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
+async def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
     """It has nothing to drain or stop, and the backend gets no more requests."""
     backend = FakeBackend(503)
-
-    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+    async with started(backend) as (gate, consumer, clock):
         await gate.drain(Deadline(clock, 1))
         backend.statuses = [200]
         await clock.advance(100)
+    assert consumer.calls == []
+    assert backend.requests == 1
 
-    assert run(backend, then).calls == []
-    assert backend.asked == 1
 
-
-def test_the_death_of_the_consumer_is_reported() -> None:
+async def test_the_death_of_the_consumer_is_reported() -> None:
     """As the death of the service that was started."""
-    told: list[Service] = []
-
-    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
-        gate.on_death = told.append
+    deaths: list[Service] = []
+    async with started(FakeBackend(200)) as (gate, consumer, _):
+        gate.on_death = deaths.append
         cause = DestinationUnavailable("broken")
         consumer.die(cause)
-        assert (told, gate.death) == ([gate], cause)
-
-    run(FakeBackend(200), then)
+        assert (deaths, gate.death) == ([gate], cause)
 
 
-def test_a_consumer_that_cannot_start_is_dead_and_not_started_twice() -> None:
+async def test_a_consumer_that_cannot_start_is_dead_and_not_started_twice() -> None:
     """What its start has begun would run twice, with two members of its group."""
-
-    async def then(gate: StartWhenHealthy, consumer: Consumer, clock: ManualClock) -> None:
+    async with started(FakeBackend(200), fails=True) as (gate, consumer, _):
         await asyncio.sleep(1.2)  # the pause of a kept task
         assert consumer.calls == ["start"]
         assert isinstance(gate.death, RuntimeError)
-
-    run(FakeBackend(200), then, fails=True)

@@ -132,20 +132,23 @@ def test_a_success_that_is_not_as_agreed_ends_nothing(status: int) -> None:
         deliver(destination(FakeClient(status, b'[{"processed":true}]')), TWO)
 
 
-@pytest.mark.parametrize(("mode", "status"), [("results", 302), ("status", 307), ("results", 401), ("status", 503)])
-def test_statuses_that_speak_of_the_backend_blame_no_record(mode: str, status: int) -> None:
-    """Among them every redirect, which is not followed."""
+@pytest.mark.parametrize(
+    ("mode", "status", "headers", "wait_seconds"),
+    [
+        ("results", 302, {}, None),
+        ("status", 307, {}, None),
+        ("results", 401, {}, None),
+        ("status", 503, {}, None),
+        ("results", 503, {"retry-after": "7"}, 7),
+    ],
+)
+def test_statuses_that_speak_of_the_backend_blame_no_record(
+    mode: str, status: int, headers: dict[str, str], wait_seconds: float | None
+) -> None:
+    """Among them every redirect, which is not followed; `Retry-After` delays the next delivery."""
     with pytest.raises(DestinationUnavailable, match=f"http://localhost/: it answers HTTP {status}") as raised:
-        deliver(destination(FakeClient(status, DONE), mode), TWO)
-    assert raised.value.wait_seconds is None
-
-
-def test_a_backend_says_how_long_to_wait() -> None:
-    """`Retry-After` delays the next delivery."""
-    client = FakeClient(503, **{"retry-after": "7"})
-    with pytest.raises(DestinationUnavailable) as raised:
-        deliver(destination(client), TWO)
-    assert raised.value.wait_seconds == 7
+        deliver(destination(FakeClient(status, DONE, **headers), mode), TWO)
+    assert raised.value.wait_seconds == wait_seconds
 
 
 @pytest.mark.parametrize("status", [400, 500])
@@ -202,23 +205,14 @@ NOW = 1_800_000_000.0
         (formatdate(NOW + 42, usegmt=True), 42.0),
         (formatdate(NOW + 42), 42.0),  # zone -0000: universal time all the same
         (formatdate(NOW + 315_360_000, usegmt=True), 300.0),
+        *((text, None) for text in ("", "0", "-5", "+5", "1.5", "1e3", "soon", "٣", "5 s", "5, 7", "nan", "inf")),
+        *((text, None) for text in ("Fri, 99 Foo 2026", formatdate(NOW - 1, usegmt=True))),
+        *((text, None) for text in ("Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359")),
     ],
 )
-def test_seconds_and_dates_are_honoured_up_to_the_cap(value: str, seconds: float) -> None:
-    """Whole seconds and HTTP dates; ten years are five minutes."""
+def test_seconds_and_dates_are_honoured_up_to_the_cap(value: str, seconds: float | None) -> None:
+    """Whole seconds and HTTP dates; ten years are five minutes; zero, negative, past and other words say nothing."""
     assert retry_after_seconds(value, NOW) == seconds
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "0", "-5", "+5", "1.5", "1e3", "soon", "٣", "5 s", "5, 7", "Fri, 99 Foo 2026", "nan", "inf"),
-        *(formatdate(NOW - 1, usegmt=True), "Mon, 01 Jan 99999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"),
-    ],
-)
-def test_what_makes_no_sense_leaves_the_own_back_off(value: str) -> None:
-    """Zero, negative, past, fractions and words say nothing."""
-    assert retry_after_seconds(value, NOW) is None
 
 
 @given(st.text(st.characters(max_codepoint=0x2FF)))

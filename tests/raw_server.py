@@ -10,7 +10,7 @@ import ipaddress
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.errors import DestinationUnavailable
+from headrace.runtime import LoopThread
 from headrace.sidecar.reactive.client import BackendClient
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -88,9 +89,22 @@ async def served(*talks: Callable[[Server], Talk] | Talk, tls: ssl.SSLContext | 
         yield server
     finally:
         listener.close()
+        await asyncio.sleep(0.01)  # what has just been accepted is one of the tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # connections end: a loop that is closed before warns of each in a later test
+
+
+@contextlib.contextmanager
+def served_by_thread(talk: Talk) -> Iterator[int]:
+    """Serve on a thread; give the port."""
+    thread, stack = LoopThread("raw server"), contextlib.AsyncExitStack()
+    try:
+        yield thread.call(stack.enter_async_context(served(talk)), 30).port
+    finally:
+        thread.call(stack.aclose(), 30)
+        thread.stop()
 
 
 def always(*responses: bytes, then: str = "keep") -> Any:
@@ -122,20 +136,8 @@ async def until(met: Callable[[], object], what: str = "it", seconds: float = 12
         await asyncio.sleep(0.002)
 
 
-async def end_all(server: asyncio.Server, tasks: Iterable[Any], ends: Iterable[asyncio.StreamWriter]) -> None:
-    """End what forwards connections: a loop that is closed before warns of each that it leaves, in a later test."""
-    server.close()
-    await asyncio.sleep(0.01)  # what has just been accepted is one of them
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        end.transport.abort()
-    await asyncio.sleep(0.01)
-
-
 async def why_not(client: BackendClient, body: bytes = b"x") -> str:
-    """Post, and return what is said of the response that does not come."""
+    """Post, and return the description of the error."""
     with pytest.raises(DestinationUnavailable) as failed:
         await client.post(body)
     assert failed.value.wait_seconds is None

@@ -13,8 +13,7 @@ import pytest
 from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
 from headrace.records import Produced, TopicPartition
-from headrace.runtime import LoopThread
-from tests.raw_server import end_all
+from tests.raw_server import served_by_thread
 
 CONFIG = {"active_consumers": {"auto_offset_reset": "earliest"}}
 
@@ -25,78 +24,60 @@ def url(site: Any, headrace: Callable[..., Any]) -> str:
 
 
 class CuttingProxy:
-    """Forwards HTTP connections; `cut` ends some when their response has come so far, without its last bytes."""
+    """Forwards HTTP connections; `cut` ends some after a number of bytes of their response."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._cuts: list[tuple[bytes, int]] = []
+        self.url = ""
         self.cuts = 0
-        self._connections: list[asyncio.Future[Any]] = []
-        self._ends: list[asyncio.StreamWriter] = []
-        self._thread = LoopThread("cutting-proxy")
-        self._server: asyncio.Server = self._thread.call(self._listen(), 30)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._port = port
+        self._wanted: list[tuple[bytes, int]] = []
 
     def cut(self, request: bytes, after_bytes: int = 0, times: int = 1) -> None:
         """End the connections of the next requests that begin so: their responses end here, complete."""
-        self._cuts += [(request, after_bytes)] * times
+        self._wanted += [(request, after_bytes)] * times
 
-    def stop(self) -> None:
-        self._thread.call(end_all(self._server, self._connections, self._ends), 30)
-        self._thread.stop()
-
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._forward, "127.0.0.1", 0)
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.append(asyncio.current_task())  # type: ignore[arg-type]
-        self._ends.append(writer)
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, service = await asyncio.open_connection("127.0.0.1", self._port)
-        self._ends.append(service)
-        left: int | None = None
+        left = float("inf")
 
         async def requests() -> None:
             nonlocal left
             while data := await reader.read(65536):
-                for wanted in self._cuts:
+                for wanted in self._wanted:
                     if data.startswith(wanted[0]):
                         left = wanted[1]
-                        self._cuts.remove(wanted)
+                        self._wanted.remove(wanted)
                         break
                 service.write(data)
 
-        async def answers() -> None:
+        async def responses() -> None:
+            nonlocal left
             while data := await upstream.read(65536):
-                if left is not None:
-                    if left < len(data):
-                        writer.write(data[:left])
-                        self.cuts += 1
-                        await asyncio.sleep(0.1)  # the service has written the response completely
-                        return
-                    reduce(len(data))
+                if left < len(data):
+                    writer.write(data[: int(left)])
+                    self.cuts += 1
+                    await asyncio.sleep(0.1)  # the service has written the response completely
+                    return
+                left -= len(data)
                 writer.write(data)
 
-        def reduce(size: int) -> None:
-            nonlocal left
-            assert left is not None
-            left -= size
-
-        both = [asyncio.ensure_future(requests()), asyncio.ensure_future(answers())]
-        self._connections += both
+        both = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in both:
                 task.cancel()
-            for end in (service, writer):
-                end.close()
+            await asyncio.gather(*both, return_exceptions=True)
+            service.close()
+            writer.close()
 
 
 @pytest.fixture
 def proxy(url: str) -> Iterator[CuttingProxy]:
     proxy = CuttingProxy(int(url.rpartition(":")[2]))
-    yield proxy
-    proxy.stop()
+    with served_by_thread(proxy.talk) as port:
+        proxy.url = f"http://127.0.0.1:{port}"
+        yield proxy
 
 
 @pytest.fixture

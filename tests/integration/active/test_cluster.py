@@ -51,11 +51,6 @@ class Processes:
 
 
 @pytest.fixture
-def site(kafka: Any, tmp_path: Path) -> Scenario:
-    return Scenario(kafka.bootstrap_servers, tmp_path)
-
-
-@pytest.fixture
 def three(site: Scenario, headrace: Callable[..., HeadraceProcess]) -> Processes:
     return Processes(headrace, {**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
 
@@ -65,9 +60,8 @@ def group() -> str:
     return f"group-{uuid.uuid4().hex[:12]}"
 
 
-def write(site: Scenario, topic: str, first: int, end: int, size: int = 10) -> None:
-    values = [json.dumps({"n": n, "text": "x" * size}).encode() for n in range(first, end)]
-    site.write(topic, *(OutgoingRecord(topic, None, value, None, 0) for value in values))
+def write(site: Scenario, topic: str, first: int, end: int) -> None:
+    site.write_json(topic, *({"n": n, "text": "x"} for n in range(first, end)))
 
 
 def create(url: str, group: str, topic: str, **settings: Any) -> str:
@@ -115,18 +109,6 @@ def test_every_operation_through_any_process(
     assert send("GET", next(urls) + "/records?max_records=0").status == 400
     assert send("DELETE", next(urls)).status == 204
     assert [send("GET", next(urls) + "/subscriptions").status for _ in three.urls] == [404] * 3
-
-
-def test_a_commit_right_after_a_read_counts_what_was_read(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
-) -> None:
-    name = topic()
-    write(site, name, 0, 300)
-    path = create(three.urls[0], group, name)
-    for count in range(1, 101):
-        (record,) = send("GET", f"{three.urls[count % 2 + 1]}{path}/records?timeout=20000&max_records=1").body
-        committed = send("POST", f"{three.urls[(count + 1) % 3]}{path}/offsets?offsets=true").body
-        assert (record["offset"] + 1, committed[0]["offset"]) == (count, count)
 
 
 def test_a_transaction_with_offsets_through_another_process(
@@ -342,24 +324,3 @@ def test_a_stream_through_another_process(
     received = again.until(lambda data: b'"n": 1009,' in data)
     assert received.count(b'"offset":') == 15
     again.socket.close()
-
-
-def test_a_slow_client_of_a_stream_slows_down_the_process_that_has_the_instance(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
-) -> None:
-    name, many = topic(), 4000
-    site.write(name, *(OutgoingRecord(name, None, b"\x01" * 1000, None, 0) for _ in range(many)))
-    first, second, third = three.urls
-    path = create(first, group, name, valueFormat="string")
-    url = f"{second}{path}/records?delivery=at_most_once"
-    stream = Connection(url, {"Accept": "application/x-ndjson"}, receive_bytes=4096)
-    stream.until(lambda data: b'"offset":0' in data)
-    committed: list[Any] = []
-
-    def waits() -> bool:
-        committed.append(send("POST", f"{third}{path}/offsets?offsets=true").body)
-        return len(committed) > 1 and committed[-1] == []
-
-    site.wait_until(waits, "the stream to wait for its client")
-    assert max(one[0]["offset"] for one in committed if one) < many - 1000
-    stream.socket.close()

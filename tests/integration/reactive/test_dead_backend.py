@@ -53,20 +53,3 @@ def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, hea
     assert site.records(f"{name}.dlq") == []
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
     assert "Traceback" not in process.output
-
-
-def test_what_retry_after_asks_for_is_kept(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
-    """No further request, whatever is written meanwhile; the reason says until when."""
-    name = topic()
-    backend.script.append(PlannedResponse(status=429, headers={"Retry-After": "3600"}))
-    consumer = {"topics": [name], "group": f"{name}-push", "backend": {"url": backend.url, "mode": "status"}}
-    process = headrace({**site.config, "reactive_consumers": {"push": consumer}})
-    site.write(name, *(OutgoingRecord(name, None, b"1") for _ in range(500)))
-    site.wait_until(
-        lambda: "is open until" in str(site.reasons(process.url).get("reactive push delivery", "")),
-        "the breaker to open",
-    )
-    site.write(name, *(OutgoingRecord(name, None, b"2") for _ in range(500)))
-    site.wait_until(lambda: held(site, process) == 1000, "all records to be held")
-    assert len(backend.requests) == 1
-    process.kill()

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from headrace.testing import HeadraceProcess
-
 pytestmark = pytest.mark.secured
 
 QUICK = {"fetch.wait.max.ms": 10}
@@ -45,24 +43,21 @@ FORMATS = {
     "protobuf": Format(4, THING, b"\x00\x0a\x02\xc3\xa9\x10\x81\x80\x80\x80\x80\x80\x80\x10", PROTO, "PROTOBUF"),
 }
 """The bytes are written by hand from the specifications of the encodings."""
-PARTS = ("key", "value")
-WITH_SCHEMA = [name for name, form in FORMATS.items() if form.schema]
 
 
 class Produce:
-    """A running Headrace, a topic, registered schemas, and a client that keeps its connection."""
+    """A client of Headrace that keeps its connection, the schema registry, and a reader of what is written."""
 
-    def __init__(self, process: HeadraceProcess, kafka: Any, registry_url: str) -> None:
-        self.process = process
+    def __init__(self, url: str, kafka: Any, registry_url: str) -> None:
         self._registry = registry_url
-        self._connection = http.client.HTTPConnection(process.url.removeprefix("http://"), timeout=120)
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
         self._consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test-reader", **QUICK})
 
     def post(self, topic: str, body: Any, **headers: str) -> tuple[int, Any]:
         """Send a request, and check that its response is one of ours."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        path = topic if topic.startswith("/") else f"/producers/{topic}"
-        self._connection.request("POST", path, data, {"Content-Type": "application/json", **headers})
+        self._connection.request(
+            "POST", f"/producers/{topic}", json.dumps(body), {"Content-Type": "application/json", **headers}
+        )
         response = self._connection.getresponse()
         assert response.getheader("Content-Type") == "application/json"
         return response.status, json.loads(response.read())
@@ -88,20 +83,16 @@ class Produce:
         self._consumer.close()
 
 
-@pytest.fixture(scope="module")
-def produce(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Produce]:
-    """One process for the whole file, with what the original writes into records switched on."""
+@pytest.fixture
+def produce(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any]) -> Iterator[Produce]:
+    """A client of the one process for the whole file."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
         "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
     }
-    process = HeadraceProcess(config, tmp_path_factory.mktemp("conformance"))
-    process.start()
-    process.wait_ready()
-    client = Produce(process, kafka, schema_registry.url)
+    client = Produce(module_headrace(config).url, kafka, schema_registry.url)
     yield client
     client.close()
-    process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -110,27 +101,6 @@ def place(kafka: Any) -> str:
     name = f"conformance-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, 2, {"max.message.bytes": "2000"})
     return name
-
-
-class Subject(NamedTuple):
-    """A topic whose subjects hold a format's schema, and one more subject that does."""
-
-    topic: str
-    other: str
-    schema_id: int
-
-
-@pytest.fixture(scope="module")
-def subjects(kafka: Any, produce: Produce) -> dict[str, Subject]:
-    """Everything registered that the schema inputs of a request name."""
-    found = {}
-    for name in WITH_SCHEMA:
-        topic = f"conformance-{name}-{uuid.uuid4().hex[:8]}"
-        kafka.create_topic(topic, 1, {})
-        ids = {produce.register(f"{topic}-{end}", name) for end in ("key", "value", "other")}
-        assert len(ids) == 1
-        found[name] = Subject(topic, f"{topic}-other", ids.pop())
-    return found
 
 
 def stored(name: str, schema_id: int | None) -> bytes:
@@ -162,38 +132,22 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
     )
 
 
-INPUTS: dict[str, Callable[[str, Subject], dict[str, Any]]] = {
-    "none": lambda part, subject: {},
-    "text": lambda part, subject: {f"{part}Schema": ...},
-    "id": lambda part, subject: {f"{part}SchemaId": subject.schema_id},
-    "version": lambda part, subject: {f"{part}SchemaVersion": 1},
-    "subject": lambda part, subject: {f"{part}SchemaSubject": subject.other},
-    "subject and text": lambda part, subject: {f"{part}SchemaSubject": subject.other, f"{part}Schema": ...},
-    "subject and id": lambda part, subject: {
-        f"{part}SchemaSubject": subject.other,
-        f"{part}SchemaId": subject.schema_id,
-    },
-    "subject and version": lambda part, subject: {f"{part}SchemaSubject": subject.other, f"{part}SchemaVersion": 1},
-}
-
-
-def request(part: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a request whose keys or values are in a format, and which names its schema so."""
-    given = {field: FORMATS[name].schema if text is ... else text for field, text in given.items()}
-    return {f"{part}Format": name, "records": [{part: FORMATS[name].value}], **given}
-
-
-@pytest.mark.parametrize("given", INPUTS)
-@pytest.mark.parametrize("name", WITH_SCHEMA)
-@pytest.mark.parametrize("part", PARTS)
-def test_every_schema_input(produce: Produce, subjects: dict[str, Subject], part: str, name: str, given: str) -> None:
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.schema])
+def test_every_schema_input(produce: Produce, topic: Callable[..., str], name: str) -> None:
     """Each way to name a schema finds the same one, and the response says its id."""
-    subject = subjects[name]
-    status, response = produce.post(subject.topic, request(part, name, INPUTS[given](part, subject)))
-    assert (status, response.get(f"{part}_schema_id")) == (200, subject.schema_id), response
-    record = produce.read(subject.topic, response["offsets"][0])
-    assert (record.key() if part == "key" else record.value()) == stored(name, subject.schema_id)
-    assert (record.value() if part == "key" else record.key()) is None
+    place = topic()
+    subjects = [f"{place}-{end}" for end in ("key", "value", "other")]
+    (schema_id,) = {produce.register(subject, name) for subject in subjects}
+    inputs: list[dict[str, Any]] = [{}, {"Schema": FORMATS[name].schema}, {"SchemaId": schema_id}, {"SchemaVersion": 1}]
+    inputs += [{"SchemaSubject": subjects[2], **given} for given in inputs]
+    for part, given in itertools.product(("key", "value"), inputs):
+        fields = {f"{part}{field}": text for field, text in given.items()}
+        body = {f"{part}Format": name, "records": [{part: FORMATS[name].value}], **fields}
+        status, response = produce.post(place, body)
+        assert (status, response.get(f"{part}_schema_id")) == (200, schema_id), (given, response)
+        record = produce.read(place, response["offsets"][0])
+        both = [stored(name, schema_id), None]
+        assert [record.key(), record.value()] == (both if part == "key" else both[::-1])
 
 
 def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str) -> None:
@@ -231,21 +185,8 @@ def test_records_are_where_the_response_says(produce: Produce, topic: Callable[.
 
 
 def test_equal_keys_go_to_the_partition_of_the_java_client(produce: Produce, topic: Callable[..., str]) -> None:
-    """murmur2 of the stored bytes, so both clients agree where a key lives."""
-    keys = ["", "a", "kafka", "foobar", "été", "x" * 99]
-    records = [{"key": key, "value": 1} for key in keys]
+    """murmur2 of the stored bytes, positive, modulo the partitions: so both clients agree where a key lives."""
+    partitions = {"": 1, "a": 4, "kafka": 0, "foobar": 6, "été": 3, "x" * 99: 9}
+    records = [{"key": key, "value": 1} for key in partitions]
     _, body = produce.post(topic(10), {"keyFormat": "STRING", "records": records})
-    assert [entry["partition"] for entry in body["offsets"]] == [_murmur2(key.encode()) % 10 for key in keys]
-
-
-def _murmur2(data: bytes) -> int:
-    """Kafka's murmur2, from its description: seed 0x9747b28c, made positive."""
-    m, mask = 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ len(data)
-    for at in range(0, len(data) // 4 * 4, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * m & mask
-        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
-    if rest := data[len(data) // 4 * 4 :]:
-        h = (h ^ int.from_bytes(rest, "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return (h ^ h >> 15) & 0x7FFFFFFF
+    assert [entry["partition"] for entry in body["offsets"]] == [*partitions.values()]

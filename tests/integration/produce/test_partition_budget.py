@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -13,8 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from headrace.config.kafka import KafkaConfig
-from headrace.kafka import Admin, read_records
 from headrace.testing.scenario import JsonResponse, Scenario
 
 PENDING_BYTES = 1_000_000
@@ -50,14 +47,6 @@ def wait_for_end(pid: int) -> None:
             time.sleep(0.05)
 
 
-async def numbers_in(kafka: Any, topic: str) -> list[int]:
-    """Return what is written in a topic, in the order of its partitions."""
-    config = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    offsets = await Admin(config).topic_offsets(topic)
-    starts, ends = {p: o[0] for p, o in offsets.items()}, {p: o[1] for p, o in offsets.items()}
-    return [json.loads(r.value or b"")[0] async for batch in read_records(config, starts, ends) for r in batch]
-
-
 def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str) -> list[Future[JsonResponse]]:
     """Ask for more than partition 0 may hold, see that the others go on meanwhile, and return what was sent."""
     sent = [pool.submit(post, url, stuck, 0, number) for number in range(AT_ONCE)]
@@ -68,13 +57,16 @@ def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str
     return sent
 
 
-def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, headrace: Callable[..., Any]) -> None:
+def test_a_partition_without_enough_replicas_refuses_alone(
+    kafka_three: Any, headrace: Callable[..., Any], tmp_path: Path
+) -> None:
     """503 at once for it alone, the rest is served meanwhile, and what was taken is written when the broker is back."""
     stuck, live = f"stuck-{time.time_ns()}", f"live-{time.time_ns()}"
     kafka_three.create_topic(stuck, 2, {"min.insync.replicas": "3"})
     kafka_three.create_topic(live, 2, {"min.insync.replicas": "2"})
     producer = {"max_pending_bytes": PENDING_BYTES, "properties": {"delivery.timeout.ms": 180_000}}
-    url = headrace({"kafka": {"bootstrap_servers": kafka_three.bootstrap_servers}, "producer": producer}).url
+    scenario = Scenario(kafka_three.bootstrap_servers, tmp_path)
+    url = headrace({**scenario.config, "producer": producer}).url
     with ThreadPoolExecutor(AT_ONCE + 1) as pool:
         # It hands its partitions over first: killed, it would hold up every topic until it is missed.
         pid = next(broker["pid"] for broker in kafka_three.endpoints if broker["id"] == 3)
@@ -90,5 +82,5 @@ def test_a_partition_without_enough_replicas_refuses_alone(kafka_three: Any, hea
     assert set(taken) <= set(waiting)
     assert len(taken) >= 3
     assert AT_ONCE in taken
-    assert sorted(asyncio.run(numbers_in(kafka_three, stuck))) == taken
-    assert sorted(asyncio.run(numbers_in(kafka_three, live))) == list(range(20))
+    for topic, numbers in ((stuck, taken), (live, list(range(20)))):
+        assert sorted(json.loads(record.value)[0] for record in scenario.records(topic)) == numbers

@@ -28,6 +28,7 @@ from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
+from headrace.sidecar.active.read_entries import fitting
 from headrace.sidecar.active.spec import Topics
 from tests.staged import staged
 
@@ -72,6 +73,17 @@ async def delivered(harness: ActiveHarness, **limits: int) -> dict[Any, list[int
     for record in found.records:
         offsets.setdefault(record.topic_partition, []).append(record.offset)
     return offsets
+
+
+async def end(harness: ActiveHarness, how: str) -> None:
+    """End what an instance reads."""
+    calls: dict[str, Callable[[], Any]] = {
+        "delete": lambda: harness.instances.delete(harness.instance),
+        "unsubscribe": harness.instance.unsubscribe,
+        "drain": lambda: harness.instances.drain(Deadline(harness.clock, 5)),
+        "seek": lambda: harness.run(harness.instance.seek({P0: 0})),
+    }
+    await calls[how]()
 
 
 @with_reader
@@ -146,12 +158,7 @@ async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveH
     began = asyncio.get_running_loop().time()
     waiting = asyncio.ensure_future(harness.instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
     await harness.clock.settle()
-    calls = {
-        "delete": lambda: harness.instances.delete(harness.instance),
-        "unsubscribe": harness.instance.unsubscribe,
-        "drain": lambda: harness.instances.drain(Deadline(harness.clock, 5)),
-    }
-    await calls[ends]()
+    await end(harness, ends)
     assert (await waiting).records == []
     assert asyncio.get_running_loop().time() - began < 1
 
@@ -229,25 +236,6 @@ async def test_a_second_read_waits_for_a_cancelled_one(harness: ActiveHarness, /
     (await second).end(0)
 
 
-@pytest.mark.parametrize(("linger", "least", "count"), [(0.0, -1, 1), (60.0, -1, 3), (0.0, 25, 3)])
-def test_a_read_waits_for_more_if_its_instance_says_so(
-    monkeypatch: pytest.MonkeyPatch, linger: float, least: int, count: int
-) -> None:
-    """Until its limits are reached, or as many bytes are there as it waits for."""
-
-    async def test(harness: ActiveHarness) -> None:
-        await delivered(harness)
-        reading = asyncio.ensure_future(harness.instance.read(max_bytes=1000, max_records=3, wait_seconds=1800))
-        for _ in range(3):
-            harness.append(P0, 10)
-            await harness.turns(1)
-        found = await reading
-        assert len(found.records) == count
-        found.end(count)
-
-    with_instance(monkeypatch, test, linger_seconds=linger, min_bytes=least)
-
-
 def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that were made up differ in each attempt; other settings are another request; some groups are taken."""
 
@@ -276,6 +264,13 @@ def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.Monkey
         raise AssertionError
     with instances.answering(1_000_000), instances.answering(48_576):
         pass
+
+
+def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
+    """8 MiB of text."""
+    part = "x" * 4_194_304
+    for entries, count in (([], 0), ([part * 3, ""], 1), ([part, part], 2), ([part, part, "x"], 2), (["", part], 2)):
+        assert fitting(entries) == entries[:count]
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,12 +327,7 @@ async def test_an_asynchronous_commit_is_made_whatever_follows(harness: ActiveHa
     """A seek, or the end of the instance, before the commit has begun; its response has promised it."""
     await delivered(harness)
     await harness.instance.commit(wait=False)
-    calls = {
-        "seek": lambda: harness.run(harness.instance.seek({P0: 0})),
-        "delete": lambda: harness.instances.delete(harness.instance),
-        "unsubscribe": harness.instance.unsubscribe,
-    }
-    await calls[then]()
+    await end(harness, then)
     await harness.turns()
     assert harness.instance.death is None
     assert harness.committed == {P0: Committed(10), P1: Committed(10)}

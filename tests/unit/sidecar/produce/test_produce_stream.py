@@ -13,7 +13,7 @@ from yaml_table import table
 
 from headrace import errors
 from headrace.records import Produced
-from tests.ndjson_client import LIMIT_SECONDS, NdjsonClient
+from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
 
 
@@ -163,8 +163,9 @@ async def test_a_stream_ends_when_the_token_it_was_opened_with_does(
         assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
 
 
-async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
-    """What it has sent is written; the half line is not; no stream stays open."""
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any, is_broken: bool) -> None:
+    """Or that breaks the grammar of chunks. What it has sent is written; the half line is not; no stream stays open."""
     async with opened() as server, streaming(server) as client:
         server.kafka.gate.clear()
         client.send({"value": 1})
@@ -172,21 +173,14 @@ async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any) -> None:
         await server.kafka.taken.wait()
         streams = server.streams._open
         assert len(streams) == 1
-        client.writer.transport.abort()
+        if is_broken:
+            client.writer.write(b"zz\r\n")
+        else:
+            client.writer.transport.abort()
         server.kafka.gate.set()
         await until(lambda: not streams)
         assert [record.value for record in server.kafka.records] == [b"1"]
         assert not server.web._application.gate._in_progress
-
-
-async def test_a_chunk_that_is_none_ends_the_stream(opened: Any) -> None:
-    """A client that breaks the grammar in the middle is not waited for."""
-    async with opened() as server, streaming(server) as client:
-        client.send({"value": 1})
-        assert await client.receipt() == {"partition": 0, "offset": 0}
-        client.writer.write(b"zz\r\n")
-        await asyncio.wait_for(client.reader.read(), LIMIT_SECONDS)
-        await until(lambda: not server.streams._open)
 
 
 async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(

@@ -1,4 +1,4 @@
-"""Requests for transactions, and what they are answered."""
+"""Requests for transactions, and their responses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from yaml_table import table
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
@@ -80,23 +81,13 @@ def test_an_error_names_the_topic_it_is_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b'{"topics":[]}', "length >= 1"),
-        (b'{"topics":[{"records":[]}]}', "topic"),
-        (b'{"topics":[{"topic":"a/b","records":[]}]}', "regex"),
-        (b'{"topics":[{"topic":"a","records":[]}],"atomic":true}', "atomic"),
-        (b'{"topics":[{"topic":"a","record":[],"records":[]}]}', "Did you mean records?"),
-        (b'{"topic":"a","records":[]}', "Did you mean topics?"),
-        (b'{"topics":[{"topic":"a","records":[{"key":1,"vlaue":1}]}]}', "Did you mean value?"),
-        (b'{"%s":1}' % (b"x" * 900_000), "unknown field `xxx"),
-    ],
+    ("body", "says"), [*table(__file__, "a_wrong_body"), ['{"%s":1}' % ("x" * 900_000), "unknown field `xxx"]]
 )
-def test_a_body_that_is_none_is_refused(body: bytes, said: str) -> None:
-    """With what does not fit, and the nearest name for one that is not known; a misspelt value is no tombstone."""
+def test_a_wrong_body_is_refused(body: str, says: str) -> None:
+    """With what does not fit, and the nearest name for an unknown one; a misspelt value is no tombstone."""
     with pytest.raises(errors.InvalidRequest) as raised:
-        parse_transaction(body, 100)
-    assert said in str(raised.value)
+        parse_transaction(body.encode(), 100)
+    assert says in str(raised.value)
     assert len(str(raised.value)) < 1000
 
 

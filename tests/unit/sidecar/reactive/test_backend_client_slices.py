@@ -122,19 +122,6 @@ async def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool
     connection.connection_lost(None)
 
 
-async def test_a_kept_connection_that_the_other_side_ends_is_not_used_again() -> None:
-    """From the moment that is known, though closing it may take its time."""
-    connection = Connection(100)
-    connection.connection_made(Wire())
-    waiter = connection.ask((b"x",), asyncio.get_running_loop().time() + 600)
-    connection.data_received(RESPONSES[0])
-    await waiter
-    assert connection.reusable
-    connection.eof_received()
-    assert not connection.reusable
-    connection.connection_lost(None)
-
-
 async def test_a_kept_connection_holds_no_response() -> None:
     """Many connections with large responses would hold each of them until the next request."""
     connection = Connection(1_000_000)

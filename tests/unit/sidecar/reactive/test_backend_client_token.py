@@ -95,9 +95,9 @@ async def test_a_token_the_backend_refused_is_forgotten_unless_it_has_been_repla
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "says"), table(__file__, "responses_that_give_no_token_are_said_without_what_they_hold")
+    ("status", "body", "says"), table(__file__, "a_response_without_a_token_is_reported_without_its_content")
 )
-async def test_responses_that_give_no_token_are_said_without_what_they_hold(status: int, body: str, says: str) -> None:
+async def test_a_response_without_a_token_is_reported_without_its_content(status: int, body: str, says: str) -> None:
     """The status and the standard's own word for the error, never the rest."""
     giver = Giver()
     giver.responses.append(BackendResponse(status, {}, body.replace("DEEP", "[" * 100_000).encode()))

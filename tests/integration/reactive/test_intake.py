@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import confluent_kafka
@@ -19,6 +18,7 @@ from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace.testing.secured import kafka_settings
+from tests.group_client import Heard
 from tests.raw_server import until
 from tests.staged import staged
 
@@ -27,10 +27,11 @@ PATIENCE_SECONDS = 120.0
 QUICK = {"topic.metadata.refresh.interval.ms": 1000, "session.timeout.ms": 3000}
 
 
-class Reader:
+class Reader(Heard):
     """Completes every record at once if `ends` is set, and records what it receives."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ends = True
         self.finished = asyncio.Event()
         """Set while a revoke need not wait."""
@@ -38,31 +39,14 @@ class Reader:
         self.last: dict[TopicPartition, Committed] = {}
         """What is committed on revoke."""
         self.source: Any = None
-        self.records: list[tuple[str, int, int]] = []
-        self.epochs: dict[TopicPartition, list[int]] = {}
-        self.lost: list[TopicPartition] = []
         self.revoked: list[TopicPartition] = []
-        self.gaps = 0
-
-    def on_assigned(
-        self, partitions: Mapping[TopicPartition, int], committed: Mapping[TopicPartition, Committed]
-    ) -> None:
-        for partition, epoch in partitions.items():
-            self.epochs.setdefault(partition, []).append(epoch)
 
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
-        assert self.epochs[partition][-1] == epoch
-        self.records += [(record.topic, record.partition, record.offset) for record in records]
-        if not self.ends:
-            return
-        self.source.release(partition, len(records), sum(record.size_bytes for record in records))
-        self.source.commit({partition: Committed(records[-1].offset + 1)})
-
-    def on_end(self, partition: TopicPartition, epoch: int, position: int) -> None:
-        """Ignored."""
-
-    def on_gap(self, partition: TopicPartition, offsets: int) -> None:
-        self.gaps += offsets
+        assert self.epochs[partition] == epoch
+        super().on_records(partition, epoch, records)
+        if self.ends:
+            self.source.release(partition, len(records), sum(record.size_bytes for record in records))
+            self.source.commit({partition: Committed(records[-1].offset + 1)})
 
     async def on_revoked(
         self, partitions: Sequence[TopicPartition], deadline: Deadline
@@ -71,15 +55,12 @@ class Reader:
         await self.finished.wait()
         return {p: self.last[p] for p in partitions if p in self.last}
 
-    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self.lost += partitions
-
     def read(self, topic: str, partition: int = 0) -> list[int]:
         """Return the offsets that came of a partition."""
-        return [offset for name, number, offset in self.records if (name, number) == (topic, partition)]
+        return [offset for place, _, offset in self.records if place == TopicPartition(topic, partition)]
 
 
-class Desk:
+class IntakeHarness:
     """One broker's topics, and members that read them."""
 
     def __init__(self, bootstrap_servers: str) -> None:
@@ -127,25 +108,22 @@ class Desk:
         assert not [result for result in results if isinstance(result, Exception)]
 
     async def create(self, topic: str) -> None:
-        """Create a topic, again as long as one of that name is on its way out."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not await self.admin.create_topic(topic):
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
+        """Create a topic, again as long as one of that name is being deleted."""
+        await until(lambda: self.admin.create_topic(topic), "the topic to be created")
 
     async def delete(self, topic: str) -> None:
         await asyncio.to_thread(lambda: self._client.delete_topics([topic])[topic].result())
 
     async def until_committed(self, group: str, place: TopicPartition, offset: int) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while await self.committed(group, place) != offset:
-            assert time.monotonic() < end, f"timed out waiting for {place} to be committed at {offset}"
-            await asyncio.sleep(0.05)
+        async def is_committed() -> bool:
+            return await self.committed(group, place) == offset
 
-    async def state(self, group: str) -> str:
-        """Return the state of a group, as its coordinator names it."""
+        await until(is_committed, f"{place} to be committed at {offset}")
+
+    async def is_preparing(self, group: str) -> bool:
+        """Return whether the coordinator of a group waits for its members to join."""
         described = await asyncio.to_thread(lambda: self._client.describe_consumer_groups([group])[group].result())
-        return str(described.state.name)
+        return str(described.state.name) == "PREPARING_REBALANCING"
 
     async def committed(self, group: str, place: TopicPartition) -> int | None:
         return (await self.admin.committed(group)).get(place)
@@ -160,126 +138,106 @@ class Desk:
             await service.stop()
 
 
-def at_desk(kafka: Any, test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+def run_harness(kafka: Any, test: Callable[[IntakeHarness], Coroutine[Any, Any, None]]) -> None:
     """Run a test with members and topics, and stop everything it has started."""
 
     async def main() -> None:
-        desk = Desk(kafka.bootstrap_servers)
+        harness = IntakeHarness(kafka.bootstrap_servers)
         try:
-            await test(desk)
+            await test(harness)
         finally:
-            await desk.leave()
+            await harness.leave()
 
     asyncio.run(main())
 
 
-with_desk = staged(at_desk, fixtures=("kafka",))
+with_harness = staged(run_harness, fixtures=("kafka",))
 
 
-@with_desk
+@with_harness
 async def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(
-    desk: Desk, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: Callable[..., str]
 ) -> None:
     """Only names reach the client; `latest` skips nothing of a topic that is created while it runs."""
     base = topic()
     first, late, other = f"{base}.a", f"{base}.b", f"{base}x"
     for name in (first, other):
-        await desk.admin.create_topic(name)
-    await desk.write(first, 3)
-    reader = await desk.member(f"{base}-g", [], reset="latest", as_one=True)
-    await desk.watch(reader, [], rf"{base.replace('-', '[-]')}\..*")
+        await harness.admin.create_topic(name)
+    await harness.write(first, 3)
+    reader = await harness.member(f"{base}-g", [], reset="latest", as_one=True)
+    await harness.watch(reader, [], rf"{base.replace('-', '[-]')}\..*")
     await until(lambda: reader.epochs, "the first topic")
-    await desk.write(first, 2)
+    await harness.write(first, 2)
     await until(lambda: reader.read(first) == [3, 4], "what is new")
-    await desk.admin.create_topic(late)
-    await desk.write(late, 5)
+    await harness.admin.create_topic(late)
+    await harness.write(late, 5)
     await until(lambda: reader.read(late) == [0, 1, 2, 3, 4], "the topic that came later")
-    await desk.delete(late)
+    await harness.delete(late)
     await until(lambda: reader.revoked or reader.lost, "the topic to be dropped")
-    await desk.write(first, 1)
+    await harness.write(first, 1)
     await until(lambda: reader.read(first) == [3, 4, 5], "the first topic going on")
     assert set(reader.revoked) | set(reader.lost) == {TopicPartition(late, 0)}
-    assert len(reader.epochs[TopicPartition(first, 0)]) == 1
+    assert sum(TopicPartition(first, 0) in partitions for partitions, _ in reader.assigned) == 1
     assert reader.read(other) == []
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@with_desk
+@with_harness
 async def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
-    desk: Desk, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
+    harness: IntakeHarness, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     """Its offsets have passed the group's position by then, so only the topic's id shows it."""
     name = topic()
-    await desk.write(name, 5)
-    reader = await desk.member(f"{name}-g", [name], member=ConsumerConfig(properties={"group.protocol": protocol}))
-    await desk.watch(reader, [name])
+    await harness.write(name, 5)
+    reader = await harness.member(f"{name}-g", [name], member=ConsumerConfig(properties={"group.protocol": protocol}))
+    await harness.watch(reader, [name])
     await until(lambda: reader.read(name) == [0, 1, 2, 3, 4], "the old records")
-    known = await desk.admin.topic_ids([name])
-    await desk.delete(name)
-    await desk.create(name)
-    await desk.write(name, 9)
-    assert await desk.admin.topic_ids([name]) != known
+    known = await harness.admin.topic_ids([name])
+    await harness.delete(name)
+    await harness.create(name)
+    await harness.write(name, 9)
+    assert await harness.admin.topic_ids([name]) != known
     await until(lambda: "was deleted and created again" in caplog.text, "the word of it")
     await until(lambda: set(reader.read(name)[5:]) == set(range(9)), "every record of the new topic")
-    await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
+    await harness.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
 
-@with_desk
+@with_harness
 async def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
-    desk: Desk, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+    harness: IntakeHarness, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of the old topic ends any more, so nothing else would resume it."""
     name = topic()
-    await desk.write(name, 50)
-    reader = await desk.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
-    await desk.watch(reader, [name])
+    await harness.write(name, 50)
+    reader = await harness.member(f"{name}-g", [name], FlowControl(max_records=10), ends=False)
+    await harness.watch(reader, [name])
     await until(lambda: reader.source.pause_reason(TopicPartition(name, 0)), "the pause of the full partition")
     held = len(reader.records)
-    await desk.delete(name)
-    await desk.create(name)
-    await desk.write(name, 9)
+    await harness.delete(name)
+    await harness.create(name)
+    await harness.write(name, 9)
     reader.ends = True
     await until(lambda: len(reader.records) >= held + 9, "every record of the new topic")
     assert [offset for _, _, offset in reader.records[held:]] == list(range(9))
     assert "was deleted and created again" in caplog.text
-    await desk.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
+    await harness.until_committed(f"{name}-g", TopicPartition(name, 0), 9)
 
 
-@with_desk
-async def test_a_partition_in_which_nothing_ends_is_not_fetched_and_the_member_stays(
-    desk: Desk, /, topic: Callable[..., str]
-) -> None:
-    """Longer than its session lasts; what was written meanwhile is read when a record has ended, each once."""
-    name = topic(2)
-    await desk.write(name, 1)
-    reader = await desk.member(f"{name}-g", [name], ends=False, max_processing_seconds=0.5)
-    await until(lambda: "none has completed" in reader.source.pause_reason(TopicPartition(name, 0)), "the pause")
-    await desk.write(name, 5)
-    reader.ends = True
-    await desk.write(name, 5, partition=1)
-    paused_until = time.monotonic() + 2 * QUICK["session.timeout.ms"] / 1000
-    await until(lambda: time.monotonic() > paused_until, "two sessions")
-    assert (reader.read(name), reader.read(name, 1)) == ([0], [0, 1, 2, 3, 4])
-    reader.source.release(TopicPartition(name, 0), 1, 1)
-    await until(lambda: reader.read(name) == [0, 1, 2, 3, 4, 5], "the other records")
-    assert (reader.revoked, reader.lost, {len(epochs) for epochs in reader.epochs.values()}) == ([], [], {1})
-
-
-@with_desk
+@with_harness
 async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins(
-    desk: Desk, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: Callable[..., str]
 ) -> None:
     """The generation changes while the last records end; a member that had closed by then would commit in the old."""
     name = topic(2)
     group = f"{name}-g"
     for number in range(2):
-        await desk.write(name, 4, number)
-    reader = await desk.member(group, [name], ends=False)
+        await harness.write(name, 4, number)
+    reader = await harness.member(group, [name], ends=False)
     await until(lambda: len(reader.records) == 8, "the records")
     # It joins and does not poll, which delays the next generation; the reader has already requested that.
     slow = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": desk.servers,
+            "bootstrap.servers": harness.servers,
             "group.id": group,
             "partition.assignment.strategy": "cooperative-sticky",
             "enable.auto.commit": False,
@@ -289,39 +247,36 @@ async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another
         slow.subscribe([name])
         await until(lambda: reader.revoked, "the partition that moves")
         kept = next(place for place in reader.epochs if place not in reader.revoked)
-        end = time.monotonic() + PATIENCE_SECONDS
-        while await desk.state(group) != "PREPARING_REBALANCING":
-            assert time.monotonic() < end, "timed out waiting for a rebalance"
-            await asyncio.sleep(0.05)
+        await until(lambda: harness.is_preparing(group), "a rebalance")
         reader.finished.clear()
         reader.last = {kept: Committed(4)}
         leaving = asyncio.create_task(reader.source.drain(Deadline(CLOCK, 60)))
         await until(lambda: kept in reader.revoked, "the drain")
-        while await desk.state(group) == "PREPARING_REBALANCING":
+        while await harness.is_preparing(group):
             await asyncio.to_thread(slow.poll, 0.05)
         reader.finished.set()
         await leaving
-        assert await desk.committed(group, kept) == 4
+        assert await harness.committed(group, kept) == 4
     finally:
         await asyncio.to_thread(slow.close)
 
 
-@with_desk
+@with_harness
 async def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
-    desk: Desk, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: Callable[..., str]
 ) -> None:
     """Under `range` a change of one place names all the others, at the positions they have."""
     name = topic(2)
     for number in range(2):
-        await desk.write(name, 10, number)
-    await desk.remove_before(name, 0, 8)
-    await desk.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
+        await harness.write(name, 10, number)
+    await harness.remove_before(name, 0, 8)
+    await harness.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
     member = ConsumerConfig(properties={"partition.assignment.strategy": "range,roundrobin"})
-    reader = await desk.member(f"{name}-g", [name], on_gap="continue", member=member)
+    reader = await harness.member(f"{name}-g", [name], on_gap="continue", member=member)
     await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
     await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
     for number in range(2):
-        await desk.write(name, 1, number)
+        await harness.write(name, 1, number)
     await until(lambda: 10 in reader.read(name, 0) and 10 in reader.read(name, 1), "what is new")
-    assert reader.gaps == 6
+    assert sum(count for _, count in reader.gaps) == 6
     assert reader.read(name, 1) == list(range(11))

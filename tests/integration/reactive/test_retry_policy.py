@@ -26,8 +26,8 @@ def spoiled_by(status: int, *offsets: int) -> Callable[[Received], PlannedRespon
     return answer
 
 
-def history(letter: Record) -> dict[str, str]:
-    return {name.removeprefix("headrace.dlq."): (data or b"").decode(errors="replace") for name, data in letter.headers}
+def history(dead: Record) -> dict[str, str]:
+    return {name.removeprefix("headrace.dlq."): (data or b"").decode(errors="replace") for name, data in dead.headers}
 
 
 def firsts(offsets: Iterable[int]) -> list[int]:
@@ -44,9 +44,9 @@ def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
     backend.response = spoiled_by(status, 17)
     push(name, batch={"max_records": 40}, backend={"mode": "status"})
     site.wait_committed(f"{name}-push", name, 40)
-    (letter,) = site.records(f"{name}.dlq")
-    said = history(letter)
-    assert (letter.key, letter.value) == (b"k17", b"17")
+    (dead,) = site.records(f"{name}.dlq")
+    said = history(dead)
+    assert (dead.key, dead.value) == (b"k17", b"17")
     assert (said["offset"], said["attempts"], said["status"], said["error"]) == (
         "17",
         str(attempts),
@@ -74,7 +74,7 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
     site.wait_committed(f"{name}-push", name, 1)
     kafka.create_topic(f"{name}.dlq", 1, {})
     site.wait_committed(f"{name}-push", name, 3)
-    assert [letter.value for letter in site.records(f"{name}.dlq")] == [b"1"]
+    assert [dead.value for dead in site.records(f"{name}.dlq")] == [b"1"]
     site.wait_until(lambda: site.ask(f"{process.url}/health/readiness").status == 200, "readiness")
 
 
@@ -90,12 +90,12 @@ def test_a_record_as_large_as_its_topic_allows_lands(
     backend.response = PlannedResponse(status=422, body="e" * 2000)
     process = push(name, value_format="string", backend={"mode": "status"})
     site.wait_committed(f"{name}-push", name, 1)
-    (letter,) = site.records(f"{name}.dlq")
-    assert (letter.key, letter.value, letter.headers[:1]) == (b"k", value, [("own", b"\xff")])
+    (dead,) = site.records(f"{name}.dlq")
+    assert (dead.key, dead.value, dead.headers[:1]) == (b"k", value, [("own", b"\xff")])
     if ours:
-        assert {"offset", "status", "excerpt", "reason", "StackTrace"} <= history(letter).keys()
+        assert {"offset", "status", "excerpt", "reason", "StackTrace"} <= history(dead).keys()
     else:
-        assert letter.headers == [("own", b"\xff")]
+        assert dead.headers == [("own", b"\xff")]
         said = f"{name}.dlq rejects records of that size; raise its max.message.bytes"
         site.wait_until(lambda: said in process.output, "the log")
 

@@ -62,7 +62,7 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
     group = f"{small}-push"
     site.wait_committed(group, large, 5)
     site.wait_committed(f"{group}.retry", f"{group}.retry.1s", 1)
-    assert sorted(json.loads(letter.value)["n"] for letter in site.records(f"{large}.dlq")) == [0, 1]
+    assert sorted(json.loads(dead.value)["n"] for dead in site.records(f"{large}.dlq")) == [0, 1]
     assert [record["value"]["n"] for record in backend.accepted if record["topic"] == large] == [2, 3, 4]
 
 

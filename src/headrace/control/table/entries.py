@@ -76,9 +76,9 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> Setti
     """
     new = delivery
     if changed:
-        given = delivery.model_dump(exclude_unset=True)
+        given = {name: getattr(delivery, name) for name in delivery.model_fields_set}
         batch = {name: changed[name] for name in BatchConfig.model_fields if changed.get(name) is not None}
-        given["batch"] = {**given.get("batch", {}), **batch}
+        given["batch"] = {**delivery.batch.model_dump(exclude_unset=True), **batch}
         if changed.get("max_in_flight") is not None:
             given["max_in_flight"] = changed["max_in_flight"]
         new = type(delivery).model_validate(given)

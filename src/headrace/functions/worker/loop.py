@@ -272,8 +272,8 @@ class Worker:
             if os.getpid() != self._pid:
                 os.write(_STDERR, b"a process that the handler forked ends, because it returned from the handler\n")
                 os._exit(1)
-            if platform.on_drain and not self._drained:
-                self._runs.call(platform.on_drain)
+            if not self._drained and (problem := self._drain(platform).problem):
+                os.write(_STDERR, f"the drain callback failed at the end of the worker: {problem}\n".encode())
             if platform.on_termination:
                 self._runs.call(platform.on_termination)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.control.table.consumer_control import NOT_READ
 from headrace.control.table.entries import iso_time, key_of, live_settings
 from headrace.delivery.status import SettingsInForce
@@ -83,6 +84,10 @@ def test_settings_are_those_of_the_file_with_what_was_changed() -> None:
     assert live_settings(CONFIG, {}) == SettingsInForce(None, 100, 102_400, 0.0, 64)
     changed = {"by": "ann", "rate_records": 5, "max_records": 7, "max_in_flight": 2, "max_bytes": None}
     assert live_settings(CONFIG, changed) == SettingsInForce(5, 7, 102_400, 0.0, 2)
+    allowed = {"registrations": RegistrationsConfig(backends=["http://b"])}
+    registered = {"topics": ["t"], "group": "g", "backend": {"url": "http://b/push", "health": {"path": "/health"}}}
+    of_team = RegistrationConfig.model_validate(registered, context=allowed)
+    assert live_settings(of_team, changed).max_records == 7
     single = CONFIG.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "backend": {"url": "http://b", "mode": "single"}}
     )

@@ -41,38 +41,24 @@ def write_functions(folder: Path, *attributes: dict[str, object]) -> dict[str, o
 
 
 async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_cluster(tmp_path: Path) -> None:
-    """Another password is another login; without settings of its own a trigger uses the cluster of the file."""
-    login = {"enable": True, "user": "u", "password": "p"}
-    other = {**login, "password": "q"}
-    own: list[dict[str, object]] = [{"brokers": ["other:9092"], "sasl": sasl} for sasl in (login, login, other)]
-    files = write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own)
-    config = HeadraceConfig.model_validate(files)
-    clock = ManualClock()
-    assembly = Assembly(make_context(config, clock), config)
-    main, same, first, shared, third = [consumer.admin for consumer in assembly.parts.consumers]
-    assert main is same
-    assert first is shared
-    assert len({main, first, third}) == 3
+    """Another password, or another file of the same password, is another login; files may change alone."""
+    passwords = ["p", "p", "q", "${file:a}", "${file:b}", "${file:a}"]
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("p")
+    logins = [{"enable": True, "user": "u", "password": password} for password in passwords]
+    own: list[dict[str, object]] = [{"brokers": ["other:9092"], "sasl": sasl} for sasl in logins]
+    config = HeadraceConfig.model_validate(write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own))
+    assembly = Assembly(make_context(config, ManualClock()), config)
+    admins = [consumer.admin for consumer in assembly.parts.consumers]
+    assert [admins.index(admin) for admin in admins] == [0, 0, 2, 2, 4, 5, 6, 5]
     names = [service.name for service in assembly.services if service.name.startswith("kafka")]
-    assert names == ["kafka other:9092", "kafka other:9092 as f4.k"]
+    assert names == ["kafka other:9092", *(f"kafka other:9092 as f{number}.k" for number in (4, 5, 6))]
     required = topic_requirements(config, assembly.function_specs)
-    assert [[each.group for each in found] for _, found in required] == [["g0", "g1"], ["g2", "g3"], ["g4"]]
+    groups = [[each.group for each in found] for _, found in required]
+    assert groups == [["g0", "g1"], ["g2", "g3", "g5", "g6", "g7"], ["g4"]]
     third_security = required[2][0].security
     assert third_security.sasl
     assert third_security.sasl.password.get_secret_value() == "q"
-
-
-async def test_triggers_whose_passwords_are_in_different_files_share_nothing(tmp_path: Path) -> None:
-    """The files hold the same today, and each may change alone."""
-    own: list[dict[str, object]] = []
-    for name in ("a", "b", "a"):
-        (tmp_path / name).write_text("p")
-        sasl = {"enable": True, "user": "u", "password": f"${{file:{name}}}"}
-        own.append({"brokers": ["other:9092"], "sasl": sasl})
-    config = HeadraceConfig.model_validate(write_functions(tmp_path, *own))
-    first, second, third = [one.admin for one in Assembly(make_context(config, ManualClock()), config).parts.consumers]
-    assert first is third
-    assert first is not second
 
 
 async def test_a_kind_of_trigger_without_a_service_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,21 +107,6 @@ def test_what_a_file_may_not_say_is_refused(
         assert re.search(said, problem), problem
 
 
-def security(**settings: Any) -> dict[str, Any]:
-    return {"kafka": {"security": settings}}
-
-
-def login(password: str, mechanism: str = "PLAIN") -> dict[str, Any]:
-    return {"mechanism": mechanism, "username": "a", "password": password}
-
-
-def test_a_key_in_a_file_of_others_is_refused(refused: Callable[..., list[str]], pki: Path) -> None:
-    """As a password is."""
-    settings = security(tls={"certificate": "app.pem", "key": (pki / "app.key").read_text()})
-    (problem,) = refused(settings, 0o644)
-    assert "kafka.security.tls.key: headrace.yaml holds a secret in plain text and its mode is 0644" in problem
-
-
 @pytest.mark.parametrize("key", ["open.key", "${file:open.key}"])
 def test_a_secret_file_that_others_can_read_is_refused(
     refused: Callable[..., list[str]], pki: Path, monkeypatch: pytest.MonkeyPatch, key: str
@@ -133,7 +118,8 @@ def test_a_secret_file_that_others_can_read_is_refused(
         os.chown(pki / "open.password", 12345, 12345)
     monkeypatch.setattr(os, "getegid", lambda: 54321)
     monkeypatch.setattr(os, "getgroups", list)
-    problems = refused(security(tls={"certificate": "app.pem", "key": key}, sasl=login("${file:open.password}")))
+    login = {"mechanism": "PLAIN", "username": "a", "password": "${file:open.password}"}
+    problems = refused({"kafka": {"security": {"tls": {"certificate": "app.pem", "key": key}, "sasl": login}}})
     for problem, name in zip(problems, ["open.key", "open.password"], strict=True):
         assert f"{name} holds a secret in plain text and its mode is 0604" in problem
         assert f"chmod 600 {name}" in problem

@@ -25,23 +25,12 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def test_no_file_gives_the_defaults() -> None:
-    """Without a file and overrides, every setting has its default."""
-    config = load_config(None, {})
-    assert config.http == HeadraceConfig().http
-    assert config.state_dir == Path.cwd() / ".headrace/state"
-
-
-def test_empty_file_and_empty_sections_give_the_defaults(write: Write) -> None:
-    """A section whose lines are all commented out counts as absent."""
-    assert load_config(write("http:\n  # port: 1\nkafka:\n"), {}).http == HeadraceConfig().http
-    assert load_config(write(""), {}).kafka == HeadraceConfig().kafka
-
-
-def test_missing_file_says_which(tmp_path: Path) -> None:
-    """A file that is not there is a configuration error with its name."""
-    with pytest.raises(ConfigError, match=r"nope\.yaml: cannot be read: No such file"):
-        load_config(tmp_path / "nope.yaml", {})
+@pytest.mark.parametrize("text", [None, "", "http:\n  # port: 1\nkafka:\n"])
+def test_what_is_not_written_has_its_default(write: Write, text: str | None) -> None:
+    """Without a file, and in a section whose lines are all commented out."""
+    config = load_config(None if text is None else write(text), {})
+    assert (config.http, config.kafka) == (HeadraceConfig().http, HeadraceConfig().kafka)
+    assert config.state_dir.parts[-2:] == (".headrace", "state")
 
 
 CONSUMER = "topics: [{topic}], group: {group}, backend: {{url: 'http://localhost/x'}}"
@@ -53,12 +42,14 @@ CONSUMER = "topics: [{topic}], group: {group}, backend: {{url: 'http://localhost
         (b"a: " + b"[" * 1000 + b"]" * 1000, r"headrace\.yaml: is nested too deeply"),
         (b"# " + b"x" * 1_100_000, r"headrace\.yaml: is larger than 1048576 bytes, so it is not a configuration file"),
         (b"log_level: \xff", "not UTF-8"),
+        (None, r"headrace\.yaml: cannot be read: No such file"),
     ],
-    ids=["depth", "size", "encoding"],
+    ids=["depth", "size", "encoding", "missing"],
 )
-def test_a_file_that_is_no_configuration_is_refused_at_once(tmp_path: Path, content: bytes, says: str) -> None:
-    """Endless nesting, megabytes and another encoding end in one sentence."""
-    (tmp_path / "headrace.yaml").write_bytes(content)
+def test_a_file_that_cannot_be_read_is_rejected_at_once(tmp_path: Path, content: bytes | None, says: str) -> None:
+    """Deep nesting, megabytes, another encoding and a missing file each give one sentence."""
+    if content:
+        (tmp_path / "headrace.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=says):
         load_config(tmp_path / "headrace.yaml", {})
 
@@ -142,14 +133,17 @@ class TestSecrets:
             load_config(path, {})
         assert "its group may read it" in caplog.text
 
+    @pytest.mark.parametrize("text", table(__file__, "secret_files"))
     def test_a_mounted_secret_of_our_group_is_a_warning(
-        self, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
     ) -> None:
-        """Secret mounts often cannot have strict modes: they are warned of."""
-        (tmp_path / "pw").write_text("x")
-        (tmp_path / "pw").chmod(0o644)
-        load_config(write("schema_registry: {username: a, password: '${file:pw}'}"), {})
-        assert "holds a secret and its mode is 0644" in caplog.text
+        """Secret mounts often cannot have strict modes: Headrace only warns."""
+        for name in ("us.pem", "us.key"):
+            (tmp_path / name).write_text("x")
+            (tmp_path / name).chmod(0o644)
+        load_config(write(text), {})
+        assert "us.key holds a secret and its mode is 0644" in caplog.text
+        assert "us.pem" not in caplog.text
 
     def test_repr_hides_secrets(self, write: Write) -> None:
         """Printing the models shows no secret."""

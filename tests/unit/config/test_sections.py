@@ -1,4 +1,4 @@
-"""What small sections of the configuration become: `producer`, `cluster`, retry topics, patterns of topic names."""
+"""What small sections of the configuration become: `producer`, `cluster`, patterns of topic names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from headrace.config.consumers import RetryConfig
 from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.section import compile_pattern, fits_any
@@ -14,8 +13,9 @@ from headrace.config.section import compile_pattern, fits_any
 
 @pytest.mark.parametrize(("given", "acks"), [("all", "all"), ("-1", "all"), (-1, "all"), ("1", 1), (0, 0)])
 def test_acks_are_taken_in_the_spellings_of_kafka(given: object, acks: object) -> None:
-    """Text, as an environment variable has it, is as good as a number."""
-    assert ProducerConfig(properties={"enable.idempotence": "false", "acks": given}).acks == acks
+    """Text, as of an environment variable, is as good as a number; `linger.ms` may be a fraction."""
+    config = ProducerConfig(properties={"enable.idempotence": "false", "acks": given, "linger.ms": "0.5"})
+    assert (config.acks, config.properties["linger.ms"]) == (acks, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,6 @@ def test_dead_letters_wait_for_all_whatever_produce_requests_do(given: dict[str,
 def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float], seconds: float) -> None:
     """So what a broker that went silent has not answered is sent again in time."""
     assert ProducerConfig(properties=given).attempt_seconds == pytest.approx(seconds, abs=0.001)
-
-
-def test_retry_topics_are_topics_named_after_group_and_delay() -> None:
-    """So a group has its own, and an operator sees what is what."""
-    assert RetryConfig(topics=[10, 86_400]).topic_names("g") == ["g.retry.10s", "g.retry.86400s"]
 
 
 def test_a_pattern_fits_whole_names() -> None:
@@ -67,10 +62,3 @@ def test_a_complete_section() -> None:
     assert (complete.url, complete.peers) == ("https://one:8082", ["https://one:8082", "https://two:8082"])
     assert SECRET not in repr(complete)
     assert ClusterConfig.model_validate({**COMPLETE, "peers": ["http://127.0.0.1:1"], "url": "http://localhost:2"})
-
-
-def test_only_the_table_allows_a_fraction() -> None:
-    """The client takes half a millisecond for `linger.ms`, and whole numbers elsewhere."""
-    assert ProducerConfig(properties={"linger.ms": "0.5"}).properties == {"linger.ms": 0.5}
-    with pytest.raises(ValueError, match=r"batch\.size is 0\.5|retries is 1\.5: write a whole number"):
-        ProducerConfig(properties={"retries": 1.5})

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from headrace.devcluster.broker_files import NodePorts, format_data_folder, new_id, server_properties
+from headrace.devcluster.ports import free_ports
 
 THREE = {1: NodePorts(101, 201), 2: NodePorts(102, 202), 3: NodePorts(103, 203)}
 
@@ -57,3 +58,9 @@ def test_a_data_folder_is_formatted_once(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "bootstrap.checkpoint").read_bytes() == b"features"
     format_data_folder(tmp_path / "data", "another", 1, checkpoint)
     assert (tmp_path / "data" / "meta.properties").read_text() == meta
+
+
+def test_an_excluded_port_is_never_chosen() -> None:
+    """With all but one excluded, that one is chosen."""
+    (wanted,) = free_ports(1)
+    assert free_ports(1, excluded=set(range(70_000)) - {wanted}) == [wanted]

@@ -25,7 +25,7 @@ def _remember(home: Path, brokers: int) -> None:
 
 
 def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
-    """The paragraph says both numbers and how to begin anew."""
+    """The error has both numbers and the command that starts from nothing."""
     _remember(tmp_path, 1)
     with pytest.raises(EnvironmentProblem, match=r"has 1 broker\(s\), not 3\..* headrace dev reset"):
         Cluster(tmp_path / "kafka", 3)
@@ -45,7 +45,7 @@ def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
 def test_whether_there_is_a_registry_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool
 ) -> None:
-    """Who does not say starts one in a new folder, and where the folder has one."""
+    """Without the option, `up` starts a registry in a new folder, and where the folder has one."""
     started: list[ServerGroup] = []
     monkeypatch.setattr("headrace.devcluster.detached.start_together", lambda *groups, **_: started.extend(groups))
     monkeypatch.chdir(tmp_path)
@@ -57,13 +57,6 @@ def test_whether_there_is_a_registry_is_found_again(
         (tmp_path / HOME / "registry/registry.json").write_text(json.dumps({"cluster_id": "c", "nodes": {1: node}}))
     CliRunner().invoke(dev, ["up", *option], standalone_mode=False, catch_exceptions=False)
     assert any(isinstance(group, Registry) for group in started) == starts_registry
-
-
-def test_down_and_status_of_nothing(tmp_path: Path) -> None:
-    """Nothing ran, nothing is listed, and no error either."""
-    cluster = DevCluster(tmp_path / "dev")
-    assert cluster.status() == []
-    assert cluster.down() is False
 
 
 def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:

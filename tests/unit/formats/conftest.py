@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pytest
@@ -18,13 +19,13 @@ from headrace.testing import ManualClock
 
 
 class SmallRegistry:
-    """Answers as Confluent's API does; counts and can be held, broken or slowed."""
+    """Answers as Confluent's API does; records requests, and can be stopped or broken."""
 
     def __init__(self) -> None:
         self.versions: dict[str, list[tuple[int, str]]] = {}
         self.types: dict[int, str] = {}
         self.references: dict[int, list[dict[str, object]]] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.bodies: list[dict[str, str]] = []
         self.authorizations: set[str | None] = set()
         self.broken: web.Response | None = None
@@ -39,8 +40,8 @@ class SmallRegistry:
         self.types[schema_id] = type_
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Response any path."""
-        self.asked.append(f"{request.method} {request.path}")
+        """Answer a request to any path."""
+        self.requests.append(f"{request.method} {request.path}")
         self.authorizations.add(request.headers.get("Authorization"))
         await self.gate.wait()
         if self.broken is not None:
@@ -56,7 +57,7 @@ class SmallRegistry:
     def _by_id(self, schema_id: int, with_versions: bool) -> web.Response:
         found = {s: t for s, entries in self.versions.items() for i, t in entries if i == schema_id}
         if not found:
-            return _refuse(404, 40403)
+            return _reject(404, 40403)
         if with_versions:
             return web.json_response([{"subject": subject, "version": 1} for subject in found])
         return web.json_response({"schema": next(iter(found.values())), **self._extra(schema_id)})
@@ -69,7 +70,7 @@ class SmallRegistry:
         entries = self.versions.get(subject, [])
         index = len(entries) if number == "latest" else int(number)
         if not entries or index > len(entries):
-            return _refuse(404, 40401)
+            return _reject(404, 40401)
         schema_id, text = entries[index - 1]
         return web.json_response(
             {"subject": subject, "id": schema_id, "version": index, "schema": text} | self._extra(schema_id)
@@ -81,23 +82,24 @@ class SmallRegistry:
             if known == text:
                 return web.json_response({"id": schema_id})
         if not register:
-            return _refuse(404, 40403)
+            return _reject(404, 40403)
         if text == "incompatible":
-            return _refuse(409, 409, "not compatible with version 1")
+            return _reject(409, 409, "not compatible with version 1")
         self.bodies.append(body)
         self.add(subject, 100 + len(self.types), text, body["schemaType"])
         return web.json_response({"id": 99 + len(self.types)})
 
 
-def _refuse(status: int, code: int, message: str = "not there") -> web.Response:
+def _reject(status: int, code: int, message: str = "not there") -> web.Response:
     return web.json_response({"error_code": code, "message": message}, status=status)
 
 
-class Setting:
+class Setting(NamedTuple):
     """A small registry, its client, and the clock of the client."""
 
-    def __init__(self, server: SmallRegistry, client: SchemaRegistry, clock: ManualClock) -> None:
-        self.server, self.client, self.clock = server, client, clock
+    server: SmallRegistry
+    client: SchemaRegistry
+    clock: ManualClock
 
 
 @contextlib.asynccontextmanager

@@ -145,20 +145,14 @@ def test_a_million_nested_values_do_not_end_the_process() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '"nope"', "5", "null", '{"type":"record"}', '{"type":{"type":"string"}}'])
-def test_text_that_is_no_schema_is_refused(text: str) -> None:
-    """Whatever the parser stumbles over is one error."""
+def test_text_that_is_not_a_schema_is_rejected(text: str) -> None:
+    """Every failure of the parser is one error."""
     with pytest.raises(SchemaInvalid):
         AvroCodec(text)
 
 
 def plain_codec(schema: Any) -> AvroCodec:
     return AvroCodec(json.dumps(schema), plain_unions=True)
-
-
-A_OR_B = [
-    {"type": "record", "name": "A", "fields": [{"name": "x", "type": "int"}]},
-    {"type": "record", "name": "B", "fields": [{"name": "y", "type": ["null", "A", "B"], "default": None}]},
-]
 
 
 @pytest.mark.parametrize(("schema", "value", "wrapped"), TABLE["avro plain unions"])
@@ -170,18 +164,16 @@ def test_unions_without_their_branch_names_are_the_same_bytes(schema: Any, value
     assert json.loads(plain.decode(data)) == value
 
 
-def test_what_no_branch_takes_is_refused() -> None:
-    """The text names the branches; where one is chosen, the place in it."""
-    with pytest.raises(EncodeError, match=r"at \$: expected one of null, long, got a string"):
-        plain_codec(["null", "long"]).encode(b'"7"')
-    with pytest.raises(EncodeError, match=r"at \$\.x: expected an integer of 32 bits, got a string"):
-        plain_codec(["null", A_OR_B[0]]).encode(b'{"x":"1"}')
-    with pytest.raises(EncodeError, match="expected one of null, A, got an object"):
-        plain_codec(["null", A_OR_B[0]]).encode(b'{"x":1,"y":2}')
+@pytest.mark.parametrize(("branch", "value", "says"), TABLE["avro values of no branch"])
+def test_a_value_of_no_branch_is_rejected(branch: Any, value: bytes, says: str) -> None:
+    """The error names the branches; where one is chosen, the place in it."""
+    with pytest.raises(EncodeError) as raised:
+        plain_codec(["null", branch]).encode(json.dumps(value).encode())
+    assert says in str(raised.value)
 
 
 def test_deep_values_of_types_that_hold_themselves_are_looked_at_once() -> None:
-    """Trying out each branch at each level would take longer than the sun shines."""
+    """Trying each branch at each level would never finish."""
     following = {"name": "next", "default": None}
     second = {"type": "record", "name": "B", "fields": [{**following, "type": ["null", "A", "B"]}]}
     first = {"type": "record", "name": "A", "fields": [{**following, "type": ["null", "A", second]}]}

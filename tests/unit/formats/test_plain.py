@@ -44,24 +44,16 @@ def test_json_is_stored_as_it_came(text: bytes) -> None:
         *((StringCodec(), text) for text in (b"5", b"true", b"[]", b'{"a":"b"}')),
     ],
 )
-def test_a_value_of_another_form_is_refused(codec: Codec, text: bytes) -> None:
-    """BINARY takes nothing but standard base64, STRING nothing but a JSON string: no number becomes text silently."""
+def test_a_value_of_another_form_is_rejected(codec: Codec, text: bytes) -> None:
+    """BINARY accepts only standard base64, STRING only a JSON string: no number becomes text silently."""
     with pytest.raises(EncodeError):
         codec.encode(text)
 
 
-@pytest.mark.parametrize(
-    ("codec", "data"),
-    [
-        (StringCodec(), b"\xff\xfe"),
-        (JsonCodec(), b""),
-        (JsonCodec(), b"hello"),
-        (JsonCodec(), b"NaN"),
-        (JsonCodec(), b'{"a":1}{'),
-        (JsonCodec(), b'"\xff"'),
-        (JsonCodec(), b"[" * 5000 + b"]" * 5000),
-    ],
-)
+NOT_JSON = [b"", b"hello", b"NaN", b'{"a":1}{', b'"\xff"', b"[" * 5000 + b"]" * 5000]
+
+
+@pytest.mark.parametrize(("codec", "data"), [(StringCodec(), b"\xff\xfe"), *((JsonCodec(), data) for data in NOT_JSON)])
 def test_stored_bytes_of_another_format_are_an_error(codec: Codec, data: bytes) -> None:
     """A reader never gets text that is not JSON."""
     with pytest.raises(DecodeError):

@@ -1,4 +1,4 @@
-"""Which codec a request or a record gets: sidecar.md 5.2, row by row."""
+"""Which codec a request or a record gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ async def test_a_schema_is_found_by_what_the_request_says(serving: Any, choice: 
 
 
 @pytest.mark.parametrize(("choice", "error"), CHOICES["refused"])
-async def test_what_excludes_itself_or_does_not_exist_is_said(serving: Any, choice: dict[str, Any], error: str) -> None:
+async def test_what_contradicts_itself_or_does_not_exist_is_rejected(
+    serving: Any, choice: dict[str, Any], error: str
+) -> None:
     """Each conflict has its own error; an id of another subject counts as not found."""
     async with serving() as it:
         it.server.add("t-value", 1, INT)
@@ -44,17 +46,17 @@ async def test_what_excludes_itself_or_does_not_exist_is_said(serving: Any, choi
         assert raised.value.status == 400
 
 
-async def test_formats_without_schema_ignore_schema_fields_and_ask_nobody(serving: Any) -> None:
+async def test_formats_without_schema_ignore_schema_fields_and_send_no_request(serving: Any) -> None:
     """As the original."""
     async with serving() as it:
         for name in ("json", "String", "BINARY"):
             choice = SchemaChoice(name, text=INT, id=1, version=1)
             assert (await Codecs(it.client).for_writing(choice, "avro", "t-value")).schema_id is None
-        assert it.server.asked == []
+        assert it.server.requests == []
 
 
 async def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
-    """One reader serves many schemas; null stays null; each schema is asked for once."""
+    """One reader serves many schemas; null stays null; each schema is requested once."""
     async with serving() as it:
         it.server.add("a", 1, INT)
         it.server.add("b", 2, '"string"')
@@ -63,7 +65,7 @@ async def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
         for _ in range(2):
             await reader.prepare(stored)
         assert [reader.decode(data) for data in stored] == [b"5", None, b'"x"', b"6"]
-        assert len(it.server.asked) == 2
+        assert len(it.server.requests) == 2
 
 
 async def test_a_record_of_an_unknown_schema_is_a_decode_error_of_that_record_only(serving: Any) -> None:

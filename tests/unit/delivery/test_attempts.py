@@ -31,16 +31,6 @@ class Answering(Harness):
         return self.response(delivery)
 
 
-def status(code: int, *bad: int) -> Response:
-    """Answer all with a status when a bad record is there."""
-
-    def answer(delivery: Delivery) -> Sequence[Reply]:
-        spoiled = any(record.offset in bad for record in delivery.records)
-        return [Reply(f"HTTP {code}", "text", code) if spoiled else ACK] * len(delivery.records)
-
-    return answer
-
-
 def stopping(failures: dict[int, int], begun: list[int]) -> Response:
     """Begin no record after one that fails before its last attempt; `failures` are attempts by offset."""
 
@@ -148,14 +138,3 @@ async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_othe
         harness.write = whole  # type: ignore[method-assign]
         await harness.clock.advance(10)
         assert (harness.letters, harness.commits[P0]) == ([0, 2, 1], Committed(3))
-
-
-@pytest.mark.parametrize("ordering", ["partition", "key", "none"])
-async def test_one_bad_record_costs_its_hundred_neighbours_nothing(ordering: str) -> None:
-    """Two deliveries for each time the hundred can be halved; then its attempts are its own."""
-    async with running(Answering(status(500, 70), ordering=ordering)) as harness:
-        harness.feed(*range(100))
-        await harness.clock.advance(300)
-        assert (harness.letters, harness.commits[P0], harness.pump.numbers()["delivered"]) == ([70], Committed(100), 99)
-        assert [d.attempt for d in harness.deliveries if d.records[0].offset == 70][-3:] == [1, 2, 3]
-        assert len(harness.deliveries) <= 1 + 2 * 7 + 2

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
@@ -23,6 +23,7 @@ from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing.pump_harness import P0, P1, Harness
+from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 
 PARTITIONS = [P0, P1]
 PLANS = [0, 0, 0, 0, 0, 1, 2, 99]
@@ -178,7 +179,7 @@ class Model(Harness):
             self.pump.on_end(partition, self.epoch_of[partition], self.position[partition])
 
 
-class DeliveryMachine(RuleBasedStateMachine):
+class DeliveryMachine(LoopMachine):
     """Drives a model."""
 
     @initialize(
@@ -186,18 +187,16 @@ class DeliveryMachine(RuleBasedStateMachine):
         max_records=st.sampled_from([1, 3]),
         max_in_flight=st.sampled_from([1, 2, 5]),
     )
-    def open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
-        self.runner = asyncio.Runner()
-        self.runner.run(self._open(ordering, max_records, max_in_flight))
-
-    async def _open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
+    @in_loop
+    async def open(self, ordering: str, max_records: int, max_in_flight: int) -> None:
         self.model = Model(ordering, max_records, max_in_flight)
         await self.model.pump.start()
         for partition in PARTITIONS:
             self.model.assign(partition)
 
     @rule(partition=st.sampled_from(PARTITIONS), count=st.integers(1, 8), seed=SEEDS)
-    def arrive(self, partition: TopicPartition, count: int, seed: int) -> None:
+    @in_loop
+    async def arrive(self, partition: TopicPartition, count: int, seed: int) -> None:
         chance, log = Random(seed), self.model.logs[partition]
         for _ in range(count):
             offset = (log[-1].offset + 1 if log else 0) + chance.choice([0, 0, 0, 2])
@@ -205,7 +204,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             log.append(Record(*partition, offset, 0, key or b"%d" % offset, None))
             bad = sum(plan > 9 for plan in self.model.plans.values())
             self.model.plans[partition, offset] = chance.choice(PLANS if bad < MOST_BAD else PLANS[:-1])
-        self._do(lambda: self.model.fetch(partition))
+        self.model.fetch(partition)
+        await self.model.clock.settle()
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 3]))
     def pass_time(self, seconds: float) -> None:
@@ -216,14 +216,14 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.model.down, self.model.letters_down = down, letters_down
 
     @rule(hang=st.booleans())
-    def hang(self, hang: bool) -> None:
-        self._do(self.model.free.clear if hang else self.model.free.set)
+    @in_loop
+    async def hang(self, hang: bool) -> None:
+        (self.model.free.clear if hang else self.model.free.set)()
+        await self.model.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS), end_in_time=st.booleans())
-    def revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
-        self.runner.run(self._revoke(partition, end_in_time))
-
-    async def _revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
+    @in_loop
+    async def revoke(self, partition: TopicPartition, end_in_time: bool) -> None:
         model = self.model
         if end_in_time:
             model.free.set()
@@ -237,20 +237,22 @@ class DeliveryMachine(RuleBasedStateMachine):
         await model.clock.settle()
 
     @rule(partition=st.sampled_from([*PARTITIONS, None]), held=st.booleans())
-    def hold(self, partition: TopicPartition | None, held: bool) -> None:
+    @in_loop
+    async def hold(self, partition: TopicPartition | None, held: bool) -> None:
         model, places = self.model, [partition] if partition else None
         if partition:
             (model.held_partitions.add if held else model.held_partitions.discard)(partition)
         else:
             model.is_held = held
-        pump = model.pump
-        self._do(lambda: pump.pause(places, "held") if held else pump.resume(places))
+        if held:
+            model.pump.pause(places, "held")
+        else:
+            model.pump.resume(places)
+        await model.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 20), ends=st.booleans(), is_lost=st.booleans())
-    def seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
-        self.runner.run(self._seek(partition, place, ends, is_lost))
-
-    async def _seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
+    @in_loop
+    async def seek(self, partition: TopicPartition, place: int, ends: bool, is_lost: bool) -> None:
         model = self.model
         if ends:
             model.free.set()
@@ -268,10 +270,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         await model.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS), place=st.integers(0, 30))
-    def skip(self, partition: TopicPartition, place: int) -> None:
-        self.runner.run(self._skip(partition, place))
-
-    async def _skip(self, partition: TopicPartition, place: int) -> None:
+    @in_loop
+    async def skip(self, partition: TopicPartition, place: int) -> None:
         model = self.model
         is_new = place not in model.unwanted[partition]
         model.unwanted[partition].add(place)
@@ -290,42 +290,33 @@ class DeliveryMachine(RuleBasedStateMachine):
         linger_seconds=st.sampled_from([0, 0.3]),
         max_in_flight=st.sampled_from([1, 2, 5]),
     )
-    def settings(self, rate: float | None, max_records: int, linger_seconds: float, max_in_flight: int) -> None:
+    @in_loop
+    async def settings(self, rate: float | None, max_records: int, linger_seconds: float, max_in_flight: int) -> None:
         self.model.most = max_in_flight
-        wanted = SettingsInForce(rate, max_records, 1000, linger_seconds, max_in_flight)
-        self._do(lambda: self.model.pump.change(wanted))
+        self.model.pump.change(SettingsInForce(rate, max_records, 1000, linger_seconds, max_in_flight))
+        await self.model.clock.settle()
 
     @rule(partition=st.sampled_from(PARTITIONS))
-    def lose(self, partition: TopicPartition) -> None:
-        def lose() -> None:
-            self.model.pump.on_lost([partition])
-            self.model.assign(partition)
-            self.model.fetch(partition)
-
-        self._do(lose)
+    @in_loop
+    async def lose(self, partition: TopicPartition) -> None:
+        self.model.pump.on_lost([partition])
+        self.model.assign(partition)
+        self.model.fetch(partition)
+        await self.model.clock.settle()
 
     @invariant()
-    def nothing_went_wrong(self) -> None:
-        if model := getattr(self, "model", None):
-            assert model.pump.breaker.limit.in_flight == model.under_way
-            assert model.wrong == []
-            assert model.pump.death is None
+    def each_slot_is_of_a_delivery(self) -> None:
+        if hasattr(self, "model"):
+            assert self.model.pump.breaker.limit.in_flight == self.model.under_way
 
-    def teardown(self) -> None:
-        """Once everything works again, every record ends, and the commit is behind the last."""
-        if not hasattr(self, "model"):
-            return
-        try:
-            self.runner.run(self._heal())
-            self.nothing_went_wrong()
-            for partition, log in self.model.logs.items():
-                assert self.model.over(partition) >= {record.offset for record in log}
-                if log:
-                    assert self.model.committed[partition] == Committed(log[-1].offset + 1)
-        finally:
-            self.runner.close()
+    def check_end(self) -> None:
+        """Every record is completed, and the commit is behind the last."""
+        for partition, log in self.model.logs.items():
+            assert self.model.over(partition) >= {record.offset for record in log}
+            if log:
+                assert self.model.committed[partition] == Committed(log[-1].offset + 1)
 
-    async def _heal(self) -> None:
+    async def heal(self) -> None:
         self.model.down = self.model.letters_down = False
         self.model.free.set()
         self.model.pump.resume(None)
@@ -335,13 +326,6 @@ class DeliveryMachine(RuleBasedStateMachine):
         await self.model.clock.advance(400)
         assert not [status.why for status in self.model.pump.status().partitions.values() if status.why]
         await self.model.pump.stop()
-
-    def _do(self, call: object) -> None:
-        async def act() -> None:
-            call()  # type: ignore[operator]
-            await self.model.clock.settle()
-
-        self.runner.run(act())
 
 
 TestDeliveryMachine = DeliveryMachine.TestCase

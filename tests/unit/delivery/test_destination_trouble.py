@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,18 @@ PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")
 HTTP_500 = Reply("HTTP 500", "", 500)
 Response = Callable[[Delivery], Awaitable[Sequence[Reply]]]
+
+
+def each(reply: Callable[[Record], Reply]) -> Response:
+    """Answer for each record."""
+
+    async def answer(delivery: Delivery) -> Sequence[Reply]:
+        return [reply(record) for record in delivery.records]
+
+    return answer
+
+
+fine, broken, internal_error = each(lambda record: ACK), each(lambda record: FAILED), each(lambda record: HTTP_500)
 
 
 class Troubled(Harness):
@@ -43,10 +56,6 @@ class Troubled(Harness):
         finally:
             self.under_way -= 1
 
-    async def open(self) -> None:
-        await self.pump.start()
-        self.pump.on_assigned(dict.fromkeys(self.partitions, 1), {})
-
     def give(self, records: int) -> None:
         """Hand over this many records to each partition."""
         for partition in self.partitions:
@@ -63,20 +72,18 @@ class Troubled(Harness):
         return [partition.why for partition in self.pump.status().partitions.values()]
 
 
-async def fine(delivery: Delivery) -> Sequence[Reply]:
-    return [ACK] * len(delivery.records)
+@contextlib.asynccontextmanager
+async def troubled(partitions: int = 8, **given: Any) -> AsyncIterator[Troubled]:
+    """Give a harness whose pump is started, and stopped at the end."""
+    harness = Troubled(partitions, **given)
+    await harness.pump.start()
+    harness.pump.on_assigned(dict.fromkeys(harness.partitions, 1), {})
+    yield harness
+    await harness.pump.stop()
 
 
 async def dead(delivery: Delivery) -> Sequence[Reply]:
     raise DestinationUnavailable("connection refused")
-
-
-async def broken(delivery: Delivery) -> Sequence[Reply]:
-    return [FAILED] * len(delivery.records)
-
-
-async def internal_error(delivery: Delivery) -> Sequence[Reply]:
-    return [HTTP_500] * len(delivery.records)
 
 
 @pytest.mark.parametrize(
@@ -84,79 +91,44 @@ async def internal_error(delivery: Delivery) -> Sequence[Reply]:
 )
 async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int, response: Response) -> None:
     """Whatever the failure, all records wait for the repair, and are then delivered as if none had failed."""
-    harness = Troubled(partitions, ordering=ordering)
-    await harness.open()
-    harness.give(500)
-    await harness.clock.advance(1)
-    harness.response = response
-    harness.give(500)
-    await harness.clock.advance(3600)
-    assert not harness.letters
-    assert "nearly all deliveries fail, the last with" in harness.pump.readiness().reason
-    harness.response = fine
-    await harness.clock.advance(60)
-    assert harness.drained
-    assert not harness.letters
-    await harness.pump.stop()
+    async with troubled(partitions, ordering=ordering) as harness:
+        harness.give(500)
+        await harness.clock.advance(1)
+        harness.response = response
+        harness.give(500)
+        await harness.clock.advance(3600)
+        assert not harness.letters
+        assert "nearly all deliveries fail, the last with" in harness.pump.readiness().reason
+        harness.response = fine
+        await harness.clock.advance(60)
+        assert harness.drained
+        assert not harness.letters
 
 
-@pytest.mark.parametrize("outcome", [FAILED, HTTP_500])
-@pytest.mark.parametrize("bad", [1, 10])
+@pytest.mark.parametrize(("bad", "outcome"), [(1, FAILED), (10, HTTP_500)])
 async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Reply) -> None:
     """Nothing else succeeds, but a few failures are attributed to the records."""
-    harness = Troubled(1, max_records=1)
-
-    async def fail(delivery: Delivery) -> Sequence[Reply]:
-        return [outcome] * len(delivery.records)
-
-    await harness.open()
-    harness.response = fail
-    for _ in range(bad):
-        harness.give(1)
-        await harness.clock.advance(100)
-    assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.letters] == [5] * bad
-    assert harness.drained
-    await harness.pump.stop()
+    async with troubled(1, max_records=1) as harness:
+        harness.response = each(lambda record: outcome)
+        for _ in range(bad):
+            harness.give(1)
+            await harness.clock.advance(100)
+        assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.letters] == [5] * bad
+        assert harness.drained
 
 
 @pytest.mark.parametrize(("ordering", "bad"), [("partition", 20), ("key", 400), ("none", 100)])
 async def test_a_run_of_bad_records_ends_while_others_succeed(ordering: str, bad: int) -> None:
     """There are more failures than tokens, but each success elsewhere pays for one."""
-    harness = Troubled(ordering=ordering)
-
-    async def answer(delivery: Delivery) -> Sequence[Reply]:
-        return [FAILED if r.partition == 0 and r.offset < bad else ACK for r in delivery.records]
-
-    await harness.open()
-    harness.response = answer
-    harness.give(bad)
-    for _ in range(400):
-        harness.give(5)
-        await harness.clock.advance(1)
-    await harness.clock.advance(60)
-    assert sorted(harness.letters) == list(range(bad))
-    assert harness.drained
-    await harness.pump.stop()
-
-
-@pytest.mark.parametrize(("wish", "seconds"), [(60.0, 60), (3.2e8, 300), (None, 0)])
-async def test_a_requested_pause_is_kept_to_the_second(wish: float | None, seconds: float) -> None:
-    """Never early, and at most five minutes; an invalid pause is an ordinary failure."""
-    harness = Troubled()
-
-    async def busy(delivery: Delivery) -> Sequence[Reply]:
-        raise DestinationUnavailable("HTTP 429", wait_seconds=wish)
-
-    await harness.open()
-    harness.response = busy
-    harness.give(100)
-    await harness.clock.settle()
-    await harness.clock.advance(seconds - 0.001 if seconds else 0)
-    assert len(harness.begun) == 1
-    harness.response = fine
-    await harness.clock.advance(1)
-    assert harness.drained
-    await harness.pump.stop()
+    async with troubled(ordering=ordering) as harness:
+        harness.response = each(lambda record: FAILED if record.partition == 0 and record.offset < bad else ACK)
+        harness.give(bad)
+        for _ in range(400):
+            harness.give(5)
+            await harness.clock.advance(1)
+        await harness.clock.advance(60)
+        assert sorted(harness.letters) == list(range(bad))
+        assert harness.drained
 
 
 def closes_at(*bad: int, is_alive: bool = False) -> Response:
@@ -178,173 +150,153 @@ async def test_a_record_at_which_a_backend_closes_the_connection_is_found(
     ordering: str, partitions: int, bad: set[int]
 ) -> None:
     """Among a hundred it costs 3 + 7 deliveries and its attempts, and the others none."""
-    harness = Troubled(partitions, ordering=ordering)
-    await harness.open()
-    harness.response = closes_at(*bad)
-    harness.give(100)
-    await harness.clock.advance(600)
-    assert harness.drained
-    assert sorted(harness.letters) == sorted([*bad] * partitions)
-    assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == bad
-    tries = Counter(offset for each in harness.deliveries for offset in {r.offset for r in each.records} & bad)
-    assert max(tries.values()) <= (3 + 7 + 5) * partitions
-    await harness.pump.stop()
+    async with troubled(partitions, ordering=ordering) as harness:
+        harness.response = closes_at(*bad)
+        harness.give(100)
+        await harness.clock.advance(600)
+        assert harness.drained
+        assert sorted(harness.letters) == sorted([*bad] * partitions)
+        assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == bad
+        tries = Counter(offset for each in harness.deliveries for offset in {r.offset for r in each.records} & bad)
+        assert max(tries.values()) <= (3 + 7 + 5) * partitions
 
 
 @pytest.mark.parametrize(("ordering", "max_records"), [("partition", 100), ("key", 10), ("none", 1)])
 async def test_a_crash_costs_records_in_flight_no_attempt(ordering: str, max_records: int) -> None:
     """Every partition has two records at which the backend crashes, with all its deliveries in flight."""
-    harness = Troubled(ordering=ordering, max_records=max_records, attempts=3, max_in_flight=16)
-    crashed = asyncio.Event()
+    async with troubled(ordering=ordering, max_records=max_records, attempts=3, max_in_flight=16) as harness:
+        crashed = asyncio.Event()
 
-    async def answer(delivery: Delivery) -> Sequence[Reply]:
-        nonlocal crashed
-        crash = crashed
-        await harness.clock.sleep(0.05)
-        if not {record.offset for record in delivery.records}.isdisjoint({7, 23}):
-            crash.set()
-            crashed = asyncio.Event()
-        if crash.is_set():
-            raise DestinationUnavailable("it closed the connection", broken_off=True)
-        return await fine(delivery)
+        async def answer(delivery: Delivery) -> Sequence[Reply]:
+            nonlocal crashed
+            crash = crashed
+            await harness.clock.sleep(0.05)
+            if not {record.offset for record in delivery.records}.isdisjoint({7, 23}):
+                crash.set()
+                crashed = asyncio.Event()
+            if crash.is_set():
+                raise DestinationUnavailable("it closed the connection", broken_off=True)
+            return await fine(delivery)
 
-    await harness.open()
-    harness.response = answer
-    harness.give(30)
-    await harness.clock.advance(300)
-    assert harness.drained
-    assert sorted(harness.letters) == [7] * 8 + [23] * 8
-    assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == {7, 23}
-    await harness.pump.stop()
+        harness.response = answer
+        harness.give(30)
+        await harness.clock.advance(300)
+        assert harness.drained
+        assert sorted(harness.letters) == [7] * 8 + [23] * 8
+        assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == {7, 23}
 
 
 @pytest.mark.parametrize("later", ["letter", "hangs"])
 async def test_a_suspected_record_stops_no_others(later: str) -> None:
     """Neither while its dead letter is being written, nor if the backend then only hangs at it."""
-    harness = Troubled(ordering="none", max_records=1, attempts=2, max_in_flight=4)
+    async with troubled(ordering="none", max_records=1, attempts=2, max_in_flight=4) as harness:
 
-    async def answer(delivery: Delivery) -> Sequence[Reply]:
-        record = delivery.records[0]
-        await harness.clock.sleep(0.05)
-        if (record.partition, record.offset) != (0, 3):
-            return await fine(delivery)
-        tries = sum(one.records[0] == record for one in harness.deliveries)
-        if later == "hangs" and tries > 3:
-            await harness.clock.sleep(30)
-            raise DestinationUnavailable("no response in time")
-        raise DestinationUnavailable("it closed the connection", broken_off=True)
+        async def answer(delivery: Delivery) -> Sequence[Reply]:
+            record = delivery.records[0]
+            await harness.clock.sleep(0.05)
+            if (record.partition, record.offset) != (0, 3):
+                return await fine(delivery)
+            tries = sum(one.records[0] == record for one in harness.deliveries)
+            if later == "hangs" and tries > 3:
+                await harness.clock.sleep(30)
+                raise DestinationUnavailable("no response in time")
+            raise DestinationUnavailable("it closed the connection", broken_off=True)
 
-    await harness.open()
-    harness.response = answer
-    harness.writing.clear()
-    harness.give(2000)
-    await harness.clock.advance(60)
-    for _ in range(6):
-        before = len(harness.deliveries)
-        await harness.clock.advance(20)
-        assert len(harness.deliveries) - before > 900
-    await harness.pump.stop()
+        harness.response = answer
+        harness.writing.clear()
+        harness.give(2000)
+        await harness.clock.advance(60)
+        for _ in range(6):
+            before = len(harness.deliveries)
+            await harness.clock.advance(20)
+            assert len(harness.deliveries) - before > 900
 
 
 @pytest.mark.parametrize("is_alive", [False, True])
 async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is_alive: bool) -> None:
     """Otherwise nothing proves that the backend is up: the record waits, and is named, until it is taken."""
-    harness = Troubled(1, ordering="partition")
-    await harness.open()
-    harness.response = closes_at(*([0] if is_alive else []), is_alive=is_alive)
-    harness.give(9)
-    await harness.clock.advance(600)
-    assert (harness.letters, harness.drained) == (([0], True) if is_alive else ([], False))
-    if not is_alive:
-        assert "closed the connection, always at t-0 offset 0; to skip it: headrace" in harness.standing[0]
-        assert set(harness.attempts.values()) == {1}
-        harness.response = fine
-        await harness.clock.advance(30)
-    assert harness.drained
-    await harness.pump.stop()
+    async with troubled(1, ordering="partition") as harness:
+        harness.response = closes_at(*([0] if is_alive else []), is_alive=is_alive)
+        harness.give(9)
+        await harness.clock.advance(600)
+        assert (harness.letters, harness.drained) == (([0], True) if is_alive else ([], False))
+        if not is_alive:
+            assert "closed the connection, always at t-0 offset 0; to skip it: headrace" in harness.standing[0]
+            assert set(harness.attempts.values()) == {1}
+            harness.response = fine
+            await harness.clock.advance(30)
+        assert harness.drained
 
 
 async def test_a_breaker_closes_when_nothing_is_left_to_try() -> None:
     """Here after a skip of the only record."""
-    harness = Troubled(1, ordering="partition")
-    await harness.open()
-    harness.response = dead
-    harness.give(1)
-    await harness.clock.advance(60)
-    assert harness.pump.status().breaker.state != "closed"
-    skipped = asyncio.ensure_future(harness.pump.seeks.skip(PARTITIONS[0], 0, "no order"))
-    await harness.clock.advance(15)
-    assert await skipped == "skipped"
-    assert harness.pump.status().breaker.state == "closed"
-    await harness.pump.stop()
+    async with troubled(1, ordering="partition") as harness:
+        harness.response = dead
+        harness.give(1)
+        await harness.clock.advance(60)
+        assert harness.pump.status().breaker.state != "closed"
+        skipped = asyncio.ensure_future(harness.pump.seeks.skip(PARTITIONS[0], 0, "no order"))
+        await harness.clock.advance(15)
+        assert await skipped == "skipped"
+        assert harness.pump.status().breaker.state == "closed"
 
 
 async def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
     """A destination that rejects more than five soon gets about five; when it takes more, it gets more."""
-    harness = Troubled(ordering="none", max_records=1, max_in_flight=32)
-    room = 5
+    async with troubled(ordering="none", max_records=1, max_in_flight=32) as harness:
+        room = 5
 
-    async def crowded(delivery: Delivery) -> Sequence[Reply]:
-        crowd = harness.under_way
-        await harness.clock.sleep(0.01)
-        if crowd > room:
-            raise DestinationUnavailable("HTTP 429")
-        return await fine(delivery)
+        async def crowded(delivery: Delivery) -> Sequence[Reply]:
+            crowd = harness.under_way
+            await harness.clock.sleep(0.01)
+            if crowd > room:
+                raise DestinationUnavailable("HTTP 429")
+            return await fine(delivery)
 
-    await harness.open()
-    harness.response = crowded
-    harness.give(300)
-    await harness.clock.advance(5)
-    harness.most_under_way = 0
-    await harness.clock.advance(5)
-    assert 2 <= harness.most_under_way <= room + 3
-    room = 1000
-    harness.give(600)
-    await harness.clock.advance(30)
-    assert harness.most_under_way == 32
-    assert harness.drained
-    await harness.pump.stop()
+        harness.response = crowded
+        harness.give(300)
+        await harness.clock.advance(5)
+        harness.most_under_way = 0
+        await harness.clock.advance(5)
+        assert 2 <= harness.most_under_way <= room + 3
+        room = 1000
+        harness.give(600)
+        await harness.clock.advance(30)
+        assert harness.most_under_way == 32
+        assert harness.drained
 
 
 async def test_partitions_try_a_dead_backend_in_turns() -> None:
     """A record that crashes the destination does not hide that others would be taken."""
-    harness = Troubled(ordering="key", max_records=1)
+    async with troubled(ordering="key", max_records=1) as harness:
 
-    async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
-        if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
-            raise DestinationUnavailable("connection reset")
-        return await fine(delivery)
+        async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
+            if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
+                raise DestinationUnavailable("connection reset")
+            return await fine(delivery)
 
-    await harness.open()
-    harness.response = dies_of_some
-    harness.give(20)
-    await harness.clock.advance(300)
-    assert {place.partition for place, commit in harness.commits.items() if commit.offset < 20} == {0, 1, 2}
-    assert {offset for _, offset in harness.attempts} == set(range(20))
-    await harness.pump.stop()
+        harness.response = dies_of_some
+        harness.give(20)
+        await harness.clock.advance(300)
+        assert {place.partition for place, commit in harness.commits.items() if commit.offset < 20} == {0, 1, 2}
+        assert {offset for _, offset in harness.attempts} == set(range(20))
 
 
 UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
 
 
 @pytest.mark.parametrize("outcome", [HANDED_OFF, UNDECODABLE])
-async def test_records_that_never_reached_the_destination_are_no_success(outcome: Reply) -> None:
+async def test_records_that_never_reached_the_destination_are_not_successes(outcome: Reply) -> None:
     """Half of the records are handed off or cannot be decoded; the others use up no more attempts than without them."""
-    harness = Troubled(
+    async with troubled(
         1, ordering="key", max_records=1, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
-    )
-
-    async def half(delivery: Delivery) -> Sequence[Reply]:
-        return [outcome if record.offset % 2 else FAILED for record in delivery.records]
-
-    harness.response = half
-    await harness.open()
-    closed = 0
-    for _ in range(600):
-        harness.give(5)
-        await harness.clock.advance(1)
-        closed += harness.pump.breaker.status.state == "closed"
-    assert len([offset for offset in harness.letters if offset % 2 == 0]) <= 11
-    assert closed <= 5
-    assert harness.pump.numbers()["delivered"] == 0
-    await harness.pump.stop()
+    ) as harness:
+        harness.response = each(lambda record: outcome if record.offset % 2 else FAILED)
+        closed = 0
+        for _ in range(600):
+            harness.give(5)
+            await harness.clock.advance(1)
+            closed += harness.pump.breaker.status.state == "closed"
+        assert len([offset for offset in harness.letters if offset % 2 == 0]) <= 11
+        assert closed <= 5
+        assert harness.pump.numbers()["delivered"] == 0

@@ -23,17 +23,8 @@ from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 def retry_pump_of(harness: Harness, delivery: DeliveryConfig) -> Pump:
     """Return a pump of retry topics that shares breaker, limit and rate with that of the harness."""
-    hooks = PumpHooks(delayed=DelayedRecord)
-    pump = Pump(
-        "retry",
-        "g.retry",
-        harness,
-        harness,
-        delivery=delivery,
-        clock=harness.clock,
-        shares_with=harness.pump,
-        hooks=hooks,
-    )
+    shared: Any = {"clock": harness.clock, "shares_with": harness.pump, "hooks": PumpHooks(delayed=DelayedRecord)}
+    pump = Pump("retry", "g.retry", harness, harness, delivery=delivery, **shared)
     pump.on_assigned({P0: 1}, {})
     return pump
 

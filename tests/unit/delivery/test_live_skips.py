@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import Outcome, Reply
+from headrace.delivery.outcomes import AWAITING_ACK, Outcome, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
@@ -131,12 +131,16 @@ async def test_a_skip_during_a_seek_applies_after_it() -> None:
         assert harness.pump.numbers()["skipped_by_hand"] == 2
 
 
-async def test_a_skip_ends_with_its_assignment() -> None:
-    """Another process may have skipped it; the control table repeats the command."""
+@pytest.mark.parametrize("way", ["lost", "sought"])
+async def test_a_skip_ends_with_its_assignment(way: str) -> None:
+    """Another process may have skipped it; the control table repeats the command unless a seek came later."""
     async with running(Harness()) as harness:
         assert await skip(harness, 1) == ["will be skipped"]
-        harness.pump.on_lost([P0])
-        harness.pump.on_assigned({P0: 3}, {})
+        if way == "lost":
+            harness.pump.on_lost([P0])
+            harness.pump.on_assigned({P0: 3}, {})
+        else:
+            assert await harness.pump.seeks.seek(P0, 0)
         harness.feed(0, 1)
         await harness.clock.settle()
         assert harness.delivered == [[0, 1]]
@@ -159,17 +163,24 @@ async def test_a_skip_beyond_the_offset_map_waits() -> None:
         assert (harness.pump.numbers()["skipped_by_hand"], harness.commits[P0]) == (2, Committed(60_001))
 
 
-async def test_a_seek_cancels_pending_skips() -> None:
-    """They were for the records after the old position."""
-    async with running(Harness()) as harness:
-        assert await skip(harness, 3) == ["will be skipped"]
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        assert await harness.pump.seeks.seek(P0, 0)
+async def test_a_record_awaiting_its_acknowledgement_is_skipped() -> None:
+    """It is completed; others that await their acknowledgement are delivered again."""
+    async with running(Harness(max_records=3)) as harness:
+        harness.responses = dict.fromkeys(range(3), AWAITING_ACK)
+        harness.feed(0, 1, 2)
+        await harness.clock.advance(1)
+        assert harness.why() == ""
+        await harness.clock.advance(6)
+        assert harness.why() == "offset 0 waits for its explicit acknowledgement"
+        skipped = asyncio.ensure_future(harness.pump.seeks.skip(P0, 1, "it is wrong"))
+        await harness.clock.advance(1)
+        assert skipped.result() == "skipped"
         harness.feed_again()
-        harness.feed(2, 3)
-        await harness.clock.settle()
-        assert harness.delivered == [[0, 1], [0, 1], [2, 3]]
+        await harness.clock.advance(1)
+        assert harness.delivered == [[0, 1, 2], [0, 2]]
+        assert not harness.pump.acknowledge(P0, 2, up_to=True)
+        await harness.clock.advance(1)
+        assert (harness.commits[P0], harness.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -14,7 +14,6 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace.runtime import Deadline
 from headrace.testing.pump_harness import P0, P1, Harness, running
 
 
@@ -70,20 +69,6 @@ async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:
         assert harness.commits[P0] == Committed(SPAN_OFFSETS + 1001)
 
 
-async def test_records_completed_by_an_earlier_owner_are_counted() -> None:
-    """The map is read on assignment; completed records are not delivered."""
-    async with running(Harness(ordering="key", max_records=1)) as harness:
-        harness.hold(0, 3)
-        harness.feed_keys("abcdefg")
-        await harness.clock.advance(1)
-        commits = await harness.pump.on_revoked([P0], Deadline(harness.clock, 0))
-    async with running(Harness(ordering="key", max_records=1)) as after:
-        after.pump.on_assigned({P0: 3}, commits)
-        after.feed_keys("abcdefg")
-        await after.clock.advance(1)
-        assert (after.delivered, after.pump.counts.already_completed) == ([[0], [3]], 5)
-
-
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])
 async def test_a_delivery_waits_to_fill_up(ordering: str) -> None:
     """Until it is full or timed out; the time starts again with each delivery."""
@@ -119,7 +104,7 @@ class SharedLimit:
                 None,
                 delivery=config,
                 clock=self.harness.clock,
-                shares_with=self.harness.pump,
+                shares_with=self.pumps[0],
             )
             pump.connect(self.harness)
             self.pumps.append(pump)

@@ -1,7 +1,8 @@
 """The policy in the pump, against the plainest model of what was promised, in virtual time.
 
 Backends that answer for a delivery as a whole or for each record, failures that a policy ends, skips or blames on the
-backend, roll-backs, deadlines, and dead letters that are written in part.
+backend, roll-backs, deadlines, retry topics, and dead letters that are written in part. `on_completed` of the pump
+reports each record that was completed here, once.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
-from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.testing.pump_harness import P0, Harness
+from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 
 ATTEMPTS = 3
 WHOLE = {"poison": 500, "flaky": 500, "conflict": 409, "refused": 422}
 """Records that spoil the delivery they are in, and the status of the response; a flaky one does so once."""
 ALONE = {"fails": "E", "once": "E", "bad": "a.b.Bad", "gone": "Gone", "sick": "Sick"}
 """Records whose own result is a failure, and its class; of one that fails once, only the first."""
-PLANS = ["ok"] * 8 + [*WHOLE, *ALONE]
+PLANS = ["ok"] * 8 + [*WHOLE, *ALONE, "handed off"]
 LETTERS, SKIPS = {"poison", "refused", "fails", "bad"}, {"conflict", "gone"}
 
 
@@ -41,7 +44,12 @@ class Model(Harness):
             "rollback_threshold_percent": percent,
             "last_retry": last_retry,
         }
-        super().__init__(ordering=ordering, max_records=max_records, attempts=ATTEMPTS, max_in_flight=3, retry=retry)
+        hooks = {"on_completed": self.on_completed, "replay": "job"}
+        limits = {"max_records": max_records, "attempts": ATTEMPTS, "max_in_flight": 3}
+        super().__init__(ordering=ordering, retry=retry, hooks=hooks, **limits)
+        self.reported: dict[int, Outcome] = {}
+        self.delayed: set[int] = set()
+        """Records that are in a retry topic: of one whole write each fifth."""
         self.log: list[Record] = []
         self.plans: dict[int, str] = {}
         self.blamed: Counter[int] = Counter()
@@ -54,7 +62,7 @@ class Model(Harness):
         self.committed = 0
         self.sick = False
         self.unwritten = ""
-        """Which letters of a write are not taken: `half` of them, or `all`."""
+        """Which dead letters of a write fail: `half` of them, or `all`."""
         self.wrong: list[str] = []
         self.ordering = ordering
         self.rolls_back = percent is not None
@@ -78,7 +86,7 @@ class Model(Harness):
                 return [Reply("HTTP", "text", WHOLE[plan])] * len(records)
         outcomes = [self._result(record.offset) for record in records]
         for record, outcome in zip(records, outcomes, strict=True):
-            if outcome is not ACK:
+            if outcome.error:
                 self.excused[record.offset] += any(other.error == "Sick" for other in outcomes)
                 self.loose[record.offset].update(other.offset for other in records)
         return outcomes
@@ -90,7 +98,17 @@ class Model(Harness):
                 self.blamed[offset] += 1
             return Reply(ALONE[plan], "text")
         self.handled.add(offset)
-        return ACK
+        return HANDED_OFF if plan == "handed off" else ACK
+
+    def on_completed(
+        self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply], replay: str
+    ) -> None:
+        ended = [record.offset for record in records]
+        if replay != "job" or size_bytes != len(records) or len(replies) != (0 if how == "delivered" else len(records)):
+            self.wrong.append(f"{ended} are reported with {size_bytes} bytes, {replies} and {replay}")
+        if again := [offset for offset in ended if offset in self.reported]:
+            self.wrong.append(f"{again} are reported again")
+        self.reported.update(dict.fromkeys(ended, how))
 
     def _check(self, delivery: Delivery) -> None:
         offsets = [record.offset for record in delivery.records]
@@ -113,12 +131,15 @@ class Model(Harness):
             if self.ordering == "key" and passed:
                 self.wrong.append(f"{passed} began before {earlier.offset}, of the same key, had ended")
 
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
+    async def write(self, letters: Sequence[DeadLetter]) -> Any:
         await asyncio.sleep(0)
         written = {"": len(letters), "half": len(letters) // 2, "all": 0}[self.unwritten]
         self.letters += [letter.record.offset for letter in letters[:written]]
         if written < len(letters):
             raise DeadLetterFailed("down", missing=list(range(written, len(letters))))
+        places = [place for place, letter in enumerate(letters) if letter.record.offset % 5 == 0]
+        self.delayed.update(letters[place].record.offset for place in places)
+        return places
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.committed = offsets[P0].offset
@@ -129,7 +150,7 @@ class Model(Harness):
                 self.wrong.append(f"{self.committed} is committed, {offset} has not ended")
 
 
-class PolicyMachine(RuleBasedStateMachine):
+class PolicyMachine(LoopMachine):
     """Drives a model."""
 
     @initialize(
@@ -138,22 +159,18 @@ class PolicyMachine(RuleBasedStateMachine):
         percent=st.sampled_from([None, None, 0, 40, 100]),
         last_retry=st.booleans(),
     )
-    def open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
-        self.runner = asyncio.Runner()
-        self.runner.run(self._open(ordering, max_records, percent, last_retry))
-
-    async def _open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
+    @in_loop
+    async def open(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
         self.model = Model(ordering, max_records, percent, last_retry)
         await self.model.pump.start()
         self.model.pump.on_assigned({P0: 1}, {})
 
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 9))
-    def arrive(self, seed: int, count: int) -> None:
-        self.runner.run(self._arrive(Random(seed), count))
-
-    async def _arrive(self, chance: Random, count: int) -> None:
-        model, first = self.model, len(self.model.log)
-        news = [Record("t", 0, first + n, 0, chance.choice([b"a", b"b", b"c", b"d"]), None) for n in range(count)]
+    @in_loop
+    async def arrive(self, seed: int, count: int) -> None:
+        chance, model, first = Random(seed), self.model, len(self.model.log)
+        keys = [chance.choice([b"a", b"b", b"c", b"d"]) for _ in range(count)]
+        news = [Record("t", 0, first + n, 0, key, None, size_bytes=1) for n, key in enumerate(keys)]
         model.log += news
         model.plans.update({record.offset: chance.choice(PLANS) for record in news})
         model.pump.on_records(P0, 1, news)
@@ -167,37 +184,29 @@ class PolicyMachine(RuleBasedStateMachine):
     def change(self, down: bool, sick: bool, unwritten: str) -> None:
         self.model.down, self.model.sick, self.model.unwritten = down, sick, unwritten
 
-    @invariant()
-    def nothing_went_wrong(self) -> None:
-        if model := getattr(self, "model", None):
-            assert model.wrong == []
-            assert model.pump.death is None
-
-    def teardown(self) -> None:
-        """Once everything works again, every record ends, once, and as its plan says."""
-        if not hasattr(self, "model"):
-            return
-        try:
-            self.runner.run(self._heal())
-            self.nothing_went_wrong()
-            self._check_ends()
-        finally:
-            self.runner.close()
-
-    async def _heal(self) -> None:
+    async def heal(self) -> None:
         self.model.down = self.model.sick = False
         self.model.unwritten = ""
         await self.model.clock.advance(40 * len(self.model.log) + 60)
         await self.model.pump.stop()
 
-    def _check_ends(self) -> None:
+    def check_end(self) -> None:
+        """Every record is completed, once, and as its plan says."""
         model, counts = self.model, self.model.pump.numbers()
         plans = Counter(model.plans.values())
         failed, skipped = sum(plans[plan] for plan in LETTERS), sum(plans[plan] for plan in SKIPS)
         last = model.last_retry
-        assert (counts["dead_letters"], counts["given_up"]) == ((0, failed) if last else (failed, 0))
-        assert counts["skipped"] == skipped
-        assert counts["delivered"] == len(model.log) - failed - skipped == len(model.handled)
+        assert counts["dead_letters"] + counts["delayed"] == (0 if last else failed)
+        assert (counts["delayed"], counts["given_up"]) == (len(model.delayed), failed if last else 0)
+        assert (counts["skipped"], counts["handed_off"]) == (skipped, plans["handed off"])
+        assert (
+            counts["delivered"]
+            == len(model.handled) - plans["handed off"]
+            == len(model.log) - failed - skipped - plans["handed off"]
+        )
+        reported = Counter(model.reported.values())
+        names = {"delivered": "delivered", "dead letter": "dead_letters", "skipped": "skipped", "given up": "given_up"}
+        assert reported == +Counter({how: int(counts[name]) for how, name in names.items()})
         assert sorted(model.letters) == ([] if last else [o for o, plan in model.plans.items() if plan in LETTERS])
         assert model.committed == model.released == len(model.log)
         assert all(count <= ATTEMPTS + model.excused[offset] for offset, count in model.blamed.items())

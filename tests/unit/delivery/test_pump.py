@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import AWAITING_ACK, PartitionListener
+from headrace.delivery.explicit_acks import AckRules
+from headrace.delivery.outcomes import AWAITING_ACK, NOT_BEGUN, PartitionListener
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
@@ -113,16 +115,28 @@ async def test_records_in_flight_at_a_revoke_are_counted(way: str, caplog: pytes
         assert harness.pump.counts.in_flight_at_revoke == 2
 
 
-async def test_an_assignment_without_a_revoke_replaces_the_earlier_one() -> None:
-    """Two lanes would deliver the records of a partition in any order."""
-    async with running(Harness(max_records=1)) as harness:
-        harness.hold(0)
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        harness.pump.on_assigned({P0: 3}, {})
-        harness.held[0].set()
+async def test_records_that_were_not_begun_before_a_revoke_are_not_failures() -> None:
+    """The worker had not begun them."""
+    async with running(Harness(max_records=4)) as harness:
+        harness.responses = {2: NOT_BEGUN, 3: NOT_BEGUN}
+        harness.free.clear()
+        harness.feed(0, 1, 2, 3)
+        await harness.clock.advance(0)
+        revoked = asyncio.ensure_future(harness.pump.on_revoked([P0], Deadline(harness.clock, 5)))
+        await harness.clock.advance(0)
+        harness.free.set()
+        await harness.clock.advance(0)
+        assert revoked.result() == {P0: Committed(2)}
+        assert (harness.pump.counts.refusals, harness.pump.numbers()["breaker_open"], harness.letters) == (0, 0, [])
+
+
+async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> None:
+    """The first known offset is the end of an empty partition."""
+    async with running(Harness(hooks={"acks": AckRules(window=2)})) as harness:
+        harness.pump.on_end(P0, harness.epoch, 5)
+        harness.feed(5, 6, 7)
         await harness.clock.advance(1)
-        assert harness.delivered == [[0]]
+        assert harness.commits[P0] == Committed(6)
 
 
 async def test_records_of_an_older_assignment_are_ignored() -> None:

@@ -13,22 +13,20 @@ from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
+from headrace.config.consumers import RetryConfig
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
-from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics, delayed_of
+from headrace.delivery.retry_topics import delayed_of
 from headrace.errors import DestinationUnavailable
-from headrace.kafka import RAW_BYTES
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
-from tests.memory_table import memory_table
+from tests.unit.delivery.loop_machine import LoopMachine, in_loop
+from tests.unit.delivery.retry_harness import BLOCKED, RetryHarness
 
-SOURCE, BLOCKED, GROUP = "t", "blocked", "g"
+SOURCE, GROUP = "t", "g"
 PLANS = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 99]
 """How often a record fails before it is taken; 99 is for ever."""
 KEYS = [b"a", b"a", b"b", None]
@@ -41,16 +39,13 @@ class Model:
 
     def __init__(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
         self.clock = ManualClock()
-        self.retry = RetryConfig(
-            attempts=2, first_delay_seconds=1, max_delay_seconds=2, topics=retry_topics, keep_key_order=keep
-        )
+        limits = {"attempts": 2, "first_delay_seconds": 1, "max_delay_seconds": 2, "topics": retry_topics}
+        # An error of this name does not apply to records that wait for their key.
+        errors = {"errors": {"Blocked": "dead_letter"}, "keep_key_order": True} if keep else {}
+        self.retry = RetryConfig.model_validate({**limits, **errors})
         self.ordering = ordering
         self.topics = self.retry.topic_names(GROUP)
-        self.logs: dict[str, list[Record]] = {
-            SOURCE: [],
-            BLOCKED: [],
-            **{retry_topic: [] for retry_topic in self.topics},
-        }
+        self.logs = defaultdict[str, list[Record]](list)
         self.committed: dict[TopicPartition, Committed] = {}
         self.plans: dict[int, int] = {}
         self.failures: dict[int, int] = defaultdict(int)
@@ -117,54 +112,36 @@ class Model:
         )
 
 
-class Process:
-    """One pump and what it knows; the source of its pump."""
+class Process(RetryHarness):
+    """One of the two pumps and what it knows; the source of its pump."""
 
     def __init__(self, model: Model, name: str) -> None:
+        policy = model.retry.model_dump(exclude_unset=True)
+        super().__init__(
+            clock=model.clock,
+            logs=model.logs,
+            follows=False,
+            ordering=model.ordering,
+            max_records=3,
+            max_in_flight=3,
+            **policy,
+        )
         self.model = model
         self.name = name
         self.dead, self.died_at, self.stays_dead_seconds = False, 0.0, 0.0
         self.dies_in: tuple[int, bool] | None = None
-        """After so many writes, before or after the last of them lies in the log."""
-        self.topics = [SOURCE] if name == "source" else model.topics
-        retry = model.retry
-        self.table = memory_table(BLOCKED, RAW_BYTES, self.produce, lambda: len(model.logs[BLOCKED]), loaded=False)
-        self.blocked = BlockedKeys(self.table) if retry.keep_key_order else None
-        writer = RetryTopics(GROUP, retry, self.produce, model.clock, dead_letters=self, blocked=self.blocked)
-        if name == "source":
-            destination = KeyOrder(self, self.blocked, writer.write) if self.blocked else self
-        else:
-            destination = RetryTopicDestination(self, writer)
-            retry = retry.model_copy(update={"attempts": 4}) if retry.keep_key_order else retry
-        # Its own breaker, as in a process that reads nothing but retry topics.
-        beside = Pump("unused", GROUP, self, None, delivery=DeliveryConfig(), clock=model.clock, chance=Random(1))
-        config = DeliveryConfig(
-            ordering=model.ordering if name == "source" else "key" if self.blocked else "none",  # type: ignore[arg-type]
-            batch=BatchConfig(max_records=3 if name == "source" else 1),
-            retry=retry,
-            max_in_flight=3,
-        )
-        self.pump = Pump(
-            name,
-            GROUP if name == "source" else f"{GROUP}.retry",
-            destination,  # type: ignore[arg-type]
-            writer,
-            delivery=config,
-            clock=model.clock,
-            chance=Random(1),
-            shares_with=beside if name == "retry" else None,
-            hooks=PumpHooks(delayed=delayed_of if name == "retry" else None),
-        )
-        self.pump.connect(self)
+        """After how many writes, before or after the last of them is in the log."""
+        self.reads = [SOURCE] if name == "source" else model.topics
+        self.pump = self.live if name == "source" else self.retries
         self.position: dict[str, int] = {}
         self.read_up_to = 0
         self.news = asyncio.Event()
 
     async def start(self) -> None:
         await self.pump.start()
-        if self.blocked:
+        if self.table:
             self.pump.spawn(self._follow(), "follow")
-        for topic in self.topics:
+        for topic in self.reads:
             self.assign(topic)
 
     def assign(self, topic: str) -> None:
@@ -175,7 +152,7 @@ class Process:
         self.pump.on_assigned({place: self.model.epochs}, {place: committed} if committed else {})
 
     def fetch(self) -> None:
-        for topic in self.topics:
+        for topic in self.reads:
             news = self.model.logs[topic][self.position[topic] :]
             lane = self.pump.lanes.get(TopicPartition(topic, 0))
             if news and lane and not self.dead:
@@ -189,6 +166,7 @@ class Process:
             self.news.clear()
             log = self.model.logs[BLOCKED]
             news, self.read_up_to = log[self.read_up_to :], len(log)
+            assert self.table
             self.table.read(news, self.read_up_to)
             self.table.loaded(self.read_up_to)
             await self.news.wait()
@@ -225,9 +203,6 @@ class Process:
         if self.dead:
             await asyncio.Event().wait()
 
-    def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
-        pass
-
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.pump.spawn(self._commit_soon(offsets), "commit soon")
 
@@ -251,7 +226,7 @@ def _text_of(record: Record) -> tuple[object, ...]:
     return (*record.topic_partition, record.offset, record.timestamp_ms, record.key, record.value, *record.headers)
 
 
-class RetryTopicMachine(RuleBasedStateMachine):
+class RetryTopicMachine(LoopMachine):
     """Drives a model."""
 
     @initialize(
@@ -259,12 +234,9 @@ class RetryTopicMachine(RuleBasedStateMachine):
             [([5], True, "key"), ([5], True, "key"), ([3, 9], False, "none"), ([5], False, "partition")]
         )
     )
-    def open(self, how: tuple[list[int], bool, str]) -> None:
-        self.runner = asyncio.Runner()
-        self.runner.run(self._open(*how))
-
-    async def _open(self, retry_topics: list[int], keep: bool, ordering: str) -> None:
-        self.model = Model(retry_topics, keep, ordering)
+    @in_loop
+    async def open(self, how: tuple[list[int], bool, str]) -> None:
+        self.model = Model(*how)
         await self.model.start()
 
     @rule(seed=st.integers(0, 2**32), count=st.integers(1, 4), seconds=SECONDS)
@@ -281,12 +253,10 @@ class RetryTopicMachine(RuleBasedStateMachine):
         self.model.processes[name].stays_dead_seconds = for_seconds
 
     @rule(name=NAMES)
-    def hand_over(self, name: str) -> None:
-        self.runner.run(self._hand_over(name))
-
-    async def _hand_over(self, name: str) -> None:
+    @in_loop
+    async def hand_over(self, name: str) -> None:
         process = self.model.processes[name]
-        places = [TopicPartition(topic, 0) for topic in process.topics]
+        places = [TopicPartition(topic, 0) for topic in process.reads]
         revoke = asyncio.ensure_future(process.pump.on_revoked(places, Deadline(self.model.clock, 1e9)))
         for _ in range(1000):
             if revoke.done() or process.dead:
@@ -304,29 +274,18 @@ class RetryTopicMachine(RuleBasedStateMachine):
         self.model.down = down
         self._pass(seconds)
 
-    @invariant()
-    def nothing_went_wrong(self) -> None:
-        if model := getattr(self, "model", None):
-            assert model.wrong == []
-            for process in model.processes.values():
-                assert process.pump.death is None
+    def pumps(self) -> Sequence[Pump]:
+        return [process.pump for process in self.model.processes.values()]
 
-    def teardown(self) -> None:
-        """Once everything works again every record ends, keys end with their last, and nothing waits."""
-        if not hasattr(self, "model"):
-            return
-        try:
-            self.runner.run(self._heal())
-            self.nothing_went_wrong()
-            model = self.model
-            assert {record.offset for record in model.ended} == {record.offset for record in model.logs[SOURCE]}
-            for topic in (SOURCE, *model.topics):
-                if log := model.logs[topic]:
-                    assert model.committed[TopicPartition(topic, 0)] == Committed(len(log))
-            if model.retry.keep_key_order:
-                self._check_keys(model)
-        finally:
-            self.runner.close()
+    def check_end(self) -> None:
+        """Every record is completed, keys end with their last, and nothing waits."""
+        model = self.model
+        assert {record.offset for record in model.ended} == {record.offset for record in model.logs[SOURCE]}
+        for topic in (SOURCE, *model.topics):
+            if log := model.logs[topic]:
+                assert model.committed[TopicPartition(topic, 0)] == Committed(len(log))
+        if model.retry.keep_key_order:
+            self._check_keys(model)
 
     @staticmethod
     def _check_keys(model: Model) -> None:
@@ -336,7 +295,7 @@ class RetryTopicMachine(RuleBasedStateMachine):
         waiting = {record.key: record.value for record in model.logs[BLOCKED]}
         assert [place for place, value in waiting.items() if value is not None] == []
 
-    async def _heal(self) -> None:
+    async def heal(self) -> None:
         self.model.down, self.model.refused = False, ""
         self.model.plans = dict.fromkeys(self.model.plans, 0)  # else the breaker is right to hold back dead letters
         for process in self.model.processes.values():

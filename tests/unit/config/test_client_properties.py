@@ -49,26 +49,18 @@ def test_a_producer_key_is_taken_or_answered_with_the_way_out(name: str) -> None
 
 
 def test_every_setting_the_table_names_exists() -> None:
-    """A name in it is a section, a field of one, or a property that is taken."""
-    for key in CONSUMER_KEYS.values():
-        if not key.setting.startswith("nothing: "):
-            section, _, field = key.setting.split("`")[1].partition(".")
-            model = ReactiveConsumerConfig if section in ReactiveConsumerConfig.model_fields else HeadraceConfig
-            kind = model.model_fields[section].annotation
-            if field.startswith("properties."):
-                assert "is not accepted here" not in misfit(kind, field.removeprefix("properties."))  # type: ignore[arg-type]
-            else:
-                assert not field or field in kind.model_fields, key.setting  # type: ignore[union-attr]
-    for key in PRODUCER_KEYS.values():
-        for named in key.setting.split("`")[1::2]:
-            section, _, field = named.partition(".")
-            if section not in HeadraceConfig.model_fields or not field:
-                continue
-            kind: Any = HeadraceConfig.model_fields[section].annotation
-            if field.startswith("properties."):
-                assert "is not accepted here" not in misfit(kind, field.removeprefix("properties."))
-            else:
-                assert field.split(".")[-1] in known_keys(tuple(named.split(".")[:-1])), named
+    """A name in it is a section, a setting of one, or a property that is taken."""
+    consumer = ReactiveConsumerConfig.model_fields
+    keys = [key.setting for key in (*CONSUMER_KEYS.values(), *PRODUCER_KEYS.values())]
+    for named in [name for setting in keys for name in setting.split("`")[1::2]]:
+        section, _, field = named.partition(".")
+        found = consumer.get(section) or HeadraceConfig.model_fields.get(section)
+        if field.startswith("properties."):
+            assert found
+            assert "is not accepted here" not in misfit(found.annotation, field.removeprefix("properties."))  # type: ignore[arg-type]
+        elif found and field:
+            prefix = ("reactive_consumers", "a") if section in consumer else ()
+            assert field.split(".")[-1] in known_keys((*prefix, *named.split(".")[:-1])), named
 
 
 @pytest.mark.parametrize(("name", "setting"), SECURITY_KEYS.items())

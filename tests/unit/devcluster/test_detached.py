@@ -71,14 +71,9 @@ def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
 
 def test_the_environment_names_what_runs() -> None:
     """Without a registry there is no line for it."""
-    assert environment(UP) == {"KAFKA": "127.0.0.1:1", "SCHEMA_REGISTRY_URL": "http://127.0.0.1:2/x"}
-    assert environment({"kafka": UP["kafka"]}) == {"KAFKA": "127.0.0.1:1"}
-    secured: dict[str, object] = {
-        "sasl_ssl": {"bootstrap_servers": "localhost:3"},
-        "ssl": {"bootstrap_servers": "localhost:4"},
-    }
-    secured |= {"token_url": "https://localhost:5/token", "schema_registry": {"url": "https://localhost:5/x"}}
-    assert environment({"kafka": UP["kafka"], "secured": secured}) == {
+    addresses = {name: {"bootstrap_servers": f"localhost:{port}"} for name, port in (("sasl_ssl", 3), ("ssl", 4))}
+    urls = {"token_url": "https://localhost:5/token", "schema_registry": {"url": "https://localhost:5/x"}}
+    assert environment({"kafka": UP["kafka"], "secured": {**addresses, **urls}}) == {
         "KAFKA": "127.0.0.1:1",
         "KAFKA_SASL_SSL": "localhost:3",
         "KAFKA_SSL": "localhost:4",

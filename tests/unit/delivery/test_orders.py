@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.limit import AdaptiveLimit, SharedSlots
+from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -156,35 +156,10 @@ async def test_one_slot_is_reserved_for_live_delivery() -> None:
     await shared.stop()
 
 
-async def test_a_call_outside_the_pump_waits_for_a_slot() -> None:
-    """So a redelivery of dead letters stays within the limit; a cancelled call releases its slot."""
-    shared = SharedLimit(2, 0)
-    limit = shared.harness.pump.breaker.limit
-    slots, held = SharedSlots(limit), 0
-
-    async def call() -> None:
-        nonlocal held
-        async with slots.slot():
-            held += 1
-            assert shared.in_flight.total() + held <= 2
-            await shared.harness.clock.sleep(1)
-            held -= 1
-
-    await shared.start()
-    shared.feed(0)
-    calls = [asyncio.ensure_future(call()) for _ in range(5)]
-    calls[3].cancel()
-    await shared.harness.clock.advance(0.5)
-    next(each for each in calls if not each.done()).cancel()
-    await shared.harness.clock.advance(30)
-    assert all(each.done() for each in calls)
-    assert shared.in_flight.total() == limit.in_flight == 2
-    await shared.stop()
-
-
 def test_no_slot_stays_reserved_for_a_live_pump_that_has_left() -> None:
     """A replay that outlives its consumer uses the whole limit."""
-    limit, live, replay = AdaptiveLimit(2), SharedSlots(AdaptiveLimit(1)), SharedSlots(AdaptiveLimit(1))
+    limit = AdaptiveLimit(2)
+    live, replay = (Mock(in_flight=0, waits=False, has_records=False) for _ in range(2))
     limit.join(live, live=True)
     limit.join(replay)
     assert limit.free_for(replay) == 1

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig
+from headrace.config.consumers import BatchConfig, DeliveryConfig, ReactiveConsumerConfig
 from headrace.delivery.status import SettingsInForce
 from headrace.records import TopicPartition
 
@@ -81,7 +81,9 @@ def live_settings(delivery: DeliveryConfig, changed: Mapping[str, Any]) -> Setti
         given["batch"] = {**delivery.batch.model_dump(exclude_unset=True), **batch}
         if changed.get("max_in_flight") is not None:
             given["max_in_flight"] = changed["max_in_flight"]
-        new = type(delivery).model_validate(given)
+        # A registered consumer is validated like one of the file: its backend was accepted already.
+        kind = ReactiveConsumerConfig if isinstance(delivery, ReactiveConsumerConfig) else type(delivery)
+        new = kind.model_validate(given)
     rate = changed.get("rate_records")
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e9):
         raise ValueError(f"the rate must be more than 0 and less than 1e9 records per second, not {rate!r}")

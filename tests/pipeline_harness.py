@@ -185,11 +185,21 @@ class Harness:
         self.drivers.append(FakeDriver())
         return self.drivers[-1]
 
+    async def report(self, *events: protocol.AnyEvent) -> None:
+        """Let the newest driver report events, and the run handle them."""
+        self.drivers[-1].report(*events)
+        await self.clock.settle()
+
+    async def end(self, code: int, seconds: float = 0) -> None:
+        """End the newest driver, and let seconds pass."""
+        self.drivers[-1].end(code)
+        await self.clock.advance(seconds)
+
     def publish_slowly(self) -> asyncio.Event:
         """Let the driver read a batch whose positions Kafka takes only after the event that is returned."""
-        answered, self.run._publisher._publish = delayed(self.alter_group_offsets)
+        published, self.run._publisher._publish = delayed(self.alter_group_offsets)
         self.drivers[0].report(*READY, progress(0))
-        return answered
+        return published
 
     async def pause_and_resume(self) -> asyncio.Future[None]:
         """Pause, and resume before the pause is done, which is returned."""
@@ -202,6 +212,15 @@ class Harness:
     @property
     def reason(self) -> str:
         return self.run.readiness().reason
+
+    @property
+    def state(self) -> Any:
+        return self.run.status()["state"]
+
+    @property
+    def flow(self) -> dict[str, Any]:
+        """Return the status of the flow."""
+        return dict(self.run.status()["flows"]["by_carrier"])
 
 
 Started = Callable[..., AbstractAsyncContextManager[Harness]]

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pyspark.errors import AnalysisException, PySparkException
 from yaml_table import table
 
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.driver.session import JvmEnded
-from headrace.pipelines.protocol import KAFKA_REFUSES, PYTHON_FAILED
+from headrace.pipelines.protocol import KAFKA_REFUSES
 
 FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
 LASTING: list[Any] = [
     (AnalysisException("x"), "AnalysisException", "x"),
     (PipelineInvalid("x"), PipelineInvalid.message, "x"),
     (RecordTooLarge("x"), RecordTooLarge.message, "x"),
-    *yaml.safe_load(Path(__file__).with_name("lasting_failures.yaml").read_text()),
-]
-FRAMES = "".join(f'  File "s.py", line {number}, in f\n    f{number}(a)\n' for number in range(9))
-HEAD = "[X] thrown: Traceback (most recent call last):\n"
-PASSING: list[tuple[str, str, str]] = [
-    ("Timed out\n=== Streaming Query ===\nIdentifier: f", "RuntimeError", "Timed out"),
-    (  # Spark puts values of records in single quotes
-        "the value 'it's secret' is no INT\n\n'a' b 'c'\n3\n4\n5",
-        "RuntimeError",
-        "the value '...' is no INT\n'...'\n3\n4",
-    ),
-    (  # the line that failed, and not what the error says
-        f"{HEAD}{FRAMES}    ^^^\nmy.Refused: 4711\n\n\tat x:\norg.apache.spark.api.python.PythonException",
-        PYTHON_FAILED,
-        f'{HEAD}  File "s.py", line 8, in f\n    f8(a)\n    ^^^\nmy.Refused',
-    ),
-    (
-        "Lost task 0.0: Python worker exited unexpectedly",
-        PYTHON_FAILED,
-        "Lost task 0.0: Python worker exited unexpectedly",
-    ),
+    *table(__file__, "permanent_errors_are_not_retried"),
 ]
 
 
@@ -54,7 +32,7 @@ def test_permanent_errors_are_not_retried(cause: Exception | str, error: str, wo
     assert "'x'" not in event.text
 
 
-@pytest.mark.parametrize(("text", "error", "shown"), PASSING)
+@pytest.mark.parametrize(("text", "error", "shown"), table(__file__, "all_other_errors_are_retried"))
 def test_all_other_errors_are_retried(text: str, error: str, shown: str) -> None:
     """It may go away. The first lines are shown, without values of records."""
     event = failure_event(RuntimeError(text), "flows.f")

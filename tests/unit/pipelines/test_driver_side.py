@@ -1,7 +1,6 @@
 """The parts of the driver process that need no JVM."""
 
 import os
-import pickle
 import subprocess
 import sys
 import zipfile
@@ -10,13 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import Row
 from yaml_table import table
 
 import headrace.pipelines.driver.__main__ as program
 from headrace.errors import CheckpointUnusable, PipelineInvalid
-from headrace.pipelines.driver import views
 from headrace.pipelines.driver.failures import PartFailed, failure_event
 from headrace.pipelines.driver.progress import ProgressReader, to_event
 from headrace.pipelines.driver.session import send_code, settings
@@ -26,7 +23,6 @@ from headrace.pipelines.graph import problems_of
 from headrace.pipelines.protocol import DriverPlan, FlowFailed, FlowFinished, FlowProgress
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
 from headrace.runtime.jvm import ClassArchive, Java
-from tests.integration.pipelines.test_pipeline_cluster import write_steps
 from tests.pipeline_harness import document, plan_of
 
 
@@ -46,15 +42,19 @@ def report(**values: Any) -> dict[str, Any]:
         "inputRowsPerSecond": 12.5,
         "eventTime": {"watermark": "2026-01-01T00:00:00.000Z"},
         "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 100, "numRowsDroppedByWatermark": 2}] * 2,
-        "observedMetrics": {
-            "a": Row(corrupt=1, tombstones=2),
-            "b": Row(corrupt=3, tombstones=0),
-            "rules of the flow": Row(small=4, even=0),
-        },
+        "observedMetrics": dict.fromkeys("ab", Row(corrupt=0, tombstones=0)),
         "sources": [source],
     }
     found = fields | values
     return found | {"sources": [{"description": "KafkaV2[Subscribe[t]]"} | source for source in found["sources"]]}
+
+
+def query_of(name: str, last: dict[str, Any], cause: Exception | None = None) -> Any:
+    """Return a query that has ended after a report."""
+    state = {"isTriggerActive": False, "message": "x"}
+    return SimpleNamespace(
+        name=name, isActive=False, exception=lambda: cause, status=state, lastProgress=last, recentProgress=[last]
+    )
 
 
 def test_the_driver_loads_no_code_of_its_parent() -> None:
@@ -68,12 +68,28 @@ def test_the_driver_loads_no_code_of_its_parent() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_progress_of_spark_becomes_an_event() -> None:
-    """Counts of all sources add up; the lag is the number of records that were not read."""
-    event = to_event("f", report())
+@pytest.mark.parametrize("remote", [False, True], ids=["JVM", "Connect"])
+def test_progress_of_spark_becomes_an_event(remote: bool) -> None:
+    """Counts of all sources add up; the lag is the number of records that were not read.
+
+    A Connect server gives observed counts as values and schema; rules may have these two names.
+    """
+
+    def row(**counts: int) -> Row:
+        fields = [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in counts]
+        return Row(values=[*counts.values()], schema={"type": "struct", "fields": fields}) if remote else Row(**counts)
+
+    counts = {
+        "a": row(tombstones=2, corrupt=1),
+        "b": row(tombstones=0, corrupt=3),
+        "rules of the flow": row(values=4, schema=5, even=0),
+        "records that failed": row(failed=6),
+        "late rows of the flow": row(late=7),
+    }
+    event = to_event("f", report(observedMetrics=counts))
     assert (event.batch_id, event.input_records, event.records_per_second) == (3, 12, 6.5)
     assert (event.corrupt_records, event.tombstone_records, event.lag_records) == (4, 2, 6)
-    assert event.broken_rules == {"small": 4}
+    assert (event.late_records, event.broken_rules) == (7, {"values": 4, "schema": 5, "failed": 6})
     assert event.positions == {"t": {0: 5, 1: 7}}
     assert (event.state_rows, event.state_bytes, event.dropped_rows, event.batch_seconds) == (6, 200, 4, 1.5)
     assert (event.received_per_second, event.watermark) == (12.5, "2026-01-01T00:00:00.000Z")
@@ -92,8 +108,7 @@ def test_a_topic_that_is_read_twice_counts_once() -> None:
     progress = report(numInputRows=18, sources=[reader, reader], observedMetrics={"a": Row(corrupt=1, tombstones=0)})
     event = to_event("f", progress)
     assert (event.input_records, event.lag_records) == (9, 3)
-    both = {"a": Row(corrupt=1, tombstones=0), "b": Row(corrupt=1, tombstones=0)}
-    assert to_event("f", progress | {"observedMetrics": both}).input_records == 18
+    assert to_event("f", report(numInputRows=18, sources=[reader, reader])).input_records == 18
 
 
 @pytest.mark.parametrize(
@@ -111,11 +126,8 @@ def test_other_sources_have_no_offsets_of_topics(kind: str, offset: str) -> None
 
 def test_an_idle_report_names_the_batch_that_ended() -> None:
     """Without records Spark reports the next batch's number and no offsets, at first."""
-    source = {"endOffset": "null", "latestOffset": "null"}
-    event = to_event(
-        "f", report(batchId=0, durationMs={}, numInputRows=None, processedRowsPerSecond=None, observedMetrics={},
-                    sources=[source])
-    )  # fmt: skip
+    idle = {"batchId": 0, "durationMs": {}, "observedMetrics": {}, "numInputRows": None, "processedRowsPerSecond": None}
+    event = to_event("f", report(**idle, sources=[{"endOffset": "null", "latestOffset": "null"}]))
     assert (event.batch_id, event.input_records, event.positions, event.lag_records) == (-1, 0, {}, None)
 
 
@@ -135,27 +147,21 @@ def java(home: str) -> ClassArchive:
 
 
 def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither another installation of Spark nor a secret of Headrace reaches the driver."""
-    monkeypatch.setenv("SPARK_HOME", "/opt/other")
-    monkeypatch.setenv("KAFKA_PASSWORD", "s3cret")
-    monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "other")
-    monkeypatch.setenv("FLAT_KEY", "-----BEGIN PRIVATE KEY-----@s3cret@-----END PRIVATE KEY-----")
-    monkeypatch.setenv("KAFKA_JAAS", 'a.PlainLoginModule required username="u" password="s3cret";')
+    """Neither another Spark nor a secret of Headrace reaches the driver. Without Java it is a client of Connect.
+
+    It does not take the server that a variable names; its token may be there.
+    """
+    for name, value in table(__file__, "environment").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
     found = Toolchain((), java("/java")).environment(Path("/scratch"), {"s3cret"})
     assert not {"SPARK_HOME", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
     assert "s3cret" not in str(found)
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")
-
-
-def test_a_client_of_a_connect_server_has_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it take the server that a variable names; its token may stand there."""
-    monkeypatch.setenv("SPARK_REMOTE", "sc://other")
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "t0k3n")
-    found = Toolchain((), None).environment(Path("/scratch"))
-    assert not {"SPARK_REMOTE", "JAVA_HOME"} & found.keys()
-    assert found["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "t0k3n"
-    assert Toolchain((), None).flags == ()
+    client = Toolchain((), None)
+    assert not {"SPARK_REMOTE", "JAVA_HOME"} & client.environment(Path("/scratch")).keys()
+    assert client.environment(Path("/scratch"))["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "t0k3n"
+    assert client.flags == ()
 
 
 def test_handlers_over_connect_have_a_process_of_their_own() -> None:
@@ -175,10 +181,7 @@ def test_handlers_over_connect_have_a_process_of_their_own() -> None:
 def test_a_flow_that_its_server_has_ended_is_not_finished(trigger: dict[str, Any], lag: int, finished: bool) -> None:
     """A Connect server stops its queries without an error when it ends; a JVM of the driver never does."""
     offsets = {"endOffset": '{"t": {"0": 5}}', "latestOffset": f'{{"t": {{"0": {5 + lag}}}}}'}
-    last = {"timestamp": "1", **report(sources=[offsets])}
-    query: Any = SimpleNamespace(
-        name="f", exception=lambda: None, status={"message": "Stopped"}, lastProgress=last, recentProgress=[last]
-    )
+    query: Any = query_of("f", report(timestamp="1", sources=[offsets]))
     here = plan(**trigger)
     there = here.spec.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})
     of_jvm = ProgressReader(here, query, None, lambda event: None)
@@ -186,29 +189,8 @@ def test_a_flow_that_its_server_has_ended_is_not_finished(trigger: dict[str, Any
     assert of_jvm.report()
     assert of_server.report()
     assert of_jvm.failure is None
-    failure = of_server.failure
-    assert (failure is None) is finished
-    assert failure is None or failure_event(failure, "flows.f").retriable
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_observed_counts_have_two_shapes(remote: bool) -> None:
-    """A Connect server gives values and schema; rules may have these two names."""
-
-    def row(**counts: int) -> Row:
-        fields = [{"name": name, "type": "long", "nullable": False, "metadata": {}} for name in counts]
-        return Row(values=[*counts.values()], schema={"type": "struct", "fields": fields}) if remote else Row(**counts)
-
-    counts = {
-        "a": row(tombstones=2, corrupt=1),
-        "b": row(tombstones=0, corrupt=3),
-        "rules of the flow": row(values=4, schema=5, even=0),
-        "records that failed": row(failed=6),
-        "late rows of the flow": row(late=7),
-    }
-    event = to_event("f", report(observedMetrics=counts))
-    assert (event.corrupt_records, event.tombstone_records, event.late_records) == (4, 2, 7)
-    assert event.broken_rules == {"values": 4, "schema": 5, "failed": 6}
+    assert (of_server.failure is None) is finished
+    assert finished or failure_event(of_server.failure, "flows.f").retriable  # type: ignore[arg-type]
 
 
 def test_a_connect_server_sums_nothing_up() -> None:
@@ -269,21 +251,6 @@ def test_modules_of_any_age_are_sent_and_other_entries_are_not(tmp_path: Path) -
         assert archive.namelist() == ["tolls.py"]
 
 
-def test_a_connect_server_gets_a_function_with_the_modules_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its workers need not find them."""
-    folder = tmp_path / "pipeline"
-    write_steps(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = plan().spec.model_copy(update={"folder": folder, "driver": DriverSpec(remote="sc://server")})
-    found: Any = views._function(plan().model_copy(update={"spec": spec}), "steps:twice")
-    sent = cloudpickle.dumps(found.__globals__["doubled"])
-    sys.path.remove(str(folder))
-    del sys.modules["steps"], sys.modules["helpers"]
-    assert pickle.loads(sent)(21) == 42
-
-
 @pytest.mark.parametrize("moment", ["at its start", "while it runs"])
 def test_a_flow_with_an_unusable_checkpoint_leaves_the_others_running(
     moment: str, monkeypatch: pytest.MonkeyPatch
@@ -297,13 +264,7 @@ def test_a_flow_with_an_unusable_checkpoint_leaves_the_others_running(
     def start(spark: Any, plan: DriverPlan, name: str) -> tuple[Any, None]:
         if name == "edited" and moment == "at its start":
             raise failure
-        last = {"timestamp": "1", **report()}
-        cause = failure if name == "edited" else None
-        query = SimpleNamespace(
-            name=name, isActive=False, exception=lambda: cause, status={"message": "x"}, lastProgress=last,
-            recentProgress=[last],
-        )  # fmt: skip
-        return query, None
+        return query_of(name, report(timestamp="1"), failure if name == "edited" else None), None
 
     monkeypatch.setattr(program, "register_source", lambda *_: None)
     monkeypatch.setattr(program, "progressed", lambda *_: None)
@@ -323,15 +284,13 @@ def test_a_flow_with_an_unusable_checkpoint_leaves_the_others_running(
 
 def test_progress_is_reported_when_the_clock_was_set_back() -> None:
     """Spark's reports have the time of the wall clock, and are still in the order of the batches."""
-    reports = [report(batchId=7, timestamp="2026-01-01T10:00:00.000Z")]
-    state: dict[str, Any] = {"isTriggerActive": False, "message": "Waiting"}
-    query = SimpleNamespace(name="f", status=state, recentProgress=reports, lastProgress=reports[0])
+    query = query_of("f", report(batchId=7, timestamp="2026-01-01T10:00:00.000Z"))
     found: list[Any] = []
-    reader = ProgressReader(plan(), query, None, found.append)  # type: ignore[arg-type]
+    reader = ProgressReader(plan(), query, None, found.append)
     assert reader.report()
     for number, time in ((8, "2026-01-01T09:00:00.000Z"), (9, "2026-01-01T09:00:01.000Z")):
         query.lastProgress = report(batchId=number, timestamp=time)
-        reports.append(query.lastProgress)
+        query.recentProgress.append(query.lastProgress)
     assert reader.report()
     assert not reader.report()
     assert [event.batch_id for event in found if isinstance(event, FlowProgress)] == [7, 8, 9]
@@ -341,9 +300,6 @@ def test_the_output_of_a_driver_is_bounded(tmp_path: Path) -> None:
     """A handler that prints each record, or a console sink, would fill the disk; the newest output is kept."""
     errors = tmp_path / "driver.err"
     driver = DriverProcess(None, errors)  # type: ignore[arg-type]
-    errors.write_bytes(b"old\n")
-    driver.bound_output()
-    assert driver.last_output() == "old"
     with errors.open("ab") as printing:
         printing.write(b"x" * 20_000_000 + b"\nlast words\n")
         printing.flush()

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from yaml_table import table
 
-from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable
+from headrace.errors import PipelineInvalid
 from headrace.functions import protocol
-from headrace.pipelines.driver.failures import failure_event
 from headrace.pipelines.graph import topics_written
 from headrace.pipelines.handler_setup import setup_of
 from headrace.pipelines.load import load_pipeline
@@ -60,17 +59,3 @@ def test_explicit_acknowledgement_is_refused(tmp_path: Path) -> None:
     file.write_text(text.replace("initialOffset: earliest", "workerAllocationMode: static"))
     with pytest.raises(PipelineInvalid, match="has explicitAckMode: remove it, because a pipeline completes records"):
         load(tmp_path, GOOD.replace("plates:handler", "function/function.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("error", "retriable"), [(PipelineInvalid, False), (FunctionError, False), (RegistryUnavailable, True)]
-)
-def test_errors_of_python_workers_reach_the_status(error: type[Exception], retriable: bool) -> None:
-    """The sentence is found in what Spark reports; Python's traceback and Spark's are left out."""
-    report = (
-        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: org.apache.spark.api.python."
-        'PythonException: Traceback (most recent call last):\n  File "x.py", line 1, in run\n'
-        f"{error.__module__}.{error.__name__}: the reason\n\n\tat org.apache.spark.Task\n"
-    )
-    event = failure_event(RuntimeError(report), "flows.f")
-    assert (event.error, event.text, event.retriable) == (error.__name__, "the reason", retriable)

@@ -18,10 +18,19 @@ from headrace.pipelines.spec import PipelineSpec
 GOOD = table(__file__, "good")
 
 
-def load(folder: Path, text: str) -> PipelineSpec:
+def write(folder: Path, text: str) -> Path:
     path = folder / "delays.yaml"
     path.write_text(text)
-    return load_pipeline(path)
+    return path
+
+
+def with_sql(folder: Path, sql: str) -> Path:
+    """Write a file whose flow has this `sql` or `sql_file`."""
+    return write(folder, GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", sql))
+
+
+def load(folder: Path, text: str) -> PipelineSpec:
+    return load_pipeline(write(folder, text))
 
 
 def problems(folder: Path, text: str) -> list[str]:
@@ -30,43 +39,22 @@ def problems(folder: Path, text: str) -> list[str]:
     return [line.replace(f"{folder}/", "") for line in raised.value.description.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("new", "warning"),
-    [
-        ("SELECT * FROM flights", ""),
-        ("SELECT window.start AS carrier, count(*) AS n FROM flights GROUP BY window(ts, '1 hour')", ""),
-        ("FROM flights |> WHERE arr_delay > 15", ""),
-        (
-            "SELECT * FROM flights WHERE (arr_delay",
-            "8: flows.late_by_carrier.sql: may not be valid SQL of Spark: Expecting )",
-        ),
-        ("SELECT 'open FROM flights", "8: flows.late_by_carrier.sql: may not be valid SQL of Spark: Error tokenizing"),
-        ("SELECT * FROM STREAM(flights) WATERMARK ts DELAY OF INTERVAL 5 SECONDS", ""),
-        ("SELECT tax(carrier) AS carrier FROM flights", "calls tax, which may not be a function of Spark"),
-        (
-            f"SELECT {'(' * 500}carrier{')' * 500} AS carrier FROM flights",
-            "may not be valid SQL of Spark: maximum recursion",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sql", "warning"), table(__file__, "a_check_warns_of_sql_that_its_parser_cannot_read"))
 def test_a_check_warns_of_sql_that_its_parser_cannot_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, new: str, warning: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sql: str, warning: str
 ) -> None:
     """Spark knows more SQL than the parser, so Spark decides."""
     pytest.importorskip("sqlglot")
-    path = tmp_path / "delays.yaml"
-    path.write_text(GOOD.replace("SELECT carrier, count(*) AS n FROM late GROUP BY carrier", f"{new} -- late"))
-    load_pipeline(path, check=True)
+    deep = sql.format(left="(" * 500, right=")" * 500)
+    load_pipeline(with_sql(tmp_path, f"sql: {deep} -- late"), check=True)
     assert warning in caplog.text
     assert bool(caplog.records) == bool(warning)
 
 
 def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It begins with a mark of its encoding, which is no part of the SQL."""
-    path = tmp_path / "delays.yaml"
-    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", "sql_file: q.sql"))
     (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbfSELECT carrier,\r\n count(*) AS n FROM late GROUP BY carrier\r\n")
-    spec = load_pipeline(path, check=True)
+    spec = load_pipeline(with_sql(tmp_path, "sql_file: q.sql"), check=True)
     assert not caplog.records
     assert (spec.flows["late_by_carrier"].sql or "").startswith("SELECT")
 
@@ -75,24 +63,20 @@ def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_mistake_in_sql_has_the_line_of_the_sql(tmp_path: Path, query: str, place: str) -> None:
     """In its own file with the column; a comment or text with the same word is not the place."""
     pytest.importorskip("sqlglot")
-    path = tmp_path / "delays.yaml"
     lines = [
         "-- by carier" if "file" in query else "SELECT 1 AS n,",
         "SELECT 'carier' AS c," if "file" in query else "  2 AS m,",
+        "       carier, count(*) AS n FROM late GROUP BY carrier",
     ]
-    lines += ["       carier, count(*) AS n FROM late GROUP BY carrier"]
     (tmp_path / "q.sql").write_text("\n".join(lines))
-    text = query.format("\n      ".join(lines))
-    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", text))
     with pytest.raises(PipelineInvalid) as caught:
-        load_pipeline(path, check=True)
+        load_pipeline(with_sql(tmp_path, query.format("\n      ".join(lines))), check=True)
     assert f"{tmp_path}/{place}" in caught.value.description
 
 
 def test_a_mistake_that_spark_finds_has_its_line_and_column(tmp_path: Path) -> None:
     """Spark counts columns from 0. The position in another text, such as that of a key, is left out."""
-    path = tmp_path / "delays.yaml"
-    path.write_text(GOOD.replace("sql: SELECT carrier, count(*) AS n FROM late GROUP BY carrier", "sql_file: q.sql"))
+    path = with_sql(tmp_path, "sql_file: q.sql")
     (tmp_path / "q.sql").write_text("SELECT carrier,\n tax(n) AS n FROM late GROUP BY carrier")
     driver = TaskDriver(tmp_path, debug=False)
     text = "[UNRESOLVED_ROUTINE] Cannot resolve routine `{}` on search path. SQLSTATE: 42883; line 2 pos 1;"
@@ -108,8 +92,7 @@ def test_without_the_parser_a_check_says_that_sql_is_unchecked(
 ) -> None:
     """A check that looks at less says so."""
     monkeypatch.setitem(sys.modules, "sqlglot", None)
-    path = tmp_path / "delays.yaml"
-    path.write_text(GOOD)
+    path = write(tmp_path, GOOD)
     load_pipeline(path, check=True)
     assert caplog.messages == [f"{path}:1: the SQL of pipeline delays is not checked: install headrace[pipelines]"]
 
@@ -135,35 +118,30 @@ def secured(folder: Path, security: str, servers: str = "other:1") -> str:
 def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) -> None:
     """References and paths work as in headrace.yaml, and the login is not for the brokers of others."""
     Authority(tmp_path, "ca")
+    login = {"mechanism": "PLAIN", "username": "a", "password": "b"}
+    shared = KafkaConfig.model_validate({"bootstrap_servers": "shared:1", "security": {"sasl": login}})
     sasl = "{mechanism: PLAIN, username: app, password: '${file:password}'}"
-    spec = load(tmp_path, secured(tmp_path, f"{{tls: {{ca: ca.pem}}, sasl: {sasl}}}"))
-    shared = KafkaConfig.model_validate(
-        {
-            "bootstrap_servers": "shared:1",
-            "security": {"sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}},
-        }
-    )
-    own = spec.cluster(shared)
+    own = load(tmp_path, secured(tmp_path, f"{{tls: {{ca: ca.pem}}, sasl: {sasl}}}")).cluster(shared)
     assert own.bootstrap_servers == "other:1"
     assert own.security.tls
     assert own.security.tls.ca == str(tmp_path / "ca.pem")
-    assert own.security.sasl
-    assert own.security.sasl.password.get_secret_value() == "s3cret"
-    (tmp_path / "password").write_text("new")
-    renewed = own.security.current()
-    assert renewed.sasl
-    assert renewed.sasl.password.get_secret_value() == "new"
-    plain = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1', security: {protocol: plaintext}}\n")
-    other_brokers = plain.cluster(shared)
-    assert (other_brokers.bootstrap_servers, other_brokers.security.sasl) == ("other:1", None)
+    for password in ("s3cret", "new"):
+        (tmp_path / "password").write_text(password)
+        found = own.security.current().sasl
+        assert found
+        assert found.password.get_secret_value() == password
+
+    def cluster(kafka: str, inherited: KafkaConfig = shared) -> KafkaConfig:
+        return load(tmp_path, f"{GOOD}kafka: {kafka}\n").cluster(inherited)
+
+    plain = cluster("{bootstrap_servers: 'other:1', security: {protocol: plaintext}}")
+    assert (plain.bootstrap_servers, plain.security.sasl) == ("other:1", None)
     for kafka in ("{bootstrap_servers: 'other:1'}", "{security: {}}"):
-        by_omission = load(tmp_path, f"{GOOD}kafka: {kafka}\n")
         with pytest.raises(PipelineInvalid, match="reaches its brokers by sasl_ssl, which is not inherited: write"):
-            by_omission.cluster(shared)
-    by_omission = load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'other:1'}\n")
-    assert by_omission.cluster(KafkaConfig()).bootstrap_servers == "other:1"
+            cluster(kafka)
+    assert cluster("{bootstrap_servers: 'other:1'}", KafkaConfig()).bootstrap_servers == "other:1"
     assert load(tmp_path, GOOD).cluster(shared) is shared
-    assert load(tmp_path, GOOD + "kafka: {bootstrap_servers: 'shared:1'}\n").cluster(shared) is shared
+    assert cluster("{bootstrap_servers: 'shared:1'}") is shared
 
 
 @pytest.mark.parametrize(("security", "expected"), table(__file__, "mistakes_in_the_login_are_named_with_their_line"))

@@ -24,7 +24,7 @@ async def test_a_pipeline_is_paused_and_resumed(started: Started, tmp_path: Path
         assert (harness.drivers[0].stops, harness.published[0][0]) == (1, "headrace.delays.by_carrier")
         await harness.clock.advance(100)
         assert len(harness.drivers) == 1
-        assert harness.run.status()["flows"]["by_carrier"]["state"] == "paused"
+        assert harness.flow["state"] == "paused"
         assert harness.run.readiness().ready
         later = Harness(tmp_path, KafkaConfig())
         assert (tmp_path / "delays/paused").exists()
@@ -33,7 +33,7 @@ async def test_a_pipeline_is_paused_and_resumed(started: Started, tmp_path: Path
         await harness.clock.settle()
         assert len(harness.drivers) == 2
         await harness.run.hold("stopped")
-        assert harness.run.status()["state"] == "stopped"
+        assert harness.state == "stopped"
         assert not (tmp_path / "delays/paused").exists()
 
 
@@ -63,7 +63,7 @@ async def test_nothing_starts_while_a_pipeline_is_paused(started: Started, tmp_p
             await harness.run.hold("paused")
         harness.missing.clear()
         await harness.clock.advance(10)
-        assert (harness.drivers, harness.run.status()["state"]) == ([], "paused")
+        assert (harness.drivers, harness.state) == ([], "paused")
         harness.run.resume()
         await harness.clock.settle()
         assert len(harness.drivers) == 1
@@ -73,9 +73,8 @@ async def test_a_pipeline_that_failed_for_good_waits_for_a_resume(started: Start
     """Another start would fail too. After an operator mended the cause, no restart of Headrace is needed."""
     async with started() as harness:
         harness.drivers[0].report(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
-        harness.drivers[0].end(1)
-        await harness.clock.advance(100)
-        assert (len(harness.drivers), harness.run.status()["state"], harness.run.death) == (1, "failed", None)
+        await harness.end(1, 100)
+        assert (len(harness.drivers), harness.state, harness.run.death) == (1, "failed", None)
         assert "UNRESOLVED_COLUMN: no column x" in harness.reason
         harness.run.resume()
         await harness.clock.settle()
@@ -90,13 +89,12 @@ async def test_a_pause_while_a_driver_is_being_started_ends_it(
     async with started() as harness:
         go, slow = delayed(harness.start_driver)
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
-        harness.drivers[0].end(1)
-        await harness.clock.advance(1)
+        await harness.end(1, 1)
         await harness.run.hold("paused")
         go.set()
         await harness.clock.advance(1)
         assert [driver.ended.done() for driver in harness.drivers] == [True] * len(harness.drivers)
-        assert harness.run.status()["state"] == "paused"
+        assert harness.state == "paused"
 
 
 async def test_a_resume_while_the_driver_ends_starts_it_again(
@@ -106,16 +104,14 @@ async def test_a_resume_while_the_driver_ends_starts_it_again(
     async with started() as harness:
         last, slow = delayed(FakeDriver.stop)
         monkeypatch.setattr(FakeDriver, "stop", slow)
-        harness.drivers[0].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         pausing = await harness.pause_and_resume()
         last.set()
         await pausing
         await harness.clock.settle()
         assert len(harness.drivers) == 2
-        harness.drivers[1].report(*READY)
-        await harness.clock.settle()
-        assert harness.run.status()["state"] == "running"
+        await harness.report(*READY)
+        assert harness.state == "running"
 
 
 async def test_a_pause_that_was_taken_back_is_not_shown(started: Started) -> None:
@@ -124,9 +120,8 @@ async def test_a_pause_that_was_taken_back_is_not_shown(started: Started) -> Non
         answered = harness.publish_slowly()
         await harness.clock.settle()
         pausing = await harness.pause_and_resume()
-        harness.drivers[1].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         answered.set()
         await pausing
-        assert harness.run.status()["state"] == "running"
-        assert harness.run.status()["flows"]["by_carrier"]["state"] == "running"
+        assert harness.state == "running"
+        assert harness.flow["state"] == "running"

@@ -8,10 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.pipelines import driver_process, protocol
 from headrace.pipelines.driver_process import check_heaps, require_spark
@@ -26,16 +24,19 @@ from tests.pipeline_harness import READY, SPEC, FakeDriver, Harness, Started, pr
 
 
 async def test_readiness_follows_the_driver(started: Started) -> None:
-    """A run is ready when every flow reads its sources, and says how far it has come until then."""
+    """A run is ready when every flow reads its sources. The status says how long the first micro-batch takes."""
     async with started() as harness:
-        assert harness.reason == "Spark is starting"
-        harness.drivers[0].report(READY[0])
-        await harness.clock.settle()
+        assert (harness.reason, harness.flow["first_batch_seconds"]) == ("Spark is starting", None)
+        await harness.report(READY[0])
         assert harness.reason == "its flows are being started"
-        harness.drivers[0].report(READY[1])
-        await harness.clock.settle()
+        await harness.report(READY[1])
         assert harness.run.readiness().ready
         assert harness.run.status()["driver_pid"] == 4711
+        await harness.clock.advance(12)
+        assert harness.flow["first_batch_seconds"] == 12
+        for event in (progress(-1, input_records=0), progress(0)):
+            await harness.report(event)
+            assert harness.flow["first_batch_seconds"] is None
 
 
 async def test_progress_adds_up_in_the_status(started: Started, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,32 +45,13 @@ async def test_progress_adds_up_in_the_status(started: Started, caplog: pytest.L
         harness.drivers[0].report(
             *READY, progress(0, lag_records=7), progress(1, corrupt_records=2, tombstone_records=1)
         )
-        harness.drivers[0].end(-9)
-        await harness.clock.advance(1)
-        harness.drivers[1].report(*READY, progress(2, corrupt_records=1))
-        await harness.clock.settle()
-        flow = harness.run.status()["flows"]["by_carrier"]
+        await harness.end(-9, 1)
+        await harness.report(*READY, progress(2, corrupt_records=1))
+        flow = harness.flow
         assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
         assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
         assert harness.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
         assert caplog.text.count("dropped 2 of 10 records that do not match the schema of their source") == 1
-
-
-async def test_the_status_says_how_long_a_first_batch_takes(started: Started) -> None:
-    """Between `running` and the first micro-batch nothing else shows that the flow works."""
-    async with started() as harness:
-        flow = lambda: harness.run.status()["flows"]["by_carrier"]  # noqa: E731
-        assert flow()["first_batch_seconds"] is None
-        harness.drivers[0].report(*READY)
-        await harness.clock.settle()
-        await harness.clock.advance(12)
-        assert flow()["first_batch_seconds"] == 12
-        harness.drivers[0].report(progress(-1, input_records=0))
-        await harness.clock.settle()
-        assert flow()["first_batch_seconds"] is None
-        harness.drivers[0].report(progress(0))
-        await harness.clock.settle()
-        assert flow()["first_batch_seconds"] is None
 
 
 async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Started) -> None:
@@ -89,8 +71,7 @@ async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Start
             await harness.clock.advance(0.1)
             assert harness.drivers[-1] is not driver
         await harness.clock.advance(60)
-        harness.drivers[-1].end(1)
-        await harness.clock.settle()
+        await harness.end(1)
         assert harness.reason.endswith("Next start in 1 s")
         assert harness.run.status()["restarts"] == 7
 
@@ -101,16 +82,14 @@ async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: S
         failed = protocol.Failed(protocol.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
         for attempt in range(8):
             harness.drivers[-1].report(*READY, *([progress(attempt)] if attempt == 3 else []), failed)
-            harness.drivers[-1].end(1)
-            await harness.clock.advance(31)
-            assert harness.run.status()["state"] == ("failed" if attempt == 7 else "starting")
+            await harness.end(1, 31)
+            assert harness.state == ("failed" if attempt == 7 else "starting")
         assert "It failed 5 times in the same micro-batch. Correct the code" in harness.reason
         harness.run.resume()
         await harness.clock.settle()
         harness.drivers[-1].report(*READY, failed)
-        harness.drivers[-1].end(1)
-        await harness.clock.settle()
-        assert harness.run.status()["state"] == "waiting"
+        await harness.end(1)
+        assert harness.state == "waiting"
 
 
 async def test_a_failure_is_reported_where_it_belongs(started: Started) -> None:
@@ -119,14 +98,13 @@ async def test_a_failure_is_reported_where_it_belongs(started: Started) -> None:
         harness.drivers[0].report(
             *READY, protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier")
         )
-        harness.drivers[0].end(1)
-        await harness.clock.settle()
+        await harness.end(1)
         assert harness.reason == (
             "pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast. Next start in 1 s"
         )
-        assert harness.run.status()["flows"]["by_carrier"]["state"] == "waiting"
+        assert harness.flow["state"] == "waiting"
         await harness.clock.advance(1)
-        assert harness.run.status()["flows"]["by_carrier"]["last_error"] == "CAST_INVALID_INPUT: cannot cast"
+        assert harness.flow["last_error"] == "CAST_INVALID_INPUT: cannot cast"
 
 
 async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) -> None:
@@ -136,22 +114,19 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
     refused = protocol.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
     async with started(spec=spec) as harness:
         for number in range(2):
-            harness.drivers[-1].report(READY[0], refused, READY[1], progress(number))
-            await harness.clock.settle()
+            await harness.report(READY[0], refused, READY[1], progress(number))
             status = harness.run.status()
             assert (status["state"], harness.reason) == (
                 "running", "flow edited failed: CHECKPOINT_UNUSABLE: the query does not fit"
             )  # fmt: skip
             assert [flow["state"] for flow in status["flows"].values()] == ["running", "failed"]
             assert len(harness.drivers) == number + 1
-            harness.drivers[-1].end(-9)
-            await harness.clock.advance(2)
+            await harness.end(-9, 2)
         harness.drivers[-1].report(
             refused, protocol.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier")
         )
-        harness.drivers[-1].end(1)
-        await harness.clock.advance(60)
-        assert (harness.run.status()["state"], len(harness.drivers)) == ("failed", 3)
+        await harness.end(1, 60)
+        assert (harness.state, len(harness.drivers)) == ("failed", 3)
 
 
 async def test_a_missing_topic_is_waited_for(started: Started) -> None:
@@ -187,9 +162,8 @@ async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Start
         harness.drivers[1].report(
             protocol.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier")
         )
-        harness.drivers[1].end(1)
-        await harness.clock.advance(60)
-        assert (harness.run.status()["state"], len(harness.drivers)) == ("failed", 2)
+        await harness.end(1, 60)
+        assert (harness.state, len(harness.drivers)) == ("failed", 2)
 
 
 async def test_offsets_are_published_at_most_once_a_second(started: Started, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,8 +208,7 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", refuse)
-        harness.drivers[-1].end(1)
-        await harness.clock.advance(1)
+        await harness.end(1, 1)
         assert harness.run.death is None
         assert "failed to start: No space left on device" in harness.reason
         monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", harness.start_driver)
@@ -248,18 +221,15 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
                 raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("headrace.pipelines.runs.write_secrets", full)
-        harness.drivers[-1].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         assert harness.run.death is None
         assert "cannot be written: No space left on device" in harness.reason
         await harness.clock.advance(9)
         monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_, **__: None)
-        harness.drivers[-1].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         assert harness.run.readiness().ready
         monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
-        harness.drivers[-1].end(1)
-        await harness.clock.settle()
+        await harness.end(1)
         assert harness.run.death is None and "run failed: FileNotFoundError" in harness.run.task_failures
         assert not harness.run.readiness().ready and "The run failed: FileNotFoundError" in harness.reason
         assert harness.run.report().driver_pid is None, "or a drain would wait for the end of this driver"
@@ -282,10 +252,9 @@ async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> Non
     """With `once`, the end of all flows is the end of the work, not a failure."""
     async with started() as harness:
         harness.drivers[0].report(*READY, progress(0), protocol.FlowFinished("by_carrier"))
-        harness.drivers[0].end(0)
-        await harness.clock.advance(100)
+        await harness.end(0, 100)
         assert len(harness.drivers) == 1
-        assert harness.run.status()["state"] == "finished"
+        assert harness.state == "finished"
         assert harness.run.readiness().ready
         assert len(harness.published) == 1
 
@@ -305,30 +274,15 @@ async def test_a_missing_package_is_reported_with_the_command(tmp_path: Path, mo
         await Harness(tmp_path, KafkaConfig()).run.start()
 
 
-async def test_a_connect_server_reads_secrets_by_their_whole_path(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its working folder is another, and it has the jars."""
-    spec = SPEC.model_copy(update={"driver": DriverSpec(remote="sc://h:15002")})
-    monkeypatch.setattr("tests.pipeline_harness.SPEC", spec)
-    login = KafkaSecurity(sasl=KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("s3cret")))
-    async with started(KafkaConfig(security=login)) as harness:
-        file = tmp_path / "delays" / "secrets.properties"
-        assert harness.plans[0].security["kafka.sasl.jaas.config"] == f"${{file:{file}:sasl.jaas.config}}"
-        assert (harness.plans[0].jars, harness.plans[0].java_flags) == ((), ())
-
-
 async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(started: Started) -> None:
     """No batch for the limit is said in readiness, also when Spark reports records it does not read; twice the limit
     replaces the driver. Ended tasks and idle reports without lag count as progress."""
     async with started() as harness:
-        harness.drivers[0].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         for event in (protocol.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
             await harness.clock.advance(299)
             assert harness.run.readiness().ready
-            harness.drivers[0].report(event)
-            await harness.clock.settle()
+            await harness.report(event)
         await harness.clock.advance(200)
         harness.drivers[0].report(progress(0, input_records=0, lag_records=5))
         await harness.clock.advance(103)
@@ -389,17 +343,15 @@ async def test_numbers_of_a_flow_are_metrics(started: Started) -> None:
     """State, watermark, rates and lag are gauges by pipeline and flow, once they are known."""
     async with started() as harness:
         event = progress(0, state_rows=7, state_bytes=70, watermark="1970-01-01T00:00:09.000Z", lag_records=3)
-        harness.drivers[0].report(*READY, event)
-        await harness.clock.settle()
+        await harness.report(*READY, event)
         text = Metrics().render().decode()
         labels = '{flow="by_carrier",pipeline="delays"}'
         text = text.replace('{pipeline="delays",flow="by_carrier"}', labels)
         for name, value in (("state_rows", 7), ("state_bytes", 70), ("watermark_seconds", 9), ("lag_records", 3)):
             assert f"headrace_flow_{name}{labels} {value}.0" in text
         beyond = "55853-07-04T05:33:20.000Z"  # milliseconds as seconds: Java writes this year, Python cannot read it
-        harness.drivers[0].report(progress(1, watermark=beyond))
-        await harness.clock.settle()
-        flow = harness.run.status()["flows"]["by_carrier"]
+        await harness.report(progress(1, watermark=beyond))
+        flow = harness.flow
         assert (harness.run.death, flow["batch_id"], flow["watermark"]) == (None, 1, beyond)
 
 
@@ -413,8 +365,7 @@ def test_real_time_mode_needs_cores() -> None:
 
 
 async def test_a_group_that_is_refused_does_not_stop_the_others() -> None:
-    """A right that one group lacks, or a topic that is gone, is no reason for the lag of another flow to be stale."""
-
+    """A right that one group lacks, or a topic that is gone, does not make the lag of another flow stale."""
     published: list[str] = []
 
     async def publish(group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -426,28 +377,4 @@ async def test_a_group_that_is_refused_does_not_stop_the_others() -> None:
     for group in ("refused", "good"):
         publisher.add(group, {"flights": {0: 1}})
     await publisher.flush()
-    assert published == ["good"]
-    assert publisher.problem == "topic flights does not exist"
-
-
-async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started, tmp_path: Path) -> None:
-    """It waits for the folder. The first one takes the file away when it ends, and the second writes its own again."""
-    secrets = tmp_path / "delays/secrets.properties"
-    login = KafkaSasl(mechanism="PLAIN", username="u", password=SecretStr("p"))
-    kafka = KafkaConfig(security=KafkaSecurity(sasl=login))
-    async with started(kafka=kafka) as harness:
-        harness.drivers[0].report(*READY)
-        assert secrets.exists()
-        harness.drivers[0].report(protocol.FolderInUse("process 1 on here"))  # as if this were the second
-        await harness.clock.settle()
-        harness.drivers[0].end(0)
-        await harness.clock.settle()
-        assert secrets.exists()
-        await harness.clock.advance(1)
-        secrets.unlink()
-        harness.drivers[1].report(protocol.FolderInUse("process 1 on here"), *READY)
-        await harness.clock.settle()
-        assert secrets.exists()
-        harness.drivers[1].end(0)
-        await harness.clock.settle()
-        assert not secrets.exists()
+    assert (published, publisher.problem) == (["good"], "topic flights does not exist")

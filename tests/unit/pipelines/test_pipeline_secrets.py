@@ -35,8 +35,7 @@ async def test_changed_secrets_are_taken_up_between_micro_batches(started: Start
     kafka = KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))
     secrets = tmp_path / "delays" / "secrets.properties"
     async with started(kafka) as harness:
-        harness.drivers[0].report(*READY)
-        await harness.clock.settle()
+        await harness.report(*READY)
         assert "c4nary-1" in text_of(secrets)
         assert "c4nary-1" not in harness.plans[0].model_dump_json()
         kafka.security.use(_login("c4nary-2", str(tmp_path / "none.pem")))
@@ -67,7 +66,7 @@ async def test_no_secret_is_left_without_a_driver(
             harness.drivers[0].report(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
             harness.drivers[0].end(1)
             await harness.clock.settle()
-            assert harness.run.status()["state"] == "failed"
+            assert harness.state == "failed"
             return function()
 
         async def endless(owner: Service, plan: protocol.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
@@ -80,8 +79,7 @@ async def test_no_secret_is_left_without_a_driver(
             await harness.clock.advance(10)
         else:
             monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", endless)
-            harness.drivers[0].end(1)
-            await harness.clock.advance(1)
+            await harness.end(1, 1)
             await harness.run.stop()
     assert not list((tmp_path / "delays").iterdir())
 
@@ -94,3 +92,21 @@ async def test_certificates_that_cannot_be_read_are_waited_for(started: Started,
         Authority(tmp_path, "ca")
         await harness.clock.advance(1)
         assert len(harness.drivers) == 1
+
+
+async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started, tmp_path: Path) -> None:
+    """It waits for the folder. The first one takes the file away when it ends, and the second writes its own again."""
+    secrets = tmp_path / "delays/secrets.properties"
+    async with started(KafkaConfig(security=_login("c4nary"))) as harness:
+        harness.drivers[0].report(*READY)
+        assert secrets.exists()
+        harness.drivers[0].report(protocol.FolderInUse("process 1 on here"))  # as if this were the second
+        await harness.clock.settle()
+        await harness.end(0)
+        assert secrets.exists()
+        await harness.clock.advance(1)
+        secrets.unlink()
+        await harness.report(protocol.FolderInUse("process 1 on here"), *READY)
+        assert secrets.exists()
+        await harness.end(0)
+        assert not secrets.exists()

@@ -18,6 +18,7 @@ from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline, Service
+from headrace.runtime.jvm import ClassArchive, Java
 from headrace.testing import ManualClock
 
 T = TypeVar("T")
@@ -40,6 +41,14 @@ def plan_of(spec: PipelineSpec, **more: Any) -> protocol.DriverPlan:
     """Return a plan to run a pipeline in the folder `/s/p`, with two jars."""
     usual = {"bootstrap_servers": "b:1", "folder": Path("/s/p"), "jars": (Path("/j/a.jar"), Path("/j/b.jar"))}
     return protocol.DriverPlan(spec=spec, **(usual | more))
+
+
+TOOLCHAIN = Toolchain((), ClassArchive(Java(Path("/java"), Path("/java/bin/java"), 17, ""), Path("/jars")))
+"""With a Java that does not exist."""
+
+
+async def toolchain() -> Toolchain:
+    return TOOLCHAIN
 
 
 class FakeTarget:

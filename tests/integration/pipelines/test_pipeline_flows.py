@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.formats.avro import AvroCodec
@@ -39,50 +40,18 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 600.0
 FILES = yaml.safe_load(Path(__file__).with_name("flows.yaml").read_text())
-TABLE = "gate text PRIMARY KEY, n int, newest timestamptz, tags jsonb, raw bytea, share float8"
-TO_TABLE = (
-    "SELECT gate, count(*) AS n, max(at) AS newest, max(tags) AS tags, max(raw) AS raw, count(*) / 100D AS share "
-    "FROM visits GROUP BY gate"
-)
-
-BEHIND = [
-    b'{"id": 1}{"id": 2}',
-    b'{"id": 1}\n{"id": 2}',
-    b'{"id": 1} x',
-    b'{"id": 1}]',
-    b'{"id": 1},{"id": 2}',
-    b"{}{}",
-]
-"""Objects with something after them, which Spark ignores."""
+BEHIND = [text.encode() for text in table(__file__, "objects_with_something_after_them")]
+"""Spark ignores what follows the object."""
 WHOLE = [b'{"id": 300, "cents": 2}\n', b' {"id": 301, "cents": 2} ', b'{"id": 302, "cents": 2, "x": {"y": [{}, "}"]}}']
 NOT_PASSAGES = [b"{bad", b'{"id": "many"}', *BEHIND]
 PRICED = {n: (n % 50 - 5) * (10 if n % 3 == 1 else 1) for n in range(300)} | dict.fromkeys(range(300, 303), 2)
 
-FIELDS: list[dict[str, Any]] = [
-    {"name": "id", "type": "int"},
-    {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None},
-    {"name": "day", "type": {"type": "int", "logicalType": "date"}},
-    {"name": "fare", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
-    {"name": "raw", "type": "bytes"},
-    {"name": "speed", "type": "double"},
-    {"name": "tags", "type": {"type": "map", "values": "long"}},
-]
-GATE = {"name": "gate", "type": ["null", "string"], "default": None}
-CREW = {"name": "crew", "type": "int", "default": 2}
-PROTO = """
-syntax = "proto3";
-import "google/protobuf/timestamp.proto";
-message Trip { int64 id = 1; google.protobuf.Timestamp at = 2; bytes raw = 3; double fare_amount = 4; string gate = 5; }
-"""
-JSON = {
-    "type": "object",
-    "properties": {"id": {"type": "integer", "maximum": 5}, "gate": {"type": "string"}, "day": {"format": "date"}},
-    "required": ["id"],
-}
+GATE, CREW = table(__file__, "gate"), table(__file__, "crew")
+PROTO = table(__file__, "proto")
 
 
 def schema(*more: dict[str, Any]) -> str:
-    return json.dumps({"type": "record", "name": "Flight", "fields": [*FIELDS, *more]})
+    return json.dumps({"type": "record", "name": "Flight", "fields": [*table(__file__, "fields"), *more]})
 
 
 def trip(number: int, **more: Any) -> dict[str, Any]:
@@ -134,8 +103,11 @@ def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory:
     def send(name: str, values: Iterable[bytes | None]) -> None:
         produce(servers, f"{prefix}-{name}", values)
 
-    with contextlib.ExitStack() as stack:
-        register = stack.enter_context(registering(schema_registry.url, prefix))
+    with SchemaRegistryClient({"url": schema_registry.url}) as client, contextlib.ExitStack() as stack:
+
+        def register(name: str, text: str, kind: str = "AVRO") -> int:
+            return int(client.register_schema(f"{prefix}-{name}-value", Schema(text, kind)))
+
         not_trips = send_all(send, register)
         backend = RecordingBackend()
         backend.start()
@@ -159,17 +131,6 @@ def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory:
         yield Flows(servers, prefix, folder, status, not_trips, process.output, backend, postgres)
 
 
-@contextlib.contextmanager
-def registering(url: str, prefix: str) -> Iterator[Callable[..., int]]:
-    """Give a function that registers the schema of a topic."""
-    with SchemaRegistryClient({"url": url}) as client:
-
-        def register(name: str, text: str, kind: str = "AVRO") -> int:
-            return int(client.register_schema(f"{prefix}-{name}-value", Schema(text, kind)))
-
-        yield register
-
-
 def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Callable[..., int]) -> list[bytes]:
     """Fill the topics of the sources. Returns the values that are not trips."""
     gates = [json.dumps({"id": n, "gate": f"g{n % 3}", "cents": n % 50 - 5}).encode() for n in range(300)]
@@ -179,7 +140,7 @@ def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Call
     visit = {"at": "2026-01-01T10:00:00Z", "tags": ["a", None], "raw": "AAE="}
     send("visits", (json.dumps({"id": n, "gate": f"G{n % 4}", **visit}).encode() for n in range(240)))
     register("proto", PROTO, "PROTOBUF")
-    register("plain", json.dumps(JSON), "JSON")
+    register("plain", json.dumps(table(__file__, "json_schema")), "JSON")
     first, second = register("trips", schema()), register("trips", schema(GATE))
     of_first, of_second = AvroCodec(schema()), AvroCodec(schema(GATE))
     trips = [header_of(first) + of_first.encode_python(trip(n)) for n in range(3)]
@@ -198,13 +159,13 @@ def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServe
         (folder / name).write_text(filled)
     file = folder / "flows.yaml"
     if postgres:
-        postgres.execute(f"CREATE TABLE gates ({TABLE})")
+        postgres.execute(table(__file__, "gates_table"))
         secret = folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o600)
         sink = postgres.sink("gates", "gate", password=f"${{file:{secret}}}")
         document = yaml.safe_load(file.read_text())
-        document["flows"]["gates"] = {"sql": TO_TABLE, "sink": sink}
+        document["flows"]["gates"] = {"sql": table(__file__, "gates_sql"), "sink": sink}
         file.write_text(yaml.safe_dump(document))
     return file
 
@@ -269,9 +230,9 @@ def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> 
     dead = flows.records("several.dlq")
     sevens = [json.dumps({"id": n, "carrier": f"C{n}", "arr_delay": float(n)}).encode() for n in range(7, 300, 10)]
     assert Counter(each.value for each in dead) == Counter([*sevens, b"{bad", None])
-    letter = next(each for each in dead if each.value == sevens[0])
-    assert (dead_letter(letter, "attempts"), dead_letter(letter, "topic")) == ("2", f"{flows.prefix}-flights")
-    assert dead_letter(letter, "reason") == "ValueError: seven"
+    seven = next(each for each in dead if each.value == sevens[0])
+    assert (dead_letter(seven, "attempts"), dead_letter(seven, "topic")) == ("2", f"{flows.prefix}-flights")
+    assert dead_letter(seven, "reason") == "ValueError: seven"
 
     responses = flows.records("waits")
     assert (len(responses), flows.status["waits"]["brokenRules"]) == (301, {"failed": 1})  # one value is not JSON

@@ -8,6 +8,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
@@ -16,23 +17,7 @@ from tests.integration.pipelines.test_pipelines import produce, records_of, runn
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 
-LARGE = "SELECT id, repeat('x', if(id = 9, 2000000, 1)) AS text FROM passages"
-REALTIME = {"trigger": {"realtime": True, "checkpoint_seconds": 5}}
-
-
-@pytest.mark.parametrize(
-    ("more", "source", "flow", "reason"),
-    [
-        ({}, {"corrupt": "fail"}, {}, ":0:1: the value is not a JSON object"),
-        ({}, {"corrupt": "fail", "schema": "id INT, text INT"}, {}, "the schema of passages: text is not INT"),
-        ({}, {}, {"rules": {"small": {"check": "id < 9", "otherwise": "fail"}}}, "a row breaks rule small"),
-        ({}, {"value_format": "avro", "schema": None}, {}, "sources.passages: "),
-        ({}, {}, {"sql": "SELECT idd FROM passages"}, "flows.f: UNRESOLVED_COLUMN.WITH_SUGGESTION"),
-        ({}, {}, {"sql": LARGE}, "RecordTooLarge"),
-        ({}, {}, {"sql": LARGE, "sink": {"delivery": "exactly_once"}}, "RECORD_TOO_LARGE"),
-        (REALTIME, {}, {"sql": "SELECT id, count(*) AS n FROM passages GROUP BY id"}, "use trigger.interval_seconds"),
-    ],
-)
+@pytest.mark.parametrize(("more", "source", "flow", "reason"), table(__file__, "a_permanent_failure_is_not_retried"))
 async def test_a_permanent_failure_is_not_retried(
     kafka: Any,
     topic: Any,

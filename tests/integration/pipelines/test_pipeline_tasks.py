@@ -1,4 +1,4 @@
-"""Tasks with a pipeline on a real Spark: describe, show and test, and what they leave behind."""
+"""Tasks with a pipeline on a real Spark: describe, show and test, and the public fixture `pipeline_rows`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
@@ -25,7 +27,7 @@ GIVEN: list[Rows] = [
     [{"plate": "B 1", "gate": "north", "cents": 700, "at": "2026-01-01T00:00:00Z"}],
     [{"plate": "B 2", "gate": "north", "cents": 800, "at": "2026-01-01T00:09:00+00:00"}, {"gate": "south"}],
 ]
-Ask = Callable[[DriverTask, str], Coroutine[Any, Any, Any]]
+Ask = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def asking(folder: Path, driver: TaskDriver, servers: str = "127.0.0.1:1") -> Ask:
@@ -43,12 +45,12 @@ def loaded(lines: list[str]) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
-    """Describe resolves columns and state; a test case gives rows; a refusal names file and line, and ends nothing."""
+def test_one_session_does_task_after_task_without_kafka(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
+    """Describe resolves columns and state; a test case gives rows; a refusal does not end the session."""
 
     async def steps(driver: TaskDriver) -> None:
         ask = asking(tmp_path, driver)
-        described = await ask(DriverTask(kind="describe"), FILE)
+        described = await ask(DriverTask(kind="describe"))
         assert described["problems"] == []
         parts = described["parts"]
         assert parts["sources.passages"]["columns"]["at"] == "timestamp"
@@ -58,38 +60,23 @@ def test_one_session_answers_request_after_request_without_kafka(pipeline_rows: 
         assert parts["flows.windows"]["state"] == [state | {"keys": ["window"], "bounded": True}]
         assert parts["flows.plates"]["state"] == []
 
-        with pytest.raises(PipelineInvalid) as refused:
-            await ask(DriverTask(kind="test", expect={"plates": None}), FILE.replace("SELECT plate", "SELECT plat"))
-        assert f"{tmp_path}/tolls.yaml:17: flows.plates: " in str(refused.value)
-        assert "`plate`" in str(refused.value)
-        assert "Traceback" not in str(refused.value)
-
-        refused_mode = await ask(DriverTask(kind="describe"), FILE.replace("key: gate}", "mode: append}"))
-        assert [problem["part"] for problem in refused_mode["problems"]] == ["flows.by_gate"]
-
-        expect: dict[str, Any] = {"by_gate": [{"gate": "south", "n": 1}, {"gate": "north", "n": 2}], "plates": None}
-        batch = await ask(DriverTask(kind="test", given={"passages": GIVEN}, expect=expect | {"windows": None}), FILE)
-        by_gate = batch["by_gate"]
-        assert sorted(by_gate["actual"]) == sorted(by_gate["expected"])
-        assert loaded(batch["plates"]["actual"]) == [{"plate": "B 1"}, {"plate": "B 2"}]
-        assert len(batch["windows"]["actual"]) == 2
-
-        task = DriverTask(
-            kind="test", given={"passages": GIVEN}, expect=expect | {"windows": [{"n": 1}]}, streaming=True
-        )
-        streamed = await ask(task, FILE)
-        counts = [(row["gate"], row["n"]) for row in loaded(streamed["by_gate"]["actual"])]
-        assert counts[0] == ("north", 1)
-        assert sorted(counts[1:]) == [("north", 2), ("south", 1)]
-        # The second window is still open: no later row has moved the watermark past its end.
-        assert streamed["windows"]["actual"] == streamed["windows"]["expected"] == ['{"n":1}']
-
-        for wrong, sentence in (
+        refusals: tuple[tuple[list[Any], str], ...] = (
             ([{"gate": "north", "m": 2}], "expect.by_gate has the column m, and the columns are gate, n: correct it"),
             ([{"gate": "north", "n": "two"}], "expect.by_gate has a row that is not of the type"),
-        ):
+        )
+        for wrong, sentence in refusals:
             with pytest.raises(PipelineInvalid, match=sentence):
-                await ask(DriverTask(kind="test", expect={"by_gate": wrong}), FILE)
+                await ask(DriverTask(kind="test", expect={"by_gate": wrong}))
+
+        by_gate = [{"gate": "south", "n": 1}, {"gate": "north", "n": 2}]
+        expect = {"by_gate": by_gate, "plates": None, "windows": [{"n": 1}]}
+        batch = await ask(DriverTask(kind="test", given={"passages": GIVEN}, expect=expect))
+        assert sorted(batch["by_gate"]["actual"]) == sorted(batch["by_gate"]["expected"])
+        assert loaded(batch["plates"]["actual"]) == [{"plate": "B 1"}, {"plate": "B 2"}]
+        assert len(batch["windows"]["actual"]) == 2
+        streamed = await ask(DriverTask(kind="test", given={"passages": GIVEN}, expect=expect, streaming=True))
+        # The second window is still open: no later row has moved the watermark past its end.
+        assert streamed["windows"]["actual"] == streamed["windows"]["expected"] == ['{"n":1}']
 
     pipeline_rows.run(steps)
 
@@ -98,9 +85,6 @@ def test_rows_of_a_slice_are_shown_and_nothing_is_written(
     kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
 ) -> None:
     """Only the slice is read, by a source, a view and a flow; no sink, group or checkpoint appears."""
-    import confluent_kafka
-    from confluent_kafka.admin import AdminClient
-
     name = topic(2)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(20):
@@ -141,3 +125,23 @@ def test_spark_refuses_the_wrong_files_that_only_spark_can_know(pipeline_rows: P
 
     assert len(KNOWN_TO_SPARK) >= 15
     pipeline_rows.run(steps)
+
+
+def test_rows_of_a_pipeline_for_given_rows(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
+    """Python views, rules and static tables are as in a run; a changed Python file counts at the next call."""
+    file = tmp_path / "tolls.yaml"
+    file.write_text(table(__file__, "owners"))
+    code = tmp_path / "tolls_code.py"
+    code.write_text("def heavy(passages):\n    return passages.where('cents >= 500')\n")
+    (tmp_path / "owners.csv").write_text("plate,owner\nB 1,Ann\nB 2,unknown\nB 3,Bob\n")
+    (tmp_path / "given.csv").write_text("plate,gate,cents\nB 1,north,700\nB 2,north,800\nB 3,south,100\n")
+    assert pipeline_rows(file, "by_owner", {"passages": "given.csv"}) == [{"owner": "Ann", "cents": 700}]
+    code.write_text("def heavy(passages):\n    return passages.where('cents < 500')\n# longer than before\n")
+    assert pipeline_rows(file, "by_owner", {"passages": "given.csv"}) == [{"owner": "Bob", "cents": 100}]
+    given = {"passages": [{"plate": "B 1", "cents": 400}], "owners": [{"plate": "B 1", "owner": "Carl"}]}
+    assert pipeline_rows(file, "by_owner", given) == [{"owner": "Carl", "cents": 400}]
+    steps = {"passages": [[{"gate": "north"}], [{"gate": "north"}]]}
+    streamed = pipeline_rows(file, "by_gate", steps, streaming=True)
+    assert streamed == [{"gate": "north", "n": 1}, {"gate": "north", "n": 2}]
+    with pytest.raises(PipelineInvalid, match=r"given\.passages has the column plte"):
+        pipeline_rows(file, "by_gate", {"passages": [{"plte": "B 1"}]})

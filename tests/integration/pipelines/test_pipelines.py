@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import itertools
 import json
-import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +23,8 @@ from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import Record
 from headrace.runtime import Deadline, Service, SystemClock
+from headrace.testing.scenario import Scenario
+from tests.pipeline_harness import document
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
@@ -112,66 +110,9 @@ def read(run: PipelineRun, flow: str) -> int:
     return run.counts(flow)["read"]
 
 
-def test_a_backlog_of_ten_millions_is_read_in_bounded_batches(kafka: Any, topic: Any, tmp_path: Path) -> None:
-    """No micro-batch takes more than `max_records`, each record counts once, and the driver with its JVM stays below
-    2 GiB whatever waits."""
-    backlog, most = 10_000_000, 500_000
-    source, out = topic(4), topic()
-    settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
-    spec = {
-        "name": "backlog",
-        "trigger": {"once": True, "max_records": most},
-        "sources": {"flights": {"topic": source, "schema": "id INT"}},
-        "flows": {
-            "f": {"sql": "SELECT id, count(*) AS n FROM flights GROUP BY id", "sink": {"topic": out, "key": "id"}}
-        },
-    }
-
-    async def main() -> None:
-        seen = {-1: 0}
-        most_bytes = 0
-        async with running(spec, settings, tmp_path) as run:
-            end = time.monotonic() + 540
-            while run.status()["state"] != "finished":
-                assert time.monotonic() < end, run.status()
-                flow = run.status()["flows"]["f"]
-                seen[flow["batch_id"]] = flow["input_records"]
-                if pid := run.status()["driver_pid"]:
-                    most_bytes = max(most_bytes, sum(map(resident_bytes, in_group(pid))))
-                await asyncio.sleep(0.1)
-            assert read(run, "f") == backlog
-        batches = sorted(seen.items())
-        assert len(batches) > backlog / most / 2
-        assert all(
-            records - before <= most * (batch - last)
-            for (last, before), (batch, records) in itertools.pairwise(batches)
-        )
-        assert 0 < most_bytes < 2 << 30
-        newest = {row["id"]: row["n"] for _, row in await rows(settings, out)}
-        assert (len(newest), sum(newest.values())) == (10, backlog)
-
-    values = [b'{"id": %d}' % number for number in range(10)]
-    for _ in range(20):  # each fits the producer's queue
-        produce(kafka.bootstrap_servers, source, (values[number % 10] for number in range(backlog // 20)))
-    asyncio.run(main())
-
-
-def resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> None:
     """Two drivers never use one folder at the same time; one that waits ends at once when told."""
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "p",
-            "sources": {"a": {"topic": "a", "schema": "x INT"}},
-            "flows": {"f": {"sql": "SELECT * FROM a", "sink": {"topic": "b"}}},
-        }
-    )
+    spec = PipelineSpec.model_validate(document())
     owner = Service("test")
     toolchain = await find_toolchain()
     plan = DriverPlan(spec=spec, bootstrap_servers=kafka.bootstrap_servers, folder=tmp_path, jars=toolchain.jars)
@@ -184,39 +125,15 @@ async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) 
     assert gone(driver.pid)
 
 
-def test_a_missing_topic_keeps_headrace_alive_and_its_death_leaves_nothing(
-    kafka: Any, topic: Any, headrace: Any, tmp_path: Path
-) -> None:
-    """Readiness names the missing topic, the run begins when it is there; kill -9 of the parent ends Spark too."""
-    source = f"{topic()}-later"
+def test_the_death_of_headrace_leaves_no_process(kafka: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+    """kill -9 of the parent ends Spark too."""
     file = tmp_path / "late.yaml"
-    file.write_text(
-        f"name: late\nsources:\n  a: {{topic: {source}, schema: x INT}}\n"
-        f"flows:\n  f: {{sql: SELECT * FROM a, sink: {{topic: {source}-out}}}}\n"
-    )
+    file.write_text(json.dumps(document({"topic": topic()}, sources={"a": {"topic": topic(), "schema": "x INT"}})))
     process = headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "pipelines": [str(file)]}, wait=False)
-    end = time.monotonic() + 120
-    while f"topic {source} does not exist" not in readiness(process.url):
-        assert time.monotonic() < end, process.output
-        time.sleep(0.05)
-    kafka.create_topic(source, 2)
     process.wait_ready(LIMIT_SECONDS)
     assert len(working_below(tmp_path)) >= 3  # Headrace, driver, JVM
     process.kill()
-    end = time.monotonic() + 60
-    while left := working_below(tmp_path):
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
-
-
-def readiness(url: str) -> str:
-    try:
-        with urllib.request.urlopen(f"{url}/health/readiness", timeout=60) as response:
-            return str(response.read().decode())
-    except urllib.error.HTTPError as refusal:
-        return str(refusal.read().decode())
-    except OSError:
-        return ""
+    Scenario.wait_until(lambda: not working_below(tmp_path), "every process ended", 60)
 
 
 def working_below(folder: Path) -> list[int]:

@@ -11,19 +11,14 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.pipelines import driver_inputs
-from headrace.pipelines.driver_process import Toolchain
 from headrace.pipelines.spec import PipelineSpec
-from headrace.runtime.jvm import ClassArchive, Java
-from tests.pipeline_harness import Harness, Started
+from tests.pipeline_harness import Harness, Started, toolchain
 from tests.running_server import pytest_pyfunc_call, server  # noqa: F401
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     """Start a run: `async with started() as harness`."""
-
-    async def toolchain() -> Toolchain:
-        return Toolchain((), ClassArchive(Java(Path("java"), Path("java/bin/java"), 17, ""), Path("jars")))
 
     async def at_once(function: Callable[[], Any]) -> Any:
         return function()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
@@ -76,29 +76,18 @@ def test_options_hold_references_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secrets.properties").stat().st_mode) == 0o600
     write_secrets(tmp_path, {})
     assert list(tmp_path.iterdir()) == []
+    write_secrets(tmp_path, {"name": password}, shared=True)  # other nodes of a cluster cannot read memory of this one
+    assert not (tmp_path / "secrets.properties").is_symlink()
+    assert stat.S_IMODE((tmp_path / "secrets.properties").stat().st_mode) == 0o600
 
 
 def test_tokens_come_from_a_server_over_its_own_authority(tmp_path: Path) -> None:
     """Client, scopes and extensions are in the JAAS line; the URL is an option, which the JVM compares."""
     authority = Authority(tmp_path, "ca").certificate
-    oauth = {
-        "token_url": "https://localhost:1/token",
-        "client_id": "app",
-        "client_secret": 's"3',
-        "scopes": ["a", "b"],
-        "extensions": {"cluster": "x"},
-        "ca": str(authority),
-    }
-    found = connector_options(security(sasl={"mechanism": "OAUTHBEARER", "oauth": oauth}))
+    oauth, expected = table(__file__, "oauth"), table(__file__, "jaas_of_oauth")
+    found = connector_options(security(sasl={"mechanism": "OAUTHBEARER", "oauth": {**oauth, "ca": str(authority)}}))
     options = jaas_options(found.secrets["sasl.jaas.config"])
-    assert options.pop("ssl.truststore.certificates") == authority.read_text().strip()
-    assert options == {
-        "clientId": "app",
-        "clientSecret": 's"3',
-        "scope": "a b",
-        "extension_cluster": "x",
-        "ssl.truststore.type": "PEM",
-    }
+    assert options == {**expected, "ssl.truststore.certificates": authority.read_text().strip()}
     assert found.options["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://localhost:1/token"
 
 
@@ -143,10 +132,7 @@ def test_what_java_cannot_do_is_refused() -> None:
     require_supported(KafkaConfig(properties={"client.rack": "a"}))
 
 
-JAVA_ERRORS = yaml.safe_load(Path(__file__).with_name("java_errors.yaml").read_text())
-
-
-@pytest.mark.parametrize(("reported", "expected"), JAVA_ERRORS)
+@pytest.mark.parametrize(("reported", "expected"), table(__file__, "reports_of_java"))
 def test_a_report_of_java_becomes_the_sentence_of_the_other_clients(reported: str, expected: str) -> None:
     """Cause and fix, in the words of readiness and `doctor`."""
     kafka = KafkaConfig(bootstrap_servers="b:1", security=security(sasl=scram("app", "c4nary")))
@@ -173,11 +159,3 @@ def test_a_process_that_is_killed_leaves_no_secret(tmp_path: Path) -> None:
     assert as_properties((tmp_path / "secrets.properties").read_text("ascii")) == {"name": "other"}
     write_secrets(tmp_path, {})
     assert not [*tmp_path.iterdir()]
-
-
-def test_secrets_of_a_cluster_are_a_file(tmp_path: Path) -> None:
-    """Other machines cannot read the memory of this one."""
-    write_secrets(tmp_path, {"name": "c4nary"}, shared=True)
-    file = tmp_path / "secrets.properties"
-    assert not file.is_symlink()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600

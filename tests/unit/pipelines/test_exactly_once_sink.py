@@ -13,7 +13,7 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.errors import KafkaTimeout, KafkaUnauthorized, PipelineInvalid
+from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
 from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace.pipelines.driver.session import settings
 from headrace.pipelines.graph import problems_of
@@ -106,29 +106,24 @@ def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path)
         sink(target, tmp_path, planned=5)(batch("rows"), 6)
 
 
-def test_a_permanent_failure_is_raised_at_once(tmp_path: Path) -> None:
-    """Spark ends the query, and the run's status has the reason."""
-    target = FakeTarget()
-    target.failures = [("before", KafkaUnauthorized("no right"))]
-    write = sink(target, tmp_path)
-    with pytest.raises(KafkaUnauthorized):
-        write(batch("rows"), 0)
-    assert write.failure is not None
-    assert write.failure.description == "no right"
-
-
-@pytest.mark.parametrize(("seconds", "failures", "opened"), [(10, 100, 8), (100, 1, 2)])
-def test_a_failure_is_raised_after_a_minute_of_retries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, failures: int, opened: int
+@pytest.mark.parametrize(
+    ("error", "seconds", "failures", "tries"),
+    [(KafkaTimeout, 10, 100, 8), (KafkaTimeout, 100, 1, 2), (KafkaUnauthorized, 10, 1, 1)],
+)
+def test_a_failure_is_raised_if_it_is_permanent_or_after_a_minute_of_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[HeadraceError], seconds: int, failures: int, tries: int
 ) -> None:
     """The minute begins when the first attempt has failed, which may take longer itself."""
     target = FakeTarget()
-    target.failures = [("before", KafkaTimeout("lost"))] * failures
+    target.failures = [("before", error("why"))] * failures
     times = iter(range(0, 1000, seconds))
     monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
-    with pytest.raises(KafkaTimeout) if failures > 1 else contextlib.nullcontext():
-        sink(target, tmp_path)(batch("rows"), 0)
-    assert (target.opened, target.rows) == (opened, [] if failures > 1 else ["rows"])
+    write = sink(target, tmp_path)
+    is_raised = tries != 2
+    with pytest.raises(error) if is_raised else contextlib.nullcontext():
+        write(batch("rows"), 0)
+    assert (target.opened, target.rows) == (tries, [] if is_raised else ["rows"])
+    assert (write.failure.description if write.failure else "") == ("why" if is_raised else "")
 
 
 @pytest.mark.parametrize("security", table(__file__, "secrets_are_in_the_document_for_standard_input_only"))
@@ -175,7 +170,7 @@ def exact(scope: str, **driver: Any) -> PipelineSpec:
 
 
 def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
-    """A task that fails is tried again, and the plan shows what becomes visible together."""
+    """A task that fails is tried again, and is never run twice; the plan shows what becomes visible together."""
     for scope, master, text in (
         ("batch", "local[3]", "exactly once"),
         ("task", "local[3,4]", "exactly once, each task visible on its own"),
@@ -183,10 +178,7 @@ def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
         spec = exact(scope, cores=3)
         assert (settings(plan_of(spec))["spark.master"], guarantee(spec.flows["f"])) == (master, text)
         assert spec.transactions == {scope}
-
-
-def test_speculation_is_refused_with_scope_task() -> None:
-    """The second task of a pair would fence the first, and the first the second when it is tried again."""
+    # The second task of a pair would fence the first, and the first the second when it is tried again.
     for scope, value, count in (("task", "true", 1), ("task", True, 1), ("task", False, 0), ("batch", True, 0)):
         assert len(problems_of(exact(scope, settings={"spark.speculation": value}))) == count
 

@@ -52,7 +52,7 @@ def test_a_check_warns_of_sql_that_its_parser_cannot_read(
 
 
 def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It begins with a mark of its encoding, which is no part of the SQL."""
+    """It begins with a mark of its encoding, which is not part of the SQL."""
     (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbfSELECT carrier,\r\n count(*) AS n FROM late GROUP BY carrier\r\n")
     spec = load_pipeline(with_sql(tmp_path, "sql_file: q.sql"), check=True)
     assert not caplog.records
@@ -160,10 +160,3 @@ def test_no_reference_is_replaced_outside_of_the_login(tmp_path: Path) -> None:
     """SQL may hold a dollar and a brace."""
     spec = load(tmp_path, GOOD.replace("arr_delay > 15", "carrier = '${x}'"))
     assert "${x}" in spec.views["late"].sql
-
-
-def test_a_flow_does_not_replace_the_quarantine_of_a_source(tmp_path: Path) -> None:
-    """Both have one name, and one of them would never run."""
-    text = GOOD.replace("{topic: flights,", "{topic: flights, corrupt: quarantine,")
-    [problem] = problems(tmp_path, text.replace("late_by_carrier:", "flights-corrupt:"))
-    assert "flows.flights-corrupt: has the name of the flow that writes the corrupt records" in problem

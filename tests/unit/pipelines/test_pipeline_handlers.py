@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from yaml_table import table
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.errors import FunctionError, PipelineInvalid
@@ -23,6 +24,7 @@ Rows = list[dict[str, Any]]
 Call = Callable[..., Rows]
 
 RETURN = "def handler(context, event):\n    "
+FAILS = table(__file__, "fails")
 
 
 def batch(values: list[bytes | None], headers: list[Any] | None = None, offset: int = 100) -> pa.RecordBatch:
@@ -75,28 +77,10 @@ def call(tmp_path: Path) -> Iterator[Call]:
     os.environ.update(environment)
 
 
-def outputs(rows: Rows) -> list[tuple[Any, ...]]:
-    return [(row["topic"], row["key"], row["value"]) for row in rows]
-
-
-def test_outputs_are_none_one_or_several_in_order(call: Call) -> None:
-    """None writes nothing, a list writes each item, and the records stay in their order."""
-    code = RETURN + "return [None, 'one', ['a', 'b', b'c']][event.body]"
-    assert [row["value"] for row in call(code, b"0", b"2", b"1")] == [b"a", b"b", b"c", b"one"]
-    assert call(RETURN + "return None", b"0") == []
-
-
 def test_an_event_has_everything_of_its_record(call: Call) -> None:
     """Topic, partition, offset, time, key and headers reach the handler; variables of the function too."""
-    code = (
-        "import os\n"
-        + RETURN
-        + "return [event.id, event.timestamp_ms, event.key.decode(),"
-        + " event.headers['h'].decode() if event.headers else None, event.path, os.environ['MINE'],"
-        + " context.trigger_name].__repr__()"
-    )
     given = [[{"key": "h", "value": b"x"}, {"key": "h", "value": b"y"}], None]
-    rows = call(code, b"1", b"2", headers=given)
+    rows = call(table(__file__, "shows_the_event"), b"1", b"2", headers=given)
     time = 1767225600000
     assert [row["value"].decode() for row in rows] == [
         repr(["in-3-100", time, "k0", "y", "in", "yes", "t"]),
@@ -106,13 +90,11 @@ def test_an_event_has_everything_of_its_record(call: Call) -> None:
 
 def test_emit_and_response_choose_topic_key_and_headers(call: Call) -> None:
     """An emitted record goes to its own topic; headers of Headrace are left out."""
-    code = (
-        RETURN
-        + "context.emit('other', key='x', value={'e': 1}, headers={'a': 'b', 'headrace.x': '1'})\n"
-        + "    return context.Response(body='r', headers={'c': 'd'})"
-    )
-    rows = call(code, b"1")
-    assert outputs(rows) == [("other", b"x", b'{"e":1}'), ("out", b"k0", b"r")]
+    rows = call(table(__file__, "emits_and_responds"), b"1")
+    assert [(row["topic"], row["key"], row["value"]) for row in rows] == [
+        ("other", b"x", b'{"e":1}'),
+        ("out", b"k0", b"r"),
+    ]
     assert [row["headers"] for row in rows] == [[{"key": "a", "value": b"b"}], [{"key": "c", "value": b"d"}]]
 
 
@@ -125,19 +107,9 @@ def test_an_internal_topic_is_not_written(call: Call) -> None:
 
 def test_types_and_explicit_acknowledgements(call: Call) -> None:
     """`Event[T]` makes a T of the body. An explicit acknowledgement says why there is none."""
-    code = (
-        "import asyncio, msgspec\nfrom nuclio_sdk import Event, QualifiedOffset\n"
-        "class Order(msgspec.Struct):\n    n: int\n"
-        "def handler(context, event: Event[Order]):\n"
-        "    try:\n        asyncio.run(context.platform.explicit_ack(QualifiedOffset.from_event(event)))\n"
-        "    except Exception as why:\n        return f'{event.body.n} {why}'"
-    )
-    good, bad = call(code, b'{"n":1}', b'{"n":"x"}')
+    good, bad = call(table(__file__, "acknowledges"), b'{"n":1}', b'{"n":"x"}')
     assert good["value"] == b"1 in a pipeline a record is completed with its micro-batch"
     assert bad["topic"] == "in.dlq"
-
-
-FAILS = "def handler(context, event):\n    if event.body == 2:\n        raise ValueError('two')\n    return event.body"
 
 
 def test_a_failed_record_becomes_a_dead_letter_byte_for_byte(call: Call) -> None:
@@ -165,13 +137,7 @@ def test_what_cannot_be_decoded_is_not_tried_again(call: Call) -> None:
 
 def test_attempts_call_only_failed_records_again(call: Call) -> None:
     """A record that succeeds later is written once, in its place."""
-    code = (
-        "calls = []\ndef handler(context, event):\n    calls.append(event.body)\n"
-        "    context.emit('log', value=str(calls))\n"
-        "    if event.body == 2 and calls.count(2) < 3:\n        raise ValueError\n"
-        "    return event.body"
-    )
-    rows = call(code, b"1", b"2", b"3", attempts=3)
+    rows = call(table(__file__, "fails_twice"), b"1", b"2", b"3", attempts=3)
     assert [row["value"] for row in rows if row["topic"] == "out"] == [b"1", b"2", b"3"]
     assert [row["value"] for row in rows if row["topic"] == "log"] == [b"[1]", b"[1, 2, 3, 2, 2]", b"[1, 2, 3]"]
 
@@ -186,12 +152,7 @@ def test_fail_names_the_record_and_not_its_value(call: Call, capfd: pytest.Captu
 
 def test_batches_and_the_record_that_is_to_blame(call: Call) -> None:
     """A batch handler gets lists; when one of them fails as a whole, each record is called alone."""
-    code = (
-        "calls = []\ndef handler(context, events):\n    calls.append(len(events))\n"
-        "    if any(event.body == 3 for event in events):\n        raise ValueError\n"
-        "    return [f'{event.body} {calls}' for event in events]"
-    )
-    rows = call(code, b"1", b"2", b"3", b"4", b"5", batch_size=2)
+    rows = call(table(__file__, "fails_with_its_batch"), b"1", b"2", b"3", b"4", b"5", batch_size=2)
     assert [(row["topic"], row["value"]) for row in rows] == [
         ("out", b"1 [2]"),
         ("out", b"2 [2]"),

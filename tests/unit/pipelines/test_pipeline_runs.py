@@ -39,17 +39,29 @@ async def test_readiness_follows_the_driver(started: Started) -> None:
             assert harness.flow["first_batch_seconds"] is None
 
 
-async def test_progress_adds_up_in_the_status(started: Started, caplog: pytest.LogCaptureFixture) -> None:
-    """Counts add up over batches and drivers; a first bad record is logged, further ones are counted."""
+async def test_progress_and_failures_are_in_the_status(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+    """Counts add up over batches and drivers; a first bad record is logged, further ones are counted.
+
+    Readiness and the flow's last error have what Spark reported of a flow, also after the restart.
+    """
     async with started() as harness:
-        harness.drivers[0].report(
-            *READY, progress(0, lag_records=7), progress(1, corrupt_records=2, tombstone_records=1)
+        await harness.report(
+            *READY,
+            progress(0, lag_records=7),
+            progress(1, corrupt_records=2, tombstone_records=1),
+            protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"),
         )
-        await harness.end(-9, 1)
+        await harness.end(1)
+        assert harness.reason == (
+            "pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast. Next start in 1 s"
+        )
+        assert harness.flow["state"] == "waiting"
+        await harness.clock.advance(1)
         await harness.report(*READY, progress(2, corrupt_records=1))
         flow = harness.flow
         assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
         assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
+        assert flow["last_error"] == "CAST_INVALID_INPUT: cannot cast"
         assert harness.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
         assert caplog.text.count("dropped 2 of 10 records that do not match the schema of their source") == 1
 
@@ -90,21 +102,6 @@ async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: S
         harness.drivers[-1].report(*READY, failed)
         await harness.end(1)
         assert harness.state == "waiting"
-
-
-async def test_a_failure_is_reported_where_it_belongs(started: Started) -> None:
-    """Readiness and the flow's last error have what Spark reported of a flow, also after the restart."""
-    async with started() as harness:
-        harness.drivers[0].report(
-            *READY, protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier")
-        )
-        await harness.end(1)
-        assert harness.reason == (
-            "pipeline delays, flows.by_carrier: CAST_INVALID_INPUT: cannot cast. Next start in 1 s"
-        )
-        assert harness.flow["state"] == "waiting"
-        await harness.clock.advance(1)
-        assert harness.flow["last_error"] == "CAST_INVALID_INPUT: cannot cast"
 
 
 async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) -> None:
@@ -187,12 +184,12 @@ async def test_offsets_are_published_at_most_once_a_second(started: Started, cap
 async def test_positions_are_not_lost_while_a_publication_is_slow(started: Started) -> None:
     """Neither those that arrive meanwhile, nor those of a drain that publishes at the same time."""
     async with started() as harness:
-        answered = harness.publish_slowly()
+        published = harness.publish_slowly()
         await harness.clock.advance(1)
         harness.drivers[0].report(progress(1))
         drained = asyncio.ensure_future(harness.run.drain(Deadline(harness.clock, 10)))
         await harness.clock.settle()
-        answered.set()
+        published.set()
         await drained
         assert {offsets[TopicPartition("flights", 0)] for _, offsets in harness.published} >= {20}
         assert harness.run.death is None
@@ -233,19 +230,6 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         assert harness.run.death is None and "run failed: FileNotFoundError" in harness.run.task_failures
         assert not harness.run.readiness().ready and "The run failed: FileNotFoundError" in harness.reason
         assert harness.run.report().driver_pid is None, "or a drain would wait for the end of this driver"
-
-
-async def test_a_drain_publishes_what_the_last_batch_read(started: Started) -> None:
-    """The driver may finish its micro-batch; then nothing is started again."""
-    async with started() as harness:
-        harness.drivers[0].report(*READY)
-        harness.drivers[0].last = [progress(3)]
-        await harness.clock.settle()
-        await harness.run.drain(Deadline(harness.clock, 10))
-        assert harness.drivers[0].stops == 1
-        assert harness.published == [("headrace.delays.by_carrier", {TopicPartition("flights", 0): 40})]
-        await harness.clock.advance(100)
-        assert len(harness.drivers) == 1
 
 
 async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
@@ -351,8 +335,7 @@ async def test_numbers_of_a_flow_are_metrics(started: Started) -> None:
             assert f"headrace_flow_{name}{labels} {value}.0" in text
         beyond = "55853-07-04T05:33:20.000Z"  # milliseconds as seconds: Java writes this year, Python cannot read it
         await harness.report(progress(1, watermark=beyond))
-        flow = harness.flow
-        assert (harness.run.death, flow["batch_id"], flow["watermark"]) == (None, 1, beyond)
+        assert (harness.run.death, harness.flow["batch_id"], harness.flow["watermark"]) == (None, 1, beyond)
 
 
 def test_real_time_mode_needs_cores() -> None:

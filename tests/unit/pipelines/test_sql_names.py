@@ -8,6 +8,7 @@ from yaml_table import table
 from headrace.pipelines.graph import ordered_views, sources_of
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import tables_read, without_streaming
+from tests.pipeline_harness import document
 
 
 @pytest.mark.parametrize(("sql", "names"), table(__file__, "names_after_from_and_join"))
@@ -24,13 +25,9 @@ def test_a_query_without_its_streaming_clauses(sql: str, rest: str) -> None:
 
 def test_a_flow_reads_through_views() -> None:
     """Views come after what they read. The first source of a flow is the one its result topic is made like."""
-    spec = PipelineSpec.model_validate(
-        {
-            "name": "p",
-            "sources": {name: {"topic": name, "schema": "x INT"} for name in ("a", "b")},
-            "views": {"late": "SELECT * FROM early JOIN b", "early": "SELECT * FROM a"},
-            "flows": {"all": {"sql": "SELECT * FROM Late, a", "sink": {"topic": "out"}}},
-        }
-    )
+    sources = {name: {"topic": name, "schema": "x INT"} for name in ("a", "b")}
+    views = {"late": "SELECT * FROM early JOIN b", "early": "SELECT * FROM a"}
+    flows = {"all": {"sql": "SELECT * FROM Late, a", "sink": {"topic": "out"}}}
+    spec = PipelineSpec.model_validate({**document(sources=sources, views=views), "flows": flows})
     assert ordered_views(spec) == ["early", "late"]
     assert sources_of(spec, "all") == ["a", "b"]

@@ -82,15 +82,9 @@ def test_a_task_without_records_writes_nothing(target: FakeTask, tmp_path: Path)
     assert (target.number, target.closed) == (None, 1)
 
 
-OTHER: tuple[tuple[tuple[bytes | None, bytes | None], ...], ...] = (
-    ((b"a", b"1"),),
-    ((b"a", b"1"), (b"c", b"2")),
-    ((b"a", b"1"), (b"b", b"2"), (b"b", b"2")),
-    (),
+@pytest.mark.parametrize(
+    "records", [[(b"a", b"1")], [(b"a", b"1"), (b"c", b"2")], [(b"a", b"1"), (b"b", b"2"), (b"b", b"2")], []]
 )
-
-
-@pytest.mark.parametrize("records", OTHER)
 @pytest.mark.parametrize("accepts", [True, False])
 def test_other_keys_are_refused(target: FakeTask, tmp_path: Path, records: Any, *, accepts: bool) -> None:
     """A key that is random sends its row to another task: some would be repeated and some missing, in silence."""

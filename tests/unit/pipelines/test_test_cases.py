@@ -16,13 +16,7 @@ def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("plate,cents,at\nB 1,700,2026-01-01T00:00:00Z\n007,,\n")
     (tmp_path / "b.json").write_text('{"x": 1}\n{"x": 2}\n')
     (tmp_path / "c.json").write_text('[{"x": 3}]')
-    (tmp_path / "one.yaml").write_text(
-        "given:\n"
-        "  passages: a.csv\n"
-        "  others: [[{x: 0}], b.json, []]\n"
-        "expect: {flow: [{at: 2026-01-01T00:00:00Z}], view: c.json}\n"
-        "streaming: true\n"
-    )
+    (tmp_path / "one.yaml").write_text(table(__file__, "one"))
     task = load_test_case(tmp_path / "one.yaml").task(tmp_path)
     assert task.given["passages"] == [
         [{"plate": "B 1", "cents": 700, "at": "2026-01-01T00:00:00Z"}, {"plate": "007", "cents": None, "at": None}]

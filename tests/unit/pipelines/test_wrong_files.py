@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
-import yaml
+from yaml_table import table
 
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline, load_pipelines
@@ -29,45 +29,31 @@ def test_a_file_that_only_spark_can_refuse_loads(tmp_path: Path, name: str) -> N
     load_pipeline(write_wrong(tmp_path, name), check=True)
 
 
-RIGHT = yaml.safe_load(Path(__file__).with_name("right.yaml").read_text())
-
-
-@pytest.mark.parametrize(("sql", "mode"), RIGHT)
+@pytest.mark.parametrize(("sql", "mode"), table(__file__, "right"))
 def test_sql_that_spark_takes_is_not_refused(
     tmp_path: Path, sql: str, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Aliases, lambdas, generated columns, structs and static tables are no mistakes."""
     file = tmp_path / "tolls.yaml"
-    file.write_text(
-        "name: tolls\n"
-        "sources:\n"
-        '  passages: {topic: passages, schema: "plate STRING, gate STRING, cents INT, at TIMESTAMP"}\n'
-        '  plates: {topic: plates, schema: "plate STRING, owner STRING, since TIMESTAMP"}\n'
-        '  owners: {table: owners.csv, schema: "plate STRING, owner STRING"}\n'
-        f"flows:\n  one:\n    sql: >-\n      {sql}\n    sink: {{topic: out, mode: {mode}}}\n"
-    )
+    file.write_text(table(__file__, "file").format(sql=sql, mode=mode))
     with caplog.at_level(logging.WARNING):
         load_pipeline(file, check=True)
     assert caplog.messages == []
 
 
 def test_two_flows_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It may be what is intended."""
-    file = tmp_path / "p.yaml"
-    flow = "{sql: SELECT x FROM a, sink: {topic: out}}"
-    file.write_text(f"name: p\nsources: {{a: {{topic: a, schema: x INT}}}}\nflows:\n  one: {flow}\n  two: {flow}\n")
-    load_pipeline(file, check=True)
-    assert caplog.messages == [f"{file}:5: flows.two.sink: writes to out, as flow one does, so their rows are mixed"]
-
-
-def test_two_pipelines_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As two flows of one file are."""
-    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    """They may be of one file or of two. It may be what is intended."""
+    flow, files = "{sql: SELECT x FROM t, sink: {topic: out}}", [tmp_path / "a.yaml", tmp_path / "b.yaml"]
     for file in files:
-        flows = "{f: {sql: SELECT x FROM t, sink: {topic: out}}}"
-        file.write_text(f"name: {file.stem}\nsources: {{t: {{topic: t, schema: x INT}}}}\nflows: {flows}\n")
+        text = f"name: {file.stem}\nsources: {{t: {{topic: t, schema: x INT}}}}\nflows:\n  one: {flow}\n"
+        file.write_text(text)
     load_pipelines(files)
-    assert caplog.messages == [f"{files[1]}: pipeline a also writes to topic out; their rows will be mixed"]
+    files[0].write_text(f"{text}  two: {flow}\n")
+    load_pipeline(files[0], check=True)
+    assert caplog.messages == [
+        f"{files[1]}: pipeline a also writes to topic out; their rows will be mixed",
+        f"{files[0]}:5: flows.two.sink: writes to out, as flow one does, so their rows are mixed",
+    ]
 
 
 def test_references_in_options_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

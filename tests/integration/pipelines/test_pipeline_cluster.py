@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyspark
 import pytest
 
 from headrace.config.kafka import KafkaConfig
+from headrace.devcluster.jvm_server import Server
+from headrace.devcluster.ports import free_ports
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import find_java
 from tests.integration.pipelines.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
@@ -23,53 +23,34 @@ pytestmark = [pytest.mark.heavy, pytest.mark.long]
 RECORDS = 20_000
 
 
-class Standalone(NamedTuple):
-    """A cluster of Spark."""
-
-    url: str
-    workers: list[subprocess.Popen[bytes]]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def spark_process(name: str, folder: Path, command: Sequence[str], started: str, **env: str) -> Server:
+    """Start a program of the installed pyspark, and wait until its log says that it has started."""
+    home = Path(pyspark.__file__).parent
+    java = str(find_java(17, for_spark=True).home)
+    environment = {**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": java, "SPARK_LOCAL_IP": "127.0.0.1", **env}
+    made = Server(name, folder / f"{name}.log")
+    made.start([str(home / "bin" / command[0]), *command[1:]], detached=False, cwd=folder, env=environment)
+    made.wait_until(lambda: started in made.log.read_text(), 120)
+    return made
 
 
 @pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[Standalone]:
-    """A master and two workers with a core each."""
-    home = Path(pyspark.__file__).parent
-    environment = {**os.environ, "SPARK_HOME": str(home), "JAVA_HOME": str(find_java(17, for_spark=True).home)}
-    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "work")}
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, kind: str, *words: str) -> subprocess.Popen[bytes]:
-        line = [str(home / "bin/spark-class"), f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1"]
-        with (tmp_path / f"{name}.log").open("wb") as log:
-            started.append(subprocess.Popen([*line, "--webui-port", "0", *words], env=environment, stderr=log))
-        return started[-1]
-
-    def logged(name: str, text: str) -> None:
-        end = time.monotonic() + 120
-        while text not in (tmp_path / f"{name}.log").read_text():
-            assert time.monotonic() < end, (tmp_path / f"{name}.log").read_text()
-            time.sleep(0.1)
-
-    port = free_port()
+def standalone(tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
+    """The address of a master, and two workers with a core each."""
+    port = str(free_ports(1)[0])
     url = f"spark://127.0.0.1:{port}"
-    try:
-        start("master", "master.Master", "--port", str(port))
-        logged("master", "I have been elected leader")
-        size = ("--cores", "1", "--memory", "1g")
-        workers = [start(f"worker{number}", "worker.Worker", *size, url) for number in range(2)]
-        for number in range(2):
-            logged(f"worker{number}", "Successfully registered with master")
-        yield Standalone(url, workers)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+
+    def deployed(name: str, kind: str, started: str, *words: str) -> Server:
+        line = ("spark-class", f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1", "--webui-port", "0", *words)
+        made = spark_process(name, tmp_path, line, started, SPARK_WORKER_DIR=str(tmp_path / "work"))
+        stack.callback(made.kill)
+        return made
+
+    with contextlib.ExitStack() as stack:
+        deployed("master", "master.Master", "I have been elected leader", "--port", port)
+        size = ("--cores", "1", "--memory", "1g", url)
+        registered = "Successfully registered with master"
+        yield url, [deployed(f"worker{n}", "worker.Worker", registered, *size) for n in range(2)]
 
 
 def write_steps(folder: Path) -> None:
@@ -83,13 +64,13 @@ def write_steps(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("delivery", [{}, {"delivery": "exactly_once", "scope": "task"}], ids=["plain", "tasks"])
 def test_results_are_exact_although_a_worker_dies(
-    kafka: Any, topic: Any, tmp_path: Path, standalone: Standalone, delivery: dict[str, str]
+    kafka: Any, topic: Any, tmp_path: Path, standalone: tuple[str, list[Server]]
 ) -> None:
     """An aggregate over a Python function of the pipeline's folder counts each record once, on executors of which one
     is killed in between; its state goes on in the executor that is left. Tasks that write repeat no row."""
     source, out = topic(4), topic()
+    url, workers = standalone
     settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "pipeline"
     write_steps(folder)
     spec = {
@@ -101,25 +82,22 @@ def test_results_are_exact_although_a_worker_dies(
         "flows": {
             "f": {
                 "sql": "SELECT carrier, count(*) AS n, sum(twice) AS total FROM doubled GROUP BY carrier",
-                "sink": {"topic": out, "key": "carrier", **delivery},
+                "sink": {"topic": out, "key": "carrier", "delivery": "exactly_once", "scope": "task"},
             }
         },
-        "driver": {
-            "master": standalone.url,
-            "settings": {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"},
-        },
+        "driver": {"master": url, "settings": {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}},
     }
 
     async def main() -> None:
         async with running(spec, settings, tmp_path / "state") as run:
             await until(lambda: read(run, "f") > 0, run)
             assert read(run, "f") < RECORDS
-            standalone.workers[0].kill()
+            workers[0].kill()
             await until(lambda: read(run, "f") >= RECORDS and run.status()["flows"]["f"]["lag_records"] == 0, run)
             assert run.status()["flows"]["f"]["state_rows"] == 16
             await run.drain(Deadline(SystemClock(), 100))
         written = [row for _, row in await rows(settings, out)]
-        assert not delivery or len({(row["carrier"], row["n"]) for row in written}) == len(written)
+        assert len({(row["carrier"], row["n"]) for row in written}) == len(written)
         newest = {row["carrier"]: row for row in written}
         assert sum(row["n"] for row in newest.values()) == RECORDS
         assert sum(row["total"] for row in newest.values()) == sum(range(RECORDS)) * 2

@@ -3,23 +3,21 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.control.health.lag import lag_of
+from headrace.devcluster.ports import free_ports
 from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock
-from headrace.runtime.jvm import ensure_artifacts, find_java
+from headrace.runtime.jvm import ensure_artifacts
 from headrace.testing.secured import SecuredCluster
-from tests.integration.pipelines.test_pipeline_cluster import free_port, write_steps
+from tests.integration.pipelines.test_pipeline_cluster import spark_process, write_steps
 from tests.integration.pipelines.test_pipelines import (
     SCHEMA,
     gone,
@@ -42,48 +40,41 @@ class ConnectServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
         (folder / "statements").mkdir()
-        self.port = free_port()
+        self.port = free_ports(1)[0]
 
     def start(self) -> None:
-        home, log = Path(pyspark.__file__).parent, self._folder / "server.log"
-        environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-        environment |= {"JAVA_HOME": str(find_java(17, for_spark=True).home), "SPARK_LOCAL_IP": "127.0.0.1"}
-        jars = ",".join(map(str, ensure_artifacts("spark").glob("*.jar")))
-        line = [str(home / "bin/spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-        line += ["--master", "local[2]", "--jars", jars, "--conf", f"spark.connect.grpc.binding.port={self.port}"]
         # The log of events has the statements of the clients, as the pages of Spark show them.
-        events = {"enabled": "true", "compress": "false", "dir": f"file://{self._folder}/statements"}
-        for name, value in events.items():
-            line += ["--conf", f"spark.eventLog.{name}={value}"]
-        line += ["--conf", "spark.ui.enabled=false", "spark-internal"]
-        with log.open("wb") as stream:
-            self._process = subprocess.Popen(line, env=environment, cwd=self._folder, stderr=stream)
-        end = time.monotonic() + 120
-        while "Spark Connect server started" not in log.read_text():
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.1)
+        settings = {
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": f"file://{self._folder}/statements",
+            "spark.ui.enabled": "false",
+        }
+        jars = ",".join(map(str, ensure_artifacts("spark").glob("*.jar")))
+        line = ["spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        line += ["--master", "local[2]", "--jars", jars]
+        line += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        self._starts += 1
+        name, started = f"server{self._starts}", "Spark Connect server started"
+        self.process = spark_process(
+            name, self._folder, [*line, "spark-internal"], started, PYSPARK_PYTHON=sys.executable
+        )
 
     @property
     def command_line(self) -> str:
-        assert self._process
-        return Path(f"/proc/{self._process.pid}/cmdline").read_text()
-
-    def kill(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
+        assert self.process.id
+        return Path(f"/proc/{self.process.id.pid}/cmdline").read_text()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ConnectServer]:
     made = ConnectServer(tmp_path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.kill()
+    made.start()
+    yield made
+    made.process.kill()
 
 
 def pipeline_of(
@@ -150,7 +141,7 @@ def test_results_are_exact_although_a_process_is_killed(
             assert min(read(run, flow) for flow in flows) < RECORDS
             assert len(in_group(run.status()["driver_pid"])) == 1
             if killed == "server":
-                server.kill()
+                server.process.kill()
                 await until(lambda: "Spark Connect server was lost" in run.readiness().reason, run)
                 server.start()
             else:
@@ -218,7 +209,7 @@ def test_a_password_is_seen_nowhere_on_the_server(
         assert sorted(found) == sorted([*range(100)] * 2)
 
     asyncio.run(main())
-    server.kill()
+    server.process.kill()
     assert not secrets.exists()
     texts = {file: file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*") if file.is_file()}
     assert any(source in text for file, text in texts.items() if "statements" in file.parts)

@@ -83,7 +83,7 @@ def assert_named(response: Response) -> None:
         assert response.status == 403, response
 
 
-class World:
+class RightsScenario:
     """The secured cluster with one user, and a process of that user."""
 
     def __init__(
@@ -185,18 +185,18 @@ class Feature:
     repeats = True
     """Whether a use that was refused is repeated by its caller; otherwise the process must finish it by itself."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, scenario: RightsScenario) -> None:
+        self.scenario = scenario
         self.response = ""
 
     def start(self) -> None:
-        self.world.run(**self.more)
+        self.scenario.run(**self.more)
 
     def restart(self) -> None:
         """Start again, without waiting for readiness."""
-        assert self.world.process
-        self.world.process.terminate()
-        self.world.process.start()
+        assert self.scenario.process
+        self.scenario.process.terminate()
+        self.scenario.process.start()
 
     def trigger(self, number: int) -> None:
         raise NotImplementedError
@@ -205,7 +205,7 @@ class Feature:
         raise NotImplementedError
 
     def texts(self) -> str:
-        return self.world.texts(self.response)
+        return self.scenario.texts(self.response)
 
 
 class Posted(Feature):
@@ -220,12 +220,12 @@ class Posted(Feature):
         return {"records": [{"value": number}]}
 
     def path(self) -> str:
-        return f"/producers/{self.world('orders')}"
+        return f"/producers/{self.scenario('orders')}"
 
     def trigger(self, number: int) -> None:
         self.status = 0
         try:
-            response = send("POST", self.world.url + self.path(), self.body(number), self.headers(number))
+            response = send("POST", self.scenario.url + self.path(), self.body(number), self.headers(number))
         except OSError:  # it is starting
             return
         self.status, self.response = response.status, json.dumps(response.body)
@@ -241,7 +241,7 @@ class Written(Feature):
     repeats = False
 
     def trigger(self, number: int) -> None:
-        self.world.site.write_json(self.world("orders"), {"n": number})
+        self.scenario.site.write_json(self.scenario("orders"), {"n": number})
 
     def arrived(self, topic: str, number: int) -> bool:
-        return any(json.loads(record.value or b"{}").get("n") == number for record in self.world.site.records(topic))
+        return any(json.loads(record.value or b"{}").get("n") == number for record in self.scenario.site.records(topic))

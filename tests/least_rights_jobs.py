@@ -10,7 +10,7 @@ from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record
 from tests.active_client import send
-from tests.least_rights import Feature, World, Written, assert_named
+from tests.least_rights import Feature, RightsScenario, Written, assert_named
 
 ENDED = ("done", "failed", "stopped")
 
@@ -22,7 +22,7 @@ class Job(Feature):
     """The present use, how many of its jobs are done, and the job that is not."""
 
     def start(self) -> None:
-        self.world.run(registrations={"backends": [self.world.backend.url]})
+        self.scenario.run(registrations={"backends": [self.scenario.backend.url]})
 
     def prepare(self, number: int) -> None:
         """Write what the jobs of a use are about."""
@@ -42,10 +42,10 @@ class Job(Feature):
         try:
             if not job:
                 path, body = requests[count]
-                response = send("POST", self.world.url + path, body)
+                response = send("POST", self.scenario.url + path, body)
                 job = response.body["id"] if response.status == 202 else ""
             else:
-                response = send("GET", f"{self.world.url}/adm/jobs/{job}")
+                response = send("GET", f"{self.scenario.url}/adm/jobs/{job}")
                 if response.status == 200 and response.body["state"] in ENDED:
                     count, job = count + (response.body["state"] == "done"), ""
         except OSError:  # it is starting
@@ -58,27 +58,33 @@ class Job(Feature):
         return self.present == (number, len(self.requests(number)), "")
 
     def texts(self) -> str:
-        return self.world.texts(self.response)
+        return self.scenario.texts(self.response)
 
 
 class Replay(Job):
     titles = ("Replay to a topic",)
 
     def prepare(self, number: int) -> None:
-        self.world.site.write_json(self.world("orders"), {"n": number})
+        self.scenario.site.write_json(self.scenario("orders"), {"n": number})
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
         window = {"partition": 0, "offsets": {"start": number, "end": number + 1}}
-        return [("/adm/replays", {"topic": self.world("orders"), "to": {"topic": self.world("orders.copy")}, **window})]
+        return [
+            (
+                "/adm/replays",
+                {"topic": self.scenario("orders"), "to": {"topic": self.scenario("orders.copy")}, **window},
+            )
+        ]
 
     def done(self, number: int) -> bool:
         copies = [
-            json.loads(record.value or b"{}")["n"] for record in self.world.site.records(self.world("orders.copy"))
+            json.loads(record.value or b"{}")["n"]
+            for record in self.scenario.site.records(self.scenario("orders.copy"))
         ]
         return super().done(number) and number in copies
 
 
-def write_dead_letters(world: World, number: int, *statuses: int) -> None:
+def write_dead_letters(scenario: RightsScenario, number: int, *statuses: int) -> None:
     """Write a dead letter for each status."""
     written = list[OutgoingRecord]()
 
@@ -87,10 +93,10 @@ def write_dead_letters(world: World, number: int, *statuses: int) -> None:
         return [None] * len(records)
 
     for status in statuses:
-        record = Record(world("orders"), 0, number, 1, b"k", b"%d-%d" % (number, status), list, 3)
-        dead_letter = DeadLetter(record, world("tracking"), 3, Reply(f"HTTP {status}", "no", status), 1.0, 2.0)
+        record = Record(scenario("orders"), 0, number, 1, b"k", b"%d-%d" % (number, status), list, 3)
+        dead_letter = DeadLetter(record, scenario("tracking"), 3, Reply(f"HTTP {status}", "no", status), 1.0, 2.0)
         asyncio.run(DeadLetterTopic("{topic}.dlq", produce, None).write([dead_letter]))
-    world.site.write(world("orders.dlq"), *written)
+    scenario.site.write(scenario("orders.dlq"), *written)
 
 
 class Drop(Job):
@@ -99,16 +105,16 @@ class Drop(Job):
     titles = ("Drop dead letters",)
 
     def prepare(self, number: int) -> None:
-        write_dead_letters(self.world, number, 400)
+        write_dead_letters(self.scenario, number, 400)
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
-        return [(f"/adm/dead-letters/{self.world('orders.dlq')}/drop", {"reason": "paid", "errors": ["HTTP 400"]})]
+        return [(f"/adm/dead-letters/{self.scenario('orders.dlq')}/drop", {"reason": "paid", "errors": ["HTTP 400"]})]
 
     def done(self, number: int) -> bool:
         if not super().done(number):
             return False
-        topics = send("GET", f"{self.world.url}/adm/dead-letters").body["topics"]
-        return any((one["topic"], one["left"]) == (self.world("orders.dlq"), 0) for one in topics)
+        topics = send("GET", f"{self.scenario.url}/adm/dead-letters").body["topics"]
+        return any((one["topic"], one["left"]) == (self.scenario("orders.dlq"), 0) for one in topics)
 
 
 class Redrive(Drop):
@@ -117,10 +123,10 @@ class Redrive(Drop):
     titles = (*Drop.titles, "Redrive and quarantine dead letters")
 
     def prepare(self, number: int) -> None:
-        write_dead_letters(self.world, number, 400, 404, 500)
+        write_dead_letters(self.scenario, number, 400, 404, 500)
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
-        path = f"/adm/dead-letters/{self.world('orders.dlq')}"
+        path = f"/adm/dead-letters/{self.scenario('orders.dlq')}"
         return [
             (f"{path}/redrive", {"errors": ["HTTP 400"]}),
             (f"{path}/quarantine", {"errors": ["HTTP 500"]}),
@@ -130,10 +136,10 @@ class Redrive(Drop):
     def done(self, number: int) -> bool:
         if not super().done(number):
             return False
-        back = [record.value for record in self.world.site.records(self.world("orders"))]
+        back = [record.value for record in self.scenario.site.records(self.scenario("orders"))]
         expected = {b"%d-%d" % (use, status) for use in range(number + 1) for status in (400, 404)}
         assert (set(back), len(back)) == (expected, len(expected)), "a refused run sends nothing that it repeats"
-        apart = self.world.site.records(self.world("orders.dlq.quarantine"))
+        apart = self.scenario.site.records(self.scenario("orders.dlq.quarantine"))
         assert [record.value for record in apart] == [b"%d-500" % use for use in range(number + 1)]
         return True
 
@@ -146,11 +152,11 @@ class Registration(Written):
     repeats = True
 
     def start(self) -> None:
-        self.world.run(registrations={"backends": [self.world.backend.url]})
+        self.scenario.run(registrations={"backends": [self.scenario.backend.url]})
 
     def trigger(self, number: int) -> None:
-        url = f"{self.world.url}/reactive-consumers/work"
-        settings = self.world.consumer(dead_letter={"enabled": False}, batch={"max_records": number + 1})
+        url = f"{self.scenario.url}/reactive-consumers/work"
+        settings = self.scenario.consumer(dead_letter={"enabled": False}, batch={"max_records": number + 1})
         try:
             if self.wanted != number:
                 super().trigger(number)
@@ -164,5 +170,5 @@ class Registration(Written):
         assert_named(response)
 
     def done(self, number: int) -> bool:
-        values = [record["value"] for record in self.world.backend.records]
+        values = [record["value"] for record in self.scenario.backend.records]
         return self.version == number and {"n": number} in values

@@ -13,7 +13,7 @@ import pytest
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, Response
-from tests.least_rights import Row, World, rows_of
+from tests.least_rights import RightsScenario, Row, rows_of
 
 TOPIC, GROUP = "orders", "tracking"
 
@@ -21,14 +21,14 @@ TOPIC, GROUP = "orders", "tracking"
 class Reader:
     """An instance of a user with the rights of the page, of which one may be missing."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.topic = world, world(TOPIC)
-        self.rights = {row.kind: row for row in world.rows}
+    def __init__(self, scenario: RightsScenario) -> None:
+        self.scenario, self.topic = scenario, scenario(TOPIC)
+        self.rights = {row.kind: row for row in scenario.rows}
         self.written = 0
 
     def open(self, how: str = "subscriptions") -> Instance:
         """Return an instance that reads the topic as a member, or as it was assigned."""
-        instance = Instance(self.world.url, self.world(GROUP), valueFormat="json", requestWaitMs=1000)
+        instance = Instance(self.scenario.url, self.scenario(GROUP), valueFormat="json", requestWaitMs=1000)
         partitions = {"partitions": [{"topic": self.topic, "partition": 0}]}
         instance.ok("POST", f"/{how}", {"topics": [self.topic]} if how == "subscriptions" else partitions)
         return instance
@@ -42,19 +42,19 @@ class Reader:
             assert seen[-1].status in (200, status), seen[-1]
             return seen[-1].status == status
 
-        self.world.site.wait_until(read, f"a response {status}")
+        self.scenario.site.wait_until(read, f"a response {status}")
         return seen[-1]
 
     def refused(self, instance: Instance, row: Row) -> None:
         """Wait until a read names the missing right."""
         found = self.answer(instance, 403)
         assert found.code == "ERR40015"
-        assert row.sentence(self.world.user, self.world.key) in found.body["description"]
+        assert row.sentence(self.scenario.user, self.scenario.key) in found.body["description"]
 
     def receives(self, *instances: Instance) -> None:
         """Wait until one of the instances has a new record; no other reports a problem."""
         self.written += 1
-        self.world.site.write_json(self.topic, {"n": self.written})
+        self.scenario.site.write_json(self.topic, {"n": self.written})
         got: list[int] = []
 
         def read() -> bool:
@@ -63,7 +63,7 @@ class Reader:
                 got.extend(record["value"]["n"] for record in response.body if response.status == 200)
             return self.written in got and {response.status for response in responses} == {200}
 
-        self.world.site.wait_until(read, f"record {self.written}")
+        self.scenario.site.wait_until(read, f"record {self.written}")
         for instance in instances:
             instance.ok("POST", "/offsets")
 
@@ -74,7 +74,7 @@ def reader(
 ) -> Iterator[Reader]:
     """A user with every right that an active consumer needs."""
     yield Reader(
-        World(
+        RightsScenario(
             kafka_secured, f"refused-{secrets.token_hex(3)}", rows_of("Active consumers"), tmp_path, headrace, backend
         )
     )
@@ -85,16 +85,16 @@ def reader(
 def test_a_missing_right_is_answered_until_it_is_given(reader: Reader, kind: str, how: str) -> None:
     """At the start, and later while partitions are assigned; the same instance reads on."""
     row = reader.rights[kind]
-    reader.world.take(row)
-    reader.world.run()
+    reader.scenario.take(row)
+    reader.scenario.run()
     instance = reader.open(how)
     reader.refused(instance, row)
-    reader.world.give(row)
+    reader.scenario.give(row)
     reader.receives(instance)
     if (kind, how) != ("group", "assignments"):  # an assignment needs that right again with the next commit only
-        reader.world.take(row)
+        reader.scenario.take(row)
         reader.refused(instance, row)
-        reader.world.give(row)
+        reader.scenario.give(row)
         reader.receives(instance)
 
 
@@ -102,28 +102,28 @@ def test_a_missing_right_is_answered_until_it_is_given(reader: Reader, kind: str
 def test_an_instance_without_a_partition_forgets_the_refusal_too(reader: Reader, kind: str) -> None:
     """The topic has one partition, so one of two instances gets none."""
     row = reader.rights[kind]
-    reader.world.take(row)
-    reader.world.run()
+    reader.scenario.take(row)
+    reader.scenario.run()
     instances = reader.open(), reader.open()
     for instance in instances:
         reader.refused(instance, row)
-    reader.world.give(row)
+    reader.scenario.give(row)
     reader.receives(*instances)
 
 
 def test_a_refused_login_is_answered_until_it_is_accepted(reader: Reader) -> None:
     """By a read, and by the first event of a stream, which then ends."""
-    world = reader.world
-    world.set_password("another-password")
-    world.process = world.headrace(world.config(), wait=False)
-    world.site.wait_until(lambda: "is wrong for SCRAM-SHA-512" in world.texts(""), "the refusal")
+    scenario = reader.scenario
+    scenario.set_password("another-password")
+    scenario.process = scenario.headrace(scenario.config(), wait=False)
+    scenario.site.wait_until(lambda: "is wrong for SCRAM-SHA-512" in scenario.texts(""), "the refusal")
     instance = reader.open()
     found = reader.answer(instance, 503)
     assert found.code == "ERR40012"
-    assert f"user {world.user} or its password is wrong for SCRAM-SHA-512: correct" in found.body["description"]
+    assert f"user {scenario.user} or its password is wrong for SCRAM-SHA-512: correct" in found.body["description"]
     stream = instance.open("application/x-ndjson", "")
     assert "is wrong for SCRAM-SHA-512" in stream.until(lambda data: b"ERR40012" in data).decode()
     stream.cut()
-    world.set_password(world.password)
+    scenario.set_password(scenario.password)
     reader.receives(instance)
-    assert json.dumps(found.body).count(world.password) == 0
+    assert json.dumps(found.body).count(scenario.password) == 0

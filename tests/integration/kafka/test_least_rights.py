@@ -19,7 +19,7 @@ from headrace.records import TopicPartition
 from headrace.testing import PlannedResponse, RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
-from tests.least_rights import Feature, Posted, World, Written, assert_named, rows_of
+from tests.least_rights import Feature, Posted, RightsScenario, Written, assert_named, rows_of
 from tests.least_rights_jobs import Drop, Redrive, Registration, Replay
 
 
@@ -32,10 +32,10 @@ class Keyed(Posted):
 
     def start(self) -> None:
         names = {
-            "transactions": {"id": self.world("headrace-host"), "producers": 1},
-            "idempotency": {"topic": self.world("_headrace-idempotency")},
+            "transactions": {"id": self.scenario("headrace-host"), "producers": 1},
+            "idempotency": {"topic": self.scenario("_headrace-idempotency")},
         }
-        self.world.run(producer=names)
+        self.scenario.run(producer=names)
 
     def headers(self, number: int) -> dict[str, str]:
         return {"Idempotency-Key": f"key-{number}-{secrets.token_hex(4)}"}
@@ -51,18 +51,18 @@ class Transaction(Keyed):
         return "/transactions"
 
     def body(self, number: int) -> Any:
-        return {"topics": [{"topic": self.world("orders"), "records": [{"value": number}]}]}
+        return {"topics": [{"topic": self.scenario("orders"), "records": [{"value": number}]}]}
 
 
 class Push(Written):
     titles = ("Push to a backend",)
 
     def start(self) -> None:
-        self.world.backend.response = PlannedResponse(fails=lambda entry: True)
-        self.world.run(reactive_consumers={"push": self.world.consumer(retry={"attempts": 1, "topics": [1]})})
+        self.scenario.backend.response = PlannedResponse(fails=lambda entry: True)
+        self.scenario.run(reactive_consumers={"push": self.scenario.consumer(retry={"attempts": 1, "topics": [1]})})
 
     def done(self, number: int) -> bool:
-        return self.arrived(self.world("orders.dlq"), number)
+        return self.arrived(self.scenario("orders.dlq"), number)
 
 
 class CreatedTopics(Push):
@@ -71,17 +71,17 @@ class CreatedTopics(Push):
     titles = ("Topics that Headrace creates",)
 
     def start(self) -> None:
-        self.world.give(*rows_of("Push to a backend"))
-        self.world.create_topic("_headrace-control")
-        self.world.backend.response = PlannedResponse(fails=lambda entry: True)
-        consumer = self.world.consumer(retry={"attempts": 1})
-        self.world.run(wait=False, kafka={"create_topics": True}, reactive_consumers={"push": consumer})
+        self.scenario.give(*rows_of("Push to a backend"))
+        self.scenario.create_topic("_headrace-control")
+        self.scenario.backend.response = PlannedResponse(fails=lambda entry: True)
+        consumer = self.scenario.consumer(retry={"attempts": 1})
+        self.scenario.run(wait=False, kafka={"create_topics": True}, reactive_consumers={"push": consumer})
 
     def trigger(self, number: int) -> None:
-        assert self.world.process
-        self.world.process.terminate()
-        self.world.delete_topic("orders.dlq")
-        self.world.process.start()
+        assert self.scenario.process
+        self.scenario.process.terminate()
+        self.scenario.delete_topic("orders.dlq")
+        self.scenario.process.start()
         super().trigger(number)
 
     def done(self, number: int) -> bool:
@@ -95,21 +95,21 @@ class Function(Written):
 
     def start(self) -> None:
         code = "def handler(context, event):\n    if event.body['n'] % 2:\n        raise ValueError('odd')\n"
-        (self.world.folder / "work.py").write_text(code + "    return event.body\n")
-        names = {"topics": [self.world("orders")], "consumerGroup": self.world("tracking"), "valueFormat": "json"}
-        attributes = {**names, "outputTopic": self.world("weights"), "attempts": 1}
+        (self.scenario.folder / "work.py").write_text(code + "    return event.body\n")
+        names = {"topics": [self.scenario("orders")], "consumerGroup": self.scenario("tracking"), "valueFormat": "json"}
+        attributes = {**names, "outputTopic": self.scenario("weights"), "attempts": 1}
         trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
         spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-        file = self.world.folder / "function.yaml"
+        file = self.scenario.folder / "function.yaml"
         file.write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-        self.world.run(functions=[str(file)])
+        self.scenario.run(functions=[str(file)])
 
     def trigger(self, number: int) -> None:
-        self.world.site.write_json(self.world("orders"), {"n": 2 * number}, {"n": 2 * number + 1})
+        self.scenario.site.write_json(self.scenario("orders"), {"n": 2 * number}, {"n": 2 * number + 1})
 
     def done(self, number: int) -> bool:
-        ended = self.arrived(self.world("weights"), 2 * number)
-        return ended and self.arrived(self.world("orders.dlq"), 2 * number + 1)
+        ended = self.arrived(self.scenario("weights"), 2 * number)
+        return ended and self.arrived(self.scenario("orders.dlq"), 2 * number + 1)
 
 
 class Active(Feature):
@@ -117,14 +117,16 @@ class Active(Feature):
     repeats = False
 
     def start(self) -> None:
-        self.world.run()
-        self.instance = Instance(self.world.url, self.world("tracking"), valueFormat="json", autoCommitEnable="false")
-        self.instance.ok("POST", "/subscriptions", {"topics": [self.world("orders")]})
+        self.scenario.run()
+        self.instance = Instance(
+            self.scenario.url, self.scenario("tracking"), valueFormat="json", autoCommitEnable="false"
+        )
+        self.instance.ok("POST", "/subscriptions", {"topics": [self.scenario("orders")]})
         self.read: set[int] = set()
         self.committed = 0
 
     def trigger(self, number: int) -> None:
-        self.world.site.write_json(self.world("orders"), {"n": number})
+        self.scenario.site.write_json(self.scenario("orders"), {"n": number})
 
     def done(self, number: int) -> bool:
         response = self.instance("GET", "/records?timeout=500")
@@ -142,9 +144,9 @@ class Control(Posted):
     titles = ("Control of consumers",)
 
     def start(self) -> None:
-        self.world.give(*rows_of("Active consumers"))
-        self.world.create_topic("orders")
-        self.world.run(reactive_consumers={"push": self.world.consumer(dead_letter={"enabled": False})})
+        self.scenario.give(*rows_of("Active consumers"))
+        self.scenario.create_topic("orders")
+        self.scenario.run(reactive_consumers={"push": self.scenario.consumer(dead_letter={"enabled": False})})
 
     def path(self) -> str:
         return "/adm/reactive-consumers/push/pause"
@@ -159,25 +161,27 @@ class Audit(Posted):
     """The present use, and how many events there were before it."""
 
     def start(self) -> None:
-        self.world.run(audit={"to": "topic", "topic": self.world("sidecar-audit")})
+        self.scenario.run(audit={"to": "topic", "topic": self.scenario("sidecar-audit")})
 
     def trigger(self, number: int) -> None:
         if self.known[0] != number:
-            self.known = number, len(self.world.site.records(self.world("sidecar-audit")))
+            self.known = number, len(self.scenario.site.records(self.scenario("sidecar-audit")))
         super().trigger(number)
 
     def done(self, number: int) -> bool:
-        return self.status == 200 and len(self.world.site.records(self.world("sidecar-audit"))) > self.known[1]
+        return self.status == 200 and len(self.scenario.site.records(self.scenario("sidecar-audit"))) > self.known[1]
 
 
 class Doctor(Feature):
     titles = ("Doctor",)
 
     def start(self) -> None:
-        self.file = self.world.file(reactive_consumers={"push": self.world.consumer(dead_letter={"enabled": False})})
+        self.file = self.scenario.file(
+            reactive_consumers={"push": self.scenario.consumer(dead_letter={"enabled": False})}
+        )
 
     def trigger(self, number: int) -> None:
-        self.response = self.world.site.cli("doctor", "-c", str(self.file), "--output", "json", code=1).stdout
+        self.response = self.scenario.site.cli("doctor", "-c", str(self.file), "--output", "json", code=1).stdout
 
     def done(self, number: int) -> bool:
         return "has no right" not in self.response and "retention" in self.response
@@ -192,28 +196,31 @@ class Pipeline(Written):
     limit_seconds = 240.0
 
     def start(self) -> None:
-        name, source = self.world("headrace.scale").removeprefix("headrace."), self.world("orders")
-        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.world("weights"), "delivery": self.delivery}}
+        name, source = self.scenario("headrace.scale").removeprefix("headrace."), self.scenario("orders")
+        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.scenario("weights"), "delivery": self.delivery}}
         spec = {"name": name, "sources": {"a": {"topic": source, "schema": "n INT"}}, "flows": {"copy": flow}}
-        (self.world.folder / "pipeline.yaml").write_text(yaml.safe_dump(spec))
-        more = {"pipelines": [str(self.world.folder / "pipeline.yaml")], "state_dir": str(self.world.folder / "state")}
-        self.world.run(**more)
-        self.group = self.world("headrace.scale.copy")
+        (self.scenario.folder / "pipeline.yaml").write_text(yaml.safe_dump(spec))
+        more = {
+            "pipelines": [str(self.scenario.folder / "pipeline.yaml")],
+            "state_dir": str(self.scenario.folder / "state"),
+        }
+        self.scenario.run(**more)
+        self.group = self.scenario("headrace.scale.copy")
 
     def done(self, number: int) -> bool:
-        shown = self.world.site.committed(self.group).get(TopicPartition(self.world("orders"), 0)) == number + 1
-        return shown and self.arrived(self.world("weights"), number)
+        shown = self.scenario.site.committed(self.group).get(TopicPartition(self.scenario("orders"), 0)) == number + 1
+        return shown and self.arrived(self.scenario("weights"), number)
 
     def texts(self) -> str:
         """Return the status only: the log must have the same, but it keeps what was mended."""
-        assert self.world.process
+        assert self.scenario.process
         (status,) = (
             one["reason"]
-            for name, one in send("GET", f"{self.world.url}/health/readiness").body["services"].items()
+            for name, one in send("GET", f"{self.scenario.url}/health/readiness").body["services"].items()
             if name.startswith("pipeline ")
         )
         missing = re.findall(r"(User:\S+ has no right [^:;]+): allow it \(kafka-acls\.sh --add", status)
-        return "; ".join(one for one in missing if one in self.world.process.output)
+        return "; ".join(one for one in missing if one in self.scenario.process.output)
 
 
 class ExactlyOncePipeline(Pipeline):
@@ -239,14 +246,14 @@ LONG: tuple[type[Feature], ...] = (
 
 
 @pytest.fixture
-def world(
+def scenario(
     kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
-) -> Iterator[Callable[[type[Feature]], World]]:
-    """Return the world of a feature."""
+) -> Iterator[Callable[[type[Feature]], RightsScenario]]:
+    """Return the scenario of a feature."""
 
-    def make(feature: type[Feature]) -> World:
+    def make(feature: type[Feature]) -> RightsScenario:
         key = f"{feature.__name__.lower()}-{secrets.token_hex(2)}"  # a second try finds nothing of the first
-        return World(kafka_secured, key, rows_of(*feature.titles), tmp_path, headrace, backend)
+        return RightsScenario(kafka_secured, key, rows_of(*feature.titles), tmp_path, headrace, backend)
 
     return make
 
@@ -269,9 +276,11 @@ def wait(feature: Feature, number: int, condition: Callable[[], bool], what: str
 @pytest.mark.parametrize(
     "kind", [*FEATURES, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)], ids=name_of
 )
-def test_each_right_is_enough_and_needed(kind: type[Feature], world: Callable[[type[Feature]], World]) -> None:
+def test_each_right_is_enough_and_needed(
+    kind: type[Feature], scenario: Callable[[type[Feature]], RightsScenario]
+) -> None:
     """All rights are enough; without one of them the sentence names it, and with it again nothing is lost."""
-    feature = kind(scenario := world(kind))
+    feature = kind(scenario := scenario(kind))
     assert scenario.rows
     feature.start()
     feature.trigger(0)

@@ -16,7 +16,7 @@ from headrace.records import OutgoingRecord
 from headrace.testing import RecordingBackend
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
-from tests.least_rights import World
+from tests.least_rights import RightsScenario
 from tests.least_rights_jobs import write_dead_letters
 
 LIMIT_SECONDS = 20.0
@@ -25,7 +25,7 @@ FILLED = ("_headrace-idempotency", "_headrace-locks", "_headrace-redriven")
 """Topics with a record, because an empty topic is loaded without the right to read it."""
 
 
-def filled(scenario: World, value: Any) -> Any:
+def filled(scenario: RightsScenario, value: Any) -> Any:
     """Return a value with the names of topics, group and backend."""
     text = json.dumps(value).replace("{backend}", scenario.backend.url)
     for name in (*TOPICS, "tracking"):
@@ -33,7 +33,7 @@ def filled(scenario: World, value: Any) -> Any:
     return json.loads(text)
 
 
-def unnamed(scenario: World, url: str, row: list[Any]) -> str:
+def unnamed(scenario: RightsScenario, url: str, row: list[Any]) -> str:
     """Return the response to a request, unless it names the missing right.
 
     The request is sent again while the client is new and does not know the reason, or reads nothing.
@@ -58,7 +58,7 @@ def test_requests_are_answered_403(
     kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
 ) -> None:
     """Not as an outage, and with a response at all."""
-    scenario = World(kafka_secured, f"none-{secrets.token_hex(2)}", [], tmp_path, headrace, backend)
+    scenario = RightsScenario(kafka_secured, f"none-{secrets.token_hex(2)}", [], tmp_path, headrace, backend)
     for topic in (*TOPICS, *FILLED):
         scenario.create_topic(topic)
     for topic in FILLED:

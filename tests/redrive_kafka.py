@@ -183,7 +183,9 @@ class RedeliveryHarness(FakeKafka):
         config = ReactiveConsumerConfig.model_validate({**base, **limits, **settings})
         no_replay = "its backend keeps offsets" if config.backend.offsets_path else ""
         writer = self.writer if dead_letters else None
-        made = running(config, self, admin=self, no_replay=no_replay, dead_letters=writer)
+        made = running(
+            config, self, admin=self, no_replay=no_replay, dead_letters=writer, dead_letter=config.dead_letter
+        )
         made.pump.on_assigned({TopicPartition("orders", 1): 7}, {})
         return made
 

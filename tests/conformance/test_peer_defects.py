@@ -17,8 +17,7 @@
 | 10 | Strimzi | `Accept` is compared as a whole | `test_10` |
 | 11 | Confluent | a commit without a body commits what was cut off | `test_11` |
 | 12 | Confluent | a record above the limit gives empty answers without end | `test_12` |
-| 13 | Dapr | the next success skips a failed record | `test_delivery_machine.py`; \
-`test_attempts.py`: `test_one_bad_record_costs_its_hundred_neighbours_nothing` |
+| 13 | Dapr | the next success skips a failed record | `test_delivery_machine.py`; `test_retry_policy.py` |
 | 14 | Dapr | a dead letter that cannot be written is ignored | `test_attempts.py`: \
 `test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_other`; `test_dead_letter_faults.py` |
 | 15 | Redpanda | overlapping reads crash the process | `test_15` |

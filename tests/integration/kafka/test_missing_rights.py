@@ -36,7 +36,8 @@ def filled(scenario: RightsScenario, value: Any) -> Any:
 def unnamed(scenario: RightsScenario, url: str, row: list[Any]) -> str:
     """Return the response to a request, unless it names the missing right.
 
-    The request is sent again while the client is new and does not know the reason, or reads nothing.
+    The request is sent again while the client is new and does not know the reason, reads nothing, or while the same
+    call is in progress.
     """
     method, path, body, headers = [*filled(scenario, row), None, None][:4]
     end = time.monotonic() + LIMIT_SECONDS
@@ -48,8 +49,8 @@ def unnamed(scenario: RightsScenario, url: str, row: list[Any]) -> str:
         text = json.dumps(response.body)
         if response.status == 403 and f"User:{scenario.user} has no right" in text and "kafka-acls.sh" in text:
             return ""
-        unknown = response.body == [] or "the Kafka client is being replaced" in text
-        if not unknown or time.monotonic() > end:
+        is_early = response.body == [] or "the Kafka client is being replaced" in text or "lease_taken" in text
+        if not is_early or time.monotonic() > end:
             return f"{row}: {response}"
         time.sleep(0.1)
 

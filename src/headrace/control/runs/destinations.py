@@ -1,14 +1,12 @@
 """Destinations of a run: another topic, or a backend or function, as if the records had just been read."""
 
-import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from headrace import errors
-from headrace.delivery.dead_letter import REFUSALS, origin_of, restored
+from headrace.delivery.dead_letter import REFUSALS, restored
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import (
     ACK,
@@ -90,9 +88,7 @@ class RestoredDelivery:
         for number, group in enumerate(groups):
             records = list(group.values())
             origin = records[0].topic_partition
-            attempt = delivery.attempt + max(_attempts(delivery.records[index]) for index in group)
-            epoch = self._epoch_of(origin)
-            part = delivery._replace(partition=origin, epoch=epoch, records=records, attempt=attempt)
+            part = delivery._replace(partition=origin, epoch=self._epoch_of(origin), records=records)
             try:
                 answered = await self._inner.deliver(part)
             except errors.DeliveryError as cause:
@@ -123,12 +119,6 @@ class RestoredDelivery:
         """Do not return these dead letters again; call when they are saved as completed."""
         for number, offsets in completed.items():
             self._begun[number].difference_update(offsets)
-
-
-def _attempts(dead_letter: Record) -> int:
-    """Return how often the record of a dead letter was delivered before."""
-    origin = origin_of(dead_letter.headers)
-    return origin.attempts if origin else 0
 
 
 def _groups(records: Mapping[int, Record]) -> list[dict[int, Record]]:
@@ -163,18 +153,11 @@ class ReplayDeadLetters:
                 f"({first.reply.error}: {first.reply.reason[:200]}), and dead letters are off: replay with lastRetry "
                 "to drop records that fail"
             )
-            self._fail(errors.DeadLetterFailed(why))
+            self._fail(errors.HeadraceError(why))
             raise errors.DeadLetterFailed(why)
         return await self._inner.write([self._of(dead_letter) for dead_letter in dead_letters])
 
     def _of(self, dead_letter: DeadLetter) -> DeadLetter:
         reply = dead_letter.reply._replace(details=(*dead_letter.reply.details, ("replay", self._job)))
-        dead_letter = dead_letter._replace(reply=reply)
-        origin = origin_of(dead_letter.record.headers) if self._restores else None
-        if origin is None:
-            return dead_letter
-        with contextlib.suppress(ValueError):
-            first = datetime.fromisoformat(origin.text("first_failure")).timestamp()
-            dead_letter = dead_letter._replace(first_failed_at=first)
-        attempts = origin.attempts + dead_letter.attempts
-        return dead_letter._replace(record=restored(dead_letter.record), attempts=attempts)
+        record = restored(dead_letter.record) if self._restores else dead_letter.record
+        return dead_letter._replace(record=record, reply=reply)

@@ -13,18 +13,31 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from headrace import errors
+from headrace.config.consumers import RetryConfig
 from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.control.runs.jobs import Job
-from headrace.control.runs.replay import ReplayJob, ReplaySpec, RunContext
+from headrace.control.runs.replay import NothingSelected, ReplayJob, ReplaySpec, RunContext
 from headrace.control.runs.selection import Selection, Window
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import Delivery, Destination, Reply
+from headrace.delivery.policy import action_of
+from headrace.kafka import Admin
 from headrace.kafka.timestamps import iso_ms
 
-_SECONDS: Final = 10.0
-_MOST_SECONDS: Final = 60.0
+_MILLISECONDS: Final = 10_000
+_MOST_MILLISECONDS: Final = 60_000
 _MOST_BATCHES: Final = 4
+_DRAIN_SECONDS: Final = 600.0
+"""Limit for deliveries that have begun: longer than a backend's own timeout, so that each has an outcome."""
+_LEFT: Final = (
+    errors.KafkaUnavailable,
+    errors.KafkaTimeout,
+    errors.DeliveryError,
+    errors.TopicNotFound,
+    errors.InvalidRequest,
+)
+"""Errors of a replay that leave dead letters for the next call."""
 _COMPLETED: Final = ("delivered", "skipped", "dead_letters", "given_up")
 """Counts of a replay that are completed dead letters."""
 
@@ -56,30 +69,41 @@ class RedeliveryResponse(msgspec.Struct, frozen=True):
     """`rolledBack` when the backend did not take others, which will be delivered again."""
 
 
-class _Key(NamedTuple):
-    """What decides which dead letters a call may skip."""
+class _Scope(NamedTuple):
+    """What decides which dead letters the next call may skip; another scope skips none."""
 
     topic_id: str
     consumer: RunningConsumer
-    last_retry: bool
+    origins: Sequence[str]
 
 
 class _Call:
     """The destination and the progress of one replay, which it stops when it has delivered anything."""
 
-    def __init__(self, inner: Destination, progress: Mapping[str, Any]) -> None:
+    def __init__(self, inner: Destination, retry: RetryConfig, progress: Mapping[str, Any]) -> None:
         self.progress = progress
         self.stop = asyncio.Event()
         self.why = ""
         """Why the backend, or Kafka, did not take dead letters."""
-        self._inner = inner
+        self._inner, self._retry = inner, retry
+        self._positions = progress.get("positions", {})
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         try:
-            return await self._inner.deliver(delivery)
+            replies = await self._inner.deliver(delivery)
         except errors.DeliveryError as cause:
-            self.fail(cause)
+            self.why = self.why or cause.description
+            if not cause.broken_off:  # the pump finds the record that breaks connections
+                self.stop.set()
             raise
+        unavailable = [r for r in replies if r.error and action_of(r, self._retry) == "unavailable"]
+        if unavailable:
+            self.fail(errors.DestinationUnavailable(f"{unavailable[0].error}: {unavailable[0].reason}"))
+        # A dead letter that fails again says nothing about the backend, so the breaker must not count it.
+        alone = len(replies) == 1
+        return [
+            r._replace(permanent=True) if r.error and r.reached and (alone or r.status is None) else r for r in replies
+        ]
 
     async def save(self, progress: Mapping[str, Any], *, message: str = "") -> bool:
         """Keep the progress, and end the call when it has delivered anything."""
@@ -91,6 +115,13 @@ class _Call:
     def fail(self, error: errors.HeadraceError) -> None:
         self.why = self.why or error.description
         self.stop.set()
+
+    @property
+    def last(self) -> tuple[int, str]:
+        """The highest completed offset of this call, and its partition."""
+        positions = self.progress["positions"]
+        moved = {number: at for number, at in positions.items() if at != self._positions.get(number)}
+        return max((_last(at), number) for number, at in (moved or positions).items())
 
     def count(self, name: str) -> int:
         return int(self.progress.get("counts", {}).get(name, 0))
@@ -115,8 +146,8 @@ class Redelivery:
         self._context, self._consumers = context, consumers
         self._instance = f"Reactive-Replay-{host}"
         self._busy: set[str] = set()
-        self._passed: dict[str, tuple[_Key, Mapping[str, Any]]] = {}
-        """By topic, how far the calls of the last key are."""
+        self._passed: dict[tuple[str, str, bool], tuple[_Scope, Mapping[str, Any]]] = {}
+        """By topic, group and `lastretry`: how far the calls of the last scope are."""
 
     def chosen(self, request: RedeliveryRequest) -> list[tuple[str, RunningConsumer]]:
         """Return the topics whose dead letters are requested, each with every consumer that reads it.
@@ -155,12 +186,14 @@ class Redelivery:
                 f"the backend of group {kept} keeps the group's offsets (backend.offsets_path), and a dead letter "
                 "would reset them: redrive its dead letters instead (headrace dlq redrive)"
             )
-        searched = {(c.group, c.dead_letter.topic_for(name)): c for name, c in chosen}
-        topics = list(dict.fromkeys(topic for _, topic in searched))
-        group = request.group or next((group for group, _ in searched), "")
+        searched: dict[tuple[str, RunningConsumer], list[str]] = {}
+        for name, consumer in chosen:
+            searched.setdefault((consumer.dead_letter.topic_for(name), consumer), []).append(name)
+        topics = list(dict.fromkeys(topic for topic, _ in searched))
+        group = request.group or next((consumer.group for _, consumer in searched), "")
         unproved: dict[str, int] = {}
-        for (_, topic), consumer in searched.items():
-            call = await self._of_topic(topic, consumer, request)
+        for (topic, consumer), origins in searched.items():
+            call = await self._of_topic(topic, consumer, origins, request)
             if call is None:
                 continue
             if count := call.count("unproved"):
@@ -173,36 +206,41 @@ class Redelivery:
         )
         return RedeliveryResponse(group, self._instance, topics, 0, nothing + _unproved(unproved), "empty")
 
-    async def _of_topic(self, topic: str, consumer: RunningConsumer, request: RedeliveryRequest) -> _Call | None:
-        """Run one replay; returns None for a topic that does not exist or is empty."""
+    async def _of_topic(
+        self, topic: str, consumer: RunningConsumer, origins: Sequence[str], request: RedeliveryRequest
+    ) -> _Call | None:
+        """Run one replay of dead letters of some origins; returns None for a topic that does not exist or is empty."""
         if topic in self._busy:
             raise errors.LeaseTaken(
                 f"another call is delivering dead letters of {topic}: call again when it has returned"
             )
         self._busy.add(topic)
         try:
-            window = await Window.resolve(consumer.admin, topic, Selection(), self._context.clock.time())
+            window = await _window(consumer.admin, topic)
             if not window.total:
                 return None
-            key = _Key(window.topic_id, consumer, request.lastretry)
-            earlier, progress = self._passed.get(topic, (key, {}))
-            call = _Call(consumer.destination, progress if earlier == key else {})
-            await self._replay(consumer, window, request, call)
-            self._passed[topic] = key, call.passed
+            key = topic, consumer.group, request.lastretry
+            scope = _Scope(window.topic_id, consumer, origins)
+            earlier, progress = self._passed.get(key, (scope, {}))
+            if earlier != scope or _is_cut(window, progress):
+                progress = {}
+            call = _Call(consumer.destination, consumer.delivery.retry, progress)
+            await self._replay(consumer, window, scope, request, call)
+            self._passed[key] = scope, call.passed
             return call
-        except errors.TopicNotFound:
-            return None
         except (errors.KafkaUnavailable, errors.KafkaTimeout) as cause:
             raise errors.ReadFailed(f"dead letters are left, none is lost: {cause.description}") from cause
         finally:
             self._busy.discard(topic)
 
-    async def _replay(self, consumer: RunningConsumer, window: Window, request: RedeliveryRequest, call: _Call) -> None:
+    async def _replay(
+        self, consumer: RunningConsumer, window: Window, scope: _Scope, request: RedeliveryRequest, call: _Call
+    ) -> None:
         """Replay the dead letters of a window until some are completed, the backend takes none, or time is up."""
         # Each is delivered once. A call would begin its attempts again, so one that always fails would never end.
         retry = consumer.delivery.retry.model_copy(update={"attempts": 1, "deadline_seconds": None})
         delivery = consumer.delivery.model_copy(update={"retry": retry})
-        target = dataclasses.replace(consumer, destination=call, delivery=delivery)
+        target = dataclasses.replace(consumer, destination=call, delivery=delivery, topics=scope.origins, matches=None)
         spec = ReplaySpec(
             window=window,
             to={"consumer": consumer.name},
@@ -214,24 +252,32 @@ class Redelivery:
         )
         since = iso_ms(int(self._context.clock.time() * 1000))
         job = Job(self._instance, "redelivery", {}, self._instance, since)
-        run = ReplayJob(job, spec, self._context, lambda _: target)
-        seconds = min(request.timeout / 1000, _MOST_SECONDS) if request.timeout else _SECONDS
-        timer = asyncio.get_running_loop().call_later(seconds, call.stop.set)
+        milliseconds = request.timeout or _MILLISECONDS
+        seconds = min(milliseconds, _MOST_MILLISECONDS) / 1000
+
+        def target_of(_: object) -> RunningConsumer | None:
+            return target if self._consumers.get(consumer.name) is consumer else None
+
+        def begin() -> None:
+            asyncio.get_running_loop().call_later(seconds, call.stop.set)
+
+        run = ReplayJob(job, spec, self._context, target_of, drain_seconds=_DRAIN_SECONDS, on_begin=begin)
         try:
             await run.run(call.progress, call.save, call.stop)
             if call.stop.is_set() and not call.completed:
-                call.why = call.why or f"{seconds:g} s were not enough: call again to continue"
-        except errors.InvalidRequest:  # no dead letter is selected
+                slow = f"{seconds:g} s were not enough: call again to continue"
+                call.why = call.why or consumer.pump.breaker.waits_for or slow
+        except NothingSelected:
             pass
-        except (errors.KafkaUnavailable, errors.KafkaTimeout, errors.DeliveryError) as failure:
+        except errors.HeadraceError as failure:
+            if not isinstance(failure, _LEFT) and type(failure) is not errors.HeadraceError:
+                raise
             call.fail(failure)
-        finally:
-            timer.cancel()
 
     def _response(self, group: str, topics: list[str], topic: str, call: _Call, unproved: str) -> RedeliveryResponse:
         if not call.completed:
             raise errors.ReadFailed(f"dead letters of {topic} are left, none is lost: {call.why}{unproved}")
-        offset, partition = max((_last(at), number) for number, at in call.progress["positions"].items())
+        offset, partition = call.last
         counts = f"{call.completed} completed"
         if again := call.count("dead_letters"):
             counts += f", {again} of them as dead letters again"
@@ -252,6 +298,24 @@ def _last(position: Sequence[Any]) -> int:
     return (above.end if above else position[0]) - 1
 
 
+async def _window(admin: Admin, topic: str) -> Window:
+    """Return the window of a whole topic; it is empty if the topic does not exist."""
+    try:
+        ranges = await admin.topic_offsets(topic, "Read")
+        found = await admin.topic_ids([topic], "Read")
+    except errors.TopicNotFound:
+        return Window(topic, "", {})
+    return Window(topic, found.get(topic, ""), {at.partition: bounds for at, bounds in ranges.items()})
+
+
+def _is_cut(window: Window, progress: Mapping[str, Any]) -> bool:
+    """Return whether a log ends before the progress: its end was lost, and new dead letters have those offsets."""
+    positions = progress.get("positions", {})
+    return any(
+        int(number) in window.ranges and at[0] > window.ranges[int(number)][1] for number, at in positions.items()
+    )
+
+
 def _unproved(counts: Mapping[str, int]) -> str:
     left = ", ".join(f"{count} of {topic}" for topic, count in counts.items())
-    return f"; {left} left: they name an origin that the consumer does not read" if left else ""
+    return f"; {left} left: the consumer does not read their origin, or it is not requested" if left else ""

@@ -17,7 +17,7 @@ from headrace.control.running_consumer import RunningConsumer
 from headrace.control.runs.destinations import CopyToTopic, ReplayDeadLetters, RestoredDelivery
 from headrace.control.runs.jobs import Job, SaveProgress
 from headrace.control.runs.selection import Matcher, Selection, Window
-from headrace.control.runs.window_run import Limits, Progress, Run, WindowSource
+from headrace.control.runs.window_run import DRAIN_SECONDS, Limits, Progress, Run, WindowSource
 from headrace.delivery.dead_letter import origin_of, redriven_count, restored
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, Outcome, Reply
 from headrace.delivery.pump import Pump
@@ -65,6 +65,10 @@ class ReplaySpec(
     """How many records a kill of the process repeats at most."""
 
 
+class NothingSelected(InvalidRequest):
+    """No dead letter that is left is selected."""
+
+
 class RunContext(NamedTuple):
     """What runs use of the process."""
 
@@ -78,13 +82,26 @@ class RunContext(NamedTuple):
 class ReplayJob:
     """See `JobRunner`."""
 
-    def __init__(self, job: Job, spec: ReplaySpec, context: RunContext, target_of: ConsumerOf) -> None:
-        """Prepare; without a target the records go to a topic."""
+    def __init__(
+        self,
+        job: Job,
+        spec: ReplaySpec,
+        context: RunContext,
+        target_of: ConsumerOf,
+        *,
+        drain_seconds: float = DRAIN_SECONDS,
+        on_begin: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Prepare; without a target the records go to a topic.
+
+        `on_begin` is called when the delivery begins; see `Run` for `drain_seconds`.
+        """
         target = target_of(spec.to)
         self._job, self._spec, self._target, self._target_of = job, spec, target, target_of
         self._context = context._replace(admin=target.admin) if target else context
         self._matcher = Matcher(spec.select) if spec.select is not None else None
-        self._run = Run(context.clock, self._check)
+        self._run = Run(context.clock, self._check, drain_seconds=drain_seconds)
+        self._on_begin = on_begin
         self._completed: CompletedOffsets | None = None
         self._lease: Lease | None = None
         self._restored: RestoredDelivery | None = None
@@ -109,6 +126,7 @@ class ReplayJob:
 
     async def _deliver(self, progress: Mapping[str, Any], save_progress: SaveProgress, stop: asyncio.Event) -> str:
         spec, context, target = self._spec, self._context, self._target
+        self._on_begin()
         pump = await self._pump()
         source = WindowSource(
             pump,
@@ -137,7 +155,10 @@ class ReplayJob:
         """Return where each partition starts: after the progress, and after dead letters that are completed."""
         reached, starts = progress.get("positions", {}), {}
         for number, (start, end) in self._spec.window.ranges.items():
-            first = self._completed.first_left(number, start, end) if self._completed else start
+            first = start
+            if self._completed and self._restored and str(number) not in reached:
+                first = self._completed.first_left(number, start, end)
+                self._restored.passed += first - start
             starts[TopicPartition(self._spec.window.topic, number)] = Committed(*reached.get(str(number), (first,)))
         return starts
 
@@ -177,7 +198,7 @@ class ReplayJob:
         unproved = counts.pop("unproved", 0)  # "passed" includes them
         nothing = counts.get("passed") == sum(counts.values())
         if self._spec.select is not None and nothing and not (resumed or unproved):
-            raise InvalidRequest(f"nothing matches: no dead letter left in {topic} is selected")
+            raise NothingSelected(f"nothing matches: no dead letter left in {topic} is selected")
         gone = self._spec.window.total - sum(count for name, count in counts.items() if name not in _NOT_OUTCOMES)
         plural = "offset of the window holds" if gone == 1 else "offsets of the window hold"
         notes = [f"{gone} {plural} no record any more (expired, compacted, aborted, or a marker)"] if gone > 0 else []

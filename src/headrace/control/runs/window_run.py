@@ -25,7 +25,9 @@ _SLICE_RECORDS = 500
 _SLICES_PER_SECOND = 10
 _PARTS = 4
 """The buffer's capacity is handed over, and saved, in this many parts."""
-_LOOK_SECONDS, _SAVE_SECONDS, _DRAIN_SECONDS = 0.2, 1.0, 10.0
+_LOOK_SECONDS, _SAVE_SECONDS = 0.2, 1.0
+DRAIN_SECONDS = 10.0
+"""How long deliveries of a stopped run may take to complete."""
 _SILENT_SECONDS = 30.0
 
 Read = Callable[[Offsets, Offsets], AsyncGenerator[list[Record], None]]
@@ -238,9 +240,14 @@ Save = Callable[[Progress], Awaitable[bool]]
 class Run:
     """Delivers one window, and saves what is completed: often, at the end, and before it stops for any reason."""
 
-    def __init__(self, clock: Clock, check: Callable[[], None] = lambda: None) -> None:
-        """Prepare; `check` raises if the run cannot continue."""
-        self._clock, self._check = clock, check
+    def __init__(
+        self, clock: Clock, check: Callable[[], None] = lambda: None, *, drain_seconds: float = DRAIN_SECONDS
+    ) -> None:
+        """Prepare; `check` raises if the run cannot continue.
+
+        Deliveries that have begun have `drain_seconds` to complete when the run is stopped.
+        """
+        self._clock, self._check, self._drain_seconds = clock, check, drain_seconds
         self._failure: HeadraceError | None = None
         self._source: WindowSource | None = None
 
@@ -271,7 +278,7 @@ class Run:
             return await self._save_often(pump, source, save, stop)
         except (HeadraceError, asyncio.CancelledError):
             with contextlib.suppress(HeadraceError, TimeoutError):
-                await asyncio.shield(self._close(source, save))
+                await asyncio.shield(self._close(source, save, DRAIN_SECONDS))
             raise
         finally:
             for service in (source, pump):
@@ -289,7 +296,7 @@ class Run:
                 raise self._failure
             self._check()
             if stop.is_set():
-                await self._close(source, save)
+                await self._close(source, save, self._drain_seconds)
                 return False
             now = self._clock.monotonic()
             if not source.waits_for_records:
@@ -310,8 +317,8 @@ class Run:
                     saved_at, saved = now, progress
         return True
 
-    async def _close(self, source: WindowSource, save: Save) -> None:
-        await source.close(Deadline(self._clock, _DRAIN_SECONDS))
+    async def _close(self, source: WindowSource, save: Save, seconds: float) -> None:
+        await source.close(Deadline(self._clock, seconds))
         await save(source.progress)
 
     def _died(self, service: Service) -> None:

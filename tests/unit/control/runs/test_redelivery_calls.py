@@ -88,8 +88,40 @@ async def test_a_policy_may_skip_or_blame_the_backend(make: Make) -> None:
     harness = make(1, respond=fails(1), retry={"errors": {"ValueError": "skip"}})
     assert (await harness.call()).status == "processed"
     harness = make(1, 2, respond=fails(1), retry={"errors": {"ValueError": "unavailable"}})
-    assert (await harness.call()).records == 1
+    response = await harness.call()
+    assert (response.records, response.status, "ValueError" in response.description) == (1, "rolledBack", True)
     assert await harness.completed() == {1}
+
+
+async def test_many_that_fail_again_do_not_open_the_breaker(make: Make) -> None:
+    """They say nothing about the backend, whose live records would wait."""
+    harness = make(*range(60), respond=fails(*range(60)), batch={"max_records": 30, "max_bytes": 10**6})
+    while (await harness.call()).records:
+        pass
+    assert (len(harness.written_again), await harness.completed()) == (60, set(range(60)))
+    assert harness.consumers["billing"].pump.breaker.status.state == "closed"
+
+
+async def test_a_delivery_that_has_begun_completes_after_the_timeout(make: Make) -> None:
+    """Or a slow backend would get the same dead letters in every call."""
+    harness = make(0)
+    harness.free.clear()
+    call = asyncio.ensure_future(harness.call(timeout=200))
+    await until(lambda: harness.deliveries)
+    end = asyncio.get_running_loop().time() + 0.5
+    await until(lambda: asyncio.get_running_loop().time() > end)
+    harness.free.set()
+    assert ((await call).records, await harness.completed()) == (1, {0})
+
+
+async def test_consumers_of_one_dead_letter_topic_have_their_own_progress(make: Make) -> None:
+    """What a call has passed is not read again, whichever group calls next."""
+    harness = make()
+    for number in range(36):
+        harness.letter(number, group="gone")
+    for _ in range(2):
+        assert [(await harness.call(group=group)).records for group in ("billing", "other")] == [0, 0]
+    assert harness.records_read == 72
 
 
 async def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(make: Make) -> None:

@@ -290,6 +290,7 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     site.wait_until(lambda: len(site.records(f"{name}.dlq")) == 8, "the dead letters")
     url = f"{process.url}/adm/dead-letters/{name}.dlq"
     backend.response = PlannedResponse()
+    site.wait_committed(f"{name}-push", name, 8)
     before = all_offsets(site, name)
 
     dry = site.ask(f"{url}/redrive", {"dryRun": True, "keys": ["k1", "k2"]})

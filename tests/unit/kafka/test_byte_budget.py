@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ProducerQueueFull
-from headrace.kafka.producer_client import ByteBudget, key_of_request
+from headrace.kafka.producer import ByteBudget, key_of_request
 from headrace.records import OutgoingRecord
 
 A, B, C = ("t", 0), ("t", 1), ("u", -1)

@@ -12,7 +12,7 @@ process it is the confirmation that `http/forwarding.py` passes on.
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace import errors
@@ -26,14 +26,62 @@ from headrace.sidecar.active.instance_membership import InstanceMembership
 from headrace.sidecar.active.partition_positions import GONE, PartitionPosition, PartitionPositions, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, in_time
 from headrace.sidecar.active.read_entries import EntryWriter
-from headrace.sidecar.active.read_turn import ReadTurn
 from headrace.sidecar.active.spec import InstanceSpec
 
 _JOIN_SECONDS: Final = 10.0
 _NOWHERE: Final[Offsets] = {}
-
 OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
 """Takes the records that the client of an instance has received; at least one."""
+
+
+class ReadTurn:
+    """Serves one read, or the reads of one stream, at a time."""
+
+    def __init__(self, instance: str) -> None:
+        """Take the name of the instance for errors."""
+        self._instance = instance
+        self._is_reading = False
+        self._stream: object = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a read or a stream is in progress."""
+        return self._is_reading or self._stream is not None
+
+    async def wait_free(self) -> None:
+        """Wait a moment for a read or stream to end: the server may not have noticed that its client left."""
+        for _ in range(20):
+            if self.is_taken:
+                await asyncio.sleep(0.005)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[object]:
+        """Reserve the instance for one stream, which passes the token to its reads.
+
+        Raises:
+            InstanceBusy: A read or another stream is in progress.
+        """
+        self.check(None)
+        token = self._stream = object()
+        try:
+            yield token
+        finally:
+            self._stream = None
+
+    def check(self, stream: object) -> None:
+        """Raise InstanceBusy if another read or stream is in progress; `stream` is None for a plain read."""
+        if self._is_reading or self._stream is not stream:
+            raise errors.InstanceBusy(
+                f"another read of instance {self._instance} is in progress; only one at a time is served"
+            )
+
+    def begin(self) -> None:
+        """Begin a read."""
+        self._is_reading = True
+
+    def end(self) -> None:
+        """End a read."""
+        self._is_reading = False
 
 
 class ActiveInstance(Service, Listener):

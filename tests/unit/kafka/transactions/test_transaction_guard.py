@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.kafka.transactions.transaction_guard import MOST_TRANSACTIONS, TransactionGuard
+from headrace.kafka.transactions.transactional_client import MOST_TRANSACTIONS, TransactionGuard
 
 
 def statistics(at: float, ends: int = 0, **counters: int) -> str:

@@ -50,7 +50,7 @@ class RedeliveryRequest(msgspec.Struct, frozen=True):
     topic: str | None = None
     """Origin topics of the dead letters, separated by commas; by default those in the consumer's `topics`."""
     timeout: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Maximum time for reading and delivering, in milliseconds; 10 s by default, a minute at most."""
+    """Time in which deliveries may begin, in milliseconds; 10 s by default, a minute at most."""
     lastretry: bool = False
     """In this call, a dead letter that fails again is completed, and does not become a dead letter again."""
 

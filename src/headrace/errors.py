@@ -125,6 +125,10 @@ class DeadLetterNotTaken(RequestError, code="ERR30003", message="DLQ_ACTIVE_PROC
     """A record that the client reports as failed is not valid; nothing was written."""
 
 
+class StatementRejected(RequestError, code="ERR30002", message="KSQL_IMPLEMENTATION_ERROR"):
+    """The SQL statement is not valid, or is not run here."""
+
+
 class NotFound(RequestError, code="ERR40005", message="NOT_FOUND", status=404):
     """Not found."""
 
@@ -454,6 +458,10 @@ class OwnerUnavailable(HeadraceError, code="ERR40082", message="OWNER_UNAVAILABL
 
 class ServerBusy(HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retry_after_seconds=1):
     """Too many connections are open; close some, or send again after a pause."""
+
+
+class QueriesUnavailable(ServerBusy):
+    """The process that runs statements is starting or restarting; send the request again after a pause."""
 
 
 class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retry_after_seconds=1):

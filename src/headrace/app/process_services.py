@@ -43,6 +43,8 @@ from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.client.properties import check_properties
 from headrace.pipelines.routes import PipelineEndpoints
+from headrace.queries.engine_process import QueryEngine
+from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.telemetry.logs import configure_logging
@@ -113,6 +115,10 @@ class App:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
             families.append(registered.endpoints)
+        if config.tables:
+            engine = QueryEngine(config, clock)
+            self.services.append(engine)
+            families.append(QueryEndpoints(engine, config.http, config.sql))
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None

@@ -15,6 +15,7 @@ from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.section import PositiveSeconds, Section, TopicName
+from headrace.config.tables import SqlConfig, TableConfig, TableName
 
 
 class ControlConfig(Section):
@@ -61,6 +62,10 @@ class HeadraceConfig(Section):
     file. Each secret is a folder, and each of its keys a file."""
     pipelines: list[Path] = Field(default_factory=list)
     """Pipeline files, relative to this file."""
+    tables: dict[TableName, TableConfig] = Field(default_factory=dict)
+    """Tables of SQL that are kept from topics, by name. They need the extra `queries`."""
+    sql: SqlConfig = SqlConfig()
+    """The process that keeps the tables and runs statements over them."""
     durability: Literal["report", "strict"] = "report"
     """What to do if the cluster fails a check for durability (`headrace doctor` lists them). `report`: log it, and add
     it to the details of readiness. `strict`: refuse to start."""
@@ -69,11 +74,21 @@ class HeadraceConfig(Section):
     control: ControlConfig = ControlConfig()
     """Runtime control of consumers and jobs."""
     state_dir: Path = Path(".headrace/state")
-    """Folder for checkpoints of pipelines, relative to this file."""
+    """Folder for checkpoints of pipelines and for tables, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0
     """How long a process waits for work in flight after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity that is logged."""
+
+    @field_validator("tables")
+    @classmethod
+    def _names_differ(cls, tables: dict[str, TableConfig]) -> dict[str, TableConfig]:
+        first: dict[str, str] = {}
+        for name in tables:
+            other = first.setdefault(name.lower(), name)
+            if other != name:
+                raise ValueError(f"{other} and {name} are the same name in SQL: rename one of them")
+        return tables
 
     @field_validator("http")
     @classmethod

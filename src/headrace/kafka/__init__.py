@@ -9,7 +9,7 @@ from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.producer import Producer
-from headrace.kafka.reader import read_records, read_slice, read_window, window
+from headrace.kafka.reader import ReadPart, read_batches, read_records, read_slice, read_window, window
 from headrace.kafka.topic_directory import InternalTopic, TopicCreator, TopicDirectory
 from headrace.kafka.transactions.producers import GroupTransactions, TransactionalProducers, TransactionSession
 from headrace.kafka.transactions.transaction_job import GroupOffsets

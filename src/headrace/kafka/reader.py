@@ -6,7 +6,7 @@ import functools
 import gc
 import operator
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka
 
@@ -85,6 +85,15 @@ def _readable_headers(message: Any) -> list[Header]:
     return list(zip(names, values, strict=True))
 
 
+class ReadPart(NamedTuple):
+    """What one poll of a reader has received."""
+
+    batches: list[RecordBatch]
+    """In offset order inside each partition."""
+    reached: dict[TopicPartition, int]
+    """Partitions that were read to their end, with the offset of the next record there."""
+
+
 async def read_records(
     kafka: KafkaConfig, starts: Offsets, ends: Offsets | None = None, properties: Mapping[str, Any] = _NO_PROPERTIES
 ) -> AsyncGenerator[list[Record], None]:
@@ -98,33 +107,54 @@ async def read_records(
     open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
     if not open_partitions:
         return
-    next_offsets = dict(starts)
-    open_client = functools.partial(_open_client, kafka, properties, open_partitions, next_offsets)
-    security = ClientSecurity(kafka.security, open_client)
-    client = open_client()
-    try:
-        while open_partitions or ends is None:
-            if (renewed := security.replacement(client)) is not None:
-                outdated = client
-                client = renewed
-                await run_blocking(outdated.close)
-            records, events = await run_blocking(_poll, client)
-            for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
-                partition = TopicPartition(event.topic(), event.partition())
-                if event.error().code() != _END:
-                    raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
-                # The last stable offset: if aborted records or markers follow, no record reaches `end`.
-                if ends is not None and event.offset() >= ends[partition]:
-                    open_partitions.discard(partition)
-            next_offsets.update((record.topic_partition, record.offset + 1) for record in records)
+    reading = read_batches(kafka, {partition: starts[partition] for partition in open_partitions}, properties)
+    async with contextlib.aclosing(reading) as parts:
+        async for part in parts:
+            records = [record for batch in part.batches for record in batch]
             if ends is not None:
-                last = {(record.topic, record.partition): record.offset for record in records}
-                completed = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}  # type: ignore[index]
+                last = {batch.topic_partition: batch.offsets[-1] for batch in part.batches}
+                completed = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}
+                # The last stable offset: if aborted records or markers follow, no record reaches `end`.
+                completed |= {partition for partition, at in part.reached.items() if at >= ends[partition]}
                 if completed:
                     open_partitions -= completed
                     records = [record for record in records if record.offset < ends[record.topic_partition]]
             if records or ends is None:
                 yield records
+            if not open_partitions and ends is not None:
+                return
+
+
+async def read_batches(
+    kafka: KafkaConfig, starts: Offsets, properties: Mapping[str, Any] = _NO_PROPERTIES, most_records: int = _BATCH
+) -> AsyncGenerator[ReadPart, None]:
+    """Follow partitions from given offsets; a part without batches means that no record arrived for a moment.
+
+    Args:
+        most_records: Of one part.
+
+    Raises:
+        KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
+    """
+    next_offsets = dict(starts)
+    open_client = functools.partial(_open_client, kafka, properties, next_offsets)
+    security = ClientSecurity(kafka.security, open_client)
+    client = open_client()
+    try:
+        while True:
+            if (renewed := security.replacement(client)) is not None:
+                outdated = client
+                client = renewed
+                await run_blocking(outdated.close)
+            batches, events = await run_blocking(_poll, client, most_records)
+            reached: dict[TopicPartition, int] = {}
+            for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
+                partition = TopicPartition(event.topic(), event.partition())
+                if event.error().code() != _END:
+                    raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
+                reached[partition] = event.offset()
+            next_offsets.update((batch.topic_partition, batch.offsets[-1] + 1) for batch in batches)
+            yield ReadPart(batches, reached)
     finally:
         await run_blocking(client.close)
 
@@ -195,22 +225,20 @@ async def read_slice(
     return found, max(start, end)
 
 
-def _poll(client: confluent_kafka.Consumer) -> tuple[list[Record], list[Any]]:
+def _poll(client: confluent_kafka.Consumer, most_records: int) -> tuple[list[RecordBatch], list[Any]]:
     """Return records and the client's events; both are built on the thread, because that takes time."""
     first = client.poll(_WAIT_SECONDS)
     if first is None:
         return [], []
-    items = [first, *client.consume(_BATCH - 1, 0)]
+    items = [first, *client.consume(most_records - 1, 0)]
     events = [item for item in items if item.error() is not None]
     messages = [item for item in items if item.error() is None] if events else items
-    return [record for batch in to_batches(messages) for record in batch], events
+    return to_batches(messages), events
 
 
-def _open_client(
-    kafka: KafkaConfig, properties: Mapping[str, Any], partitions: set[TopicPartition], at: Offsets
-) -> confluent_kafka.Consumer:
+def _open_client(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> confluent_kafka.Consumer:
     client = confluent_kafka.Consumer({**_properties(kafka), **properties})
-    client.assign([confluent_kafka.TopicPartition(*partition, at[partition]) for partition in partitions])
+    client.assign([confluent_kafka.TopicPartition(*partition, offset) for partition, offset in at.items()])
     return client
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _POOL_THREADS = 16
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPool | None" = None
 
 
 class LoopBridge(Generic[T]):
@@ -137,6 +137,20 @@ class LoopThread:
             self._loop.close()
 
 
+class ThreadPool:
+    """Threads of one owner for calls that block, so that it never waits for the calls of others."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        """Prepare; `name` begins the names of the threads, which start when they are needed."""
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call on a thread and return its result; a cancelled one continues, and its result is dropped."""
+        bound: Callable[[], Any] = functools.partial(call, *args, **kwargs)
+        result: T = await asyncio.get_running_loop().run_in_executor(self._pool, bound)
+        return result
+
+
 async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a call that blocks on a thread of the shared pool and return its result.
 
@@ -144,7 +158,5 @@ async def run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     """
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="headrace-blocking")
-    bound: Callable[[], Any] = functools.partial(call, *args, **kwargs)
-    result: T = await asyncio.get_running_loop().run_in_executor(_pool, bound)
-    return result
+        _pool = ThreadPool("headrace-blocking", _POOL_THREADS)
+    return await _pool.run(call, *args, **kwargs)

@@ -43,7 +43,8 @@ DOORS = {
     "httpx": {"client"},
     "httptools": {"sidecar", "http"},  # answers of backends and peers; uvicorn parses requests, by the same parser
     "pyspark": {"pipelines"},
-    "sqlglot": {"pipelines"},
+    "sqlglot": {"pipelines", "queries"},
+    "duckdb": {"queries"},
     "psycopg": {"pipelines"},
     "prometheus_client": {"runtime"},
     "click": {"cli"},

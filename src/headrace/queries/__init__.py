@@ -1,0 +1,1 @@
+"""Tables kept from topics, SQL over them, and standing queries."""

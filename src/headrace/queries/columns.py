@@ -1,0 +1,146 @@
+"""The columns of a table: their names and types in DuckDB, and how a value's JSON text becomes a row."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import sqlglot
+from sqlglot import expressions as exp
+
+from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.tables import TableConfig
+from headrace.errors import ConfigError
+
+KEY, PARTITION, OFFSET, TIMESTAMP, HEADERS = "key", "partition", "offset", "timestamp", "headers"
+_BUILT_IN: Final = {
+    PARTITION: "INTEGER",
+    OFFSET: "BIGINT",
+    TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
+    HEADERS: "STRUCT(key VARCHAR, value BLOB)[]",
+}
+STORED: Final = "record_"
+"""Begins the names under which a file has the built-in columns."""
+PLAIN_TYPES: Final = {"string": "VARCHAR", "binary": "BLOB"}
+_VALUE_TYPES: Final = {**PLAIN_TYPES, "json": "JSON"}
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    type: str
+    """In DuckDB."""
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def declared(text: str) -> list[Column]:
+    """Return columns that are written as in CREATE TABLE, with the names of types that Spark has.
+
+    Raises:
+        ConfigError: The text is not a list of columns.
+    """
+    try:
+        table = sqlglot.parse_one(f"CREATE TABLE t ({text})", read="spark")
+        parts = table.this.expressions if isinstance(table.this, exp.Schema) else []
+        if not parts or not all(isinstance(part, exp.ColumnDef) and part.kind for part in parts):
+            raise ConfigError(f"schema {text[:100]!r} is not a list of columns: write it as: item STRING, n BIGINT")
+        found = [Column(part.name, part.kind.sql("duckdb")) for part in parts]
+    except sqlglot.errors.SqlglotError as cause:
+        why = str(cause).splitlines()[0].partition(". Line")[0]
+        raise ConfigError(f"schema is not valid: {why}. Write it as: item STRING, n BIGINT") from cause
+    _check(found)
+    return found
+
+
+def _check(columns: Sequence[Column]) -> None:
+    names: dict[str, str] = {}
+    for column in columns:
+        other = names.setdefault(column.name.lower(), column.name)
+        if other != column.name or [each.name for each in columns].count(column.name) > 1:
+            raise ConfigError(f"schema has column {column.name} twice (SQL ignores case): rename or remove one")
+        if column.name.lower().startswith(STORED):
+            raise ConfigError(f"schema has column {column.name}: names that begin with {STORED} are Headrace's own")
+        if "BLOB" in column.type and column.type != "BLOB":
+            raise ConfigError(f"column {column.name} has BINARY inside of another type: declare that part as STRING")
+
+
+class Columns:
+    """The columns of one table."""
+
+    def __init__(self, config: TableConfig, values: Sequence[Column] | None) -> None:
+        """Take the columns of the value; None for a table that has the value in one column."""
+        self.values = [Column("value", _VALUE_TYPES.get(config.value_format, "JSON"))] if values is None else [*values]
+        self._whole = values is None
+        self.key_type = PLAIN_TYPES.get(config.key_format, "JSON")
+        self.built_in = [Column(STORED + KEY, self.key_type)]
+        self.built_in += [Column(STORED + name, kind) for name, kind in _BUILT_IN.items()]
+
+    @property
+    def stored(self) -> list[Column]:
+        """All columns as the file has them."""
+        return [*self.built_in, *self.values]
+
+    @property
+    def shown(self) -> list[tuple[str, str]]:
+        """All columns in the order of the table: the stored name, and the name in statements.
+
+        A column of the value hides a built-in one of the same name, which keeps its stored name then.
+        """
+        taken = {column.name.lower() for column in self.values}
+        plain = [(column.name, column.name.removeprefix(STORED)) for column in self.built_in]
+        built_in = [(stored, stored if name in taken else name) for stored, name in plain]
+        return [built_in[0], *((column.name, column.name) for column in self.values), *built_in[1:]]
+
+    @property
+    def key(self) -> str:
+        """Name of the column of the key in statements."""
+        return self.shown[0][1]
+
+    @property
+    def view(self) -> str:
+        """The list of a SELECT that shows the stored columns under their names in statements."""
+        return ", ".join(f"{quoted(stored)} AS {quoted(name)}" for stored, name in self.shown)
+
+    @property
+    def parsed(self) -> str:
+        """The expression that makes a row of the column `value` of JSON text; NULL if it is not such a row."""
+        if self._whole:
+            kind = self.values[0].type
+            return "CASE WHEN json_valid(value) THEN value END" if kind == "JSON" else "value"
+        fields = ", ".join(f"{quoted(c.name)} {'VARCHAR' if c.type == 'BLOB' else c.type}" for c in self.values)
+        return f"TRY_CAST(TRY_CAST(value AS JSON) AS STRUCT({fields}))"
+
+    @property
+    def misfit(self) -> str:
+        """The condition that a record with a value is corrupt; `r` is what `parsed` has made."""
+        if self._whole:
+            return "r IS NULL"
+        cells = [
+            f"(r.{quoted(c.name)} IS NULL AND coalesce(json_type(value, {_path(c.name)}), 'NULL') <> 'NULL')"
+            for c in self.values
+        ]
+        # CASE, because the functions of JSON fail at text that is not JSON, of which no row was made.
+        return f"CASE WHEN r IS NULL THEN true ELSE {' OR '.join(cells)} END"
+
+    @property
+    def cells(self) -> list[str]:
+        """The expressions of the columns of the value, of `r`."""
+        if self._whole:
+            return ["r"]
+        return [
+            f"TRY(from_base64(r.{quoted(c.name)}))" if c.type == "BLOB" else f"r.{quoted(c.name)}" for c in self.values
+        ]
+
+
+def _path(name: str) -> str:
+    """Return the JSON path of a field as a literal of SQL."""
+    inner = name.replace("\\", "\\\\").replace('"', '\\"')
+    return "'$.\"" + inner.replace("'", "''") + "\"'"
+
+
+def needs_registry(config: TableConfig) -> bool:
+    """Whether the columns of a table are in the schema registry."""
+    return config.value_schema is None and config.value_format in SCHEMA_TYPES

@@ -1,0 +1,1 @@
+"""The process that keeps tables and runs statements over them."""

@@ -1,0 +1,66 @@
+"""`python -m headrace.queries.engine SOCKET`: the process that keeps the tables of a file and runs statements.
+
+SOCKET is connected to Headrace, which sends the configuration first. The process ends when the connection does.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvloop
+
+from headrace.config.model import HeadraceConfig
+from headrace.errors import HeadraceError
+from headrace.queries.engine.engine import Engine
+from headrace.queries.protocol import Setup, decode_to_engine, read_frame
+from headrace.runtime import Supervisor, SystemClock
+from headrace.runtime.telemetry.logs import configure_logging
+
+log = logging.getLogger(__name__)
+
+_OOM_SCORE = "500"
+"""When the machine has no memory left, the kernel ends this process rather than its parent."""
+_STOP_SECONDS = 10.0
+
+
+async def _main(number: int) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
+    setup = decode_to_engine(await read_frame(reader))
+    assert isinstance(setup, Setup)
+    config: HeadraceConfig = pickle.loads(setup.config)
+    configure_logging(config.log_level)
+    clock = SystemClock()
+    engine = Engine(config, writer, clock)
+    supervisor = Supervisor(engine.services, clock, _STOP_SECONDS)
+    await supervisor.start()
+    try:
+        await engine.serve(reader)
+    finally:
+        await supervisor.stop()
+        await engine.close()
+
+
+def main() -> int:
+    """Run the engine and return its exit code."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    os.environ.pop("HEADRACE_TOKEN", None)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it by the end of the connection
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_main(int(sys.argv[1])))
+    except HeadraceError as error:
+        log.critical("%s", error.description)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

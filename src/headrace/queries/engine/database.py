@@ -1,0 +1,66 @@
+"""The database of the engine: one DuckDB with a file per table, without a way to other files, networks or settings."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+from headrace.config.model import HeadraceConfig
+from headrace.errors import EnvironmentProblem
+from headrace.queries.columns import quoted
+
+log = logging.getLogger(__name__)
+
+_CONFIG: Final = {
+    "threads": "1",  # of DuckDB's own: each statement has a thread of ours
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+
+
+def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Mapping[str, Path]]:
+    """Return a connection with the file of each table attached, and the paths of these files.
+
+    A damaged file is kept under another name, and its table is built again.
+
+    Raises:
+        EnvironmentProblem: A file is in use by another process.
+    """
+    folder = (config.state_dir / "tables").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    memory = config.sql.memory_bytes
+    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": f"{memory // 1024}KiB"})
+    paths = {name: folder / f"{name}.duckdb" for name in config.tables}
+    for name, path in paths.items():
+        try:
+            _attach(connection, name, path)
+        except duckdb.IOException as cause:
+            if "lock" in str(cause).lower():
+                raise EnvironmentProblem(
+                    f"{path} is in use by another process: stop it, or give this one another state_dir"
+                ) from cause
+            _set_aside(name, path, cause)
+            _attach(connection, name, path)
+        except duckdb.Error as cause:
+            _set_aside(name, path, cause)
+            _attach(connection, name, path)
+    connection.execute(_LOCK)
+    return connection, paths
+
+
+def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    text = str(path).replace("'", "''")
+    connection.execute(f"ATTACH '{text}' AS {quoted(name + '_file')}")
+
+
+def _set_aside(name: str, path: Path, cause: duckdb.Error) -> None:
+    aside = path.with_suffix(".damaged")
+    log.error("table %s: %s is not readable (%s); kept as %s, building it again", name, path, cause, aside)
+    path.replace(aside)
+    path.with_name(path.name + ".wal").unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""Turns records into an Arrow table with keys and values as the table's file takes them."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from headrace.config.tables import TableConfig
+from headrace.errors import FormatError
+from headrace.formats.choice import Codecs, Reader
+from headrace.formats.plain import unframe
+from headrace.queries.columns import PLAIN_TYPES
+from headrace.records import RecordBatch
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+class Decoder:
+    """Decodes the records of one table."""
+
+    def __init__(self, config: TableConfig, codecs: Codecs) -> None:
+        self._codecs = codecs
+        self._key = _Side(config.key_format, codecs)
+        self._value = _Side(config.value_format, codecs)
+
+    async def prepare(self, batches: Sequence[RecordBatch]) -> None:
+        """Fetch every schema that these records name.
+
+        Raises:
+            RegistryUnavailable: The registry does not respond.
+        """
+        for batch in batches:
+            await self._key.reader.prepare(batch.keys)
+            await self._value.reader.prepare(batch.values)
+
+    def to_arrow(self, batches: Sequence[RecordBatch]) -> pa.Table:
+        """Return records in their order; `problem` says why a key or a value cannot be decoded."""
+        count = sum(map(len, batches))
+        problems: list[str | None] | None = None
+        columns = []
+        for side, name in (self._key, "keys"), (self._value, "values"):
+            column, found = side.decode([*chain.from_iterable(getattr(batch, name) for batch in batches)])
+            columns.append(column)
+            if found:
+                problems = problems or [None] * count
+                for at, text in found.items():
+                    problems[at] = text
+        headers = chain.from_iterable(batch.headers or [None] * len(batch) for batch in batches)
+        has_headers = any(batch.headers for batch in batches)
+        partitions = chain.from_iterable([batch.topic_partition.partition] * len(batch) for batch in batches)
+        return pa.table(
+            {
+                "seq": pa.array(range(count), pa.int32()),
+                "partition": pa.array(partitions, pa.int32()),
+                "offset": pa.array(chain.from_iterable(batch.offsets for batch in batches), pa.int64()),
+                "timestamp": pa.array(
+                    chain.from_iterable(batch.timestamps_ms for batch in batches), pa.timestamp("ms", "UTC")
+                ),
+                "key": columns[0],
+                "value": columns[1],
+                "headers": pa.array(map(_dicts, headers), _HEADERS) if has_headers else pa.nulls(count, _HEADERS),
+                "problem": pa.array(problems, pa.string()) if problems else pa.nulls(count, pa.string()),
+            }
+        )
+
+
+def _dicts(headers: Sequence[tuple[str, bytes | None]] | None) -> list[dict[str, Any]] | None:
+    return [{"key": name, "value": value} for name, value in headers] if headers else None
+
+
+class _Side:
+    """Keys or values of one format."""
+
+    def __init__(self, format_name: str, codecs: Codecs) -> None:
+        self.reader: Reader = codecs.for_reading(format_name)
+        self._codecs = codecs
+        self._kind = pa.binary() if PLAIN_TYPES.get(format_name) == "BLOB" else pa.string()
+        self._plain = not self.reader.names_schemas
+
+    def decode(self, column: list[bytes | None]) -> tuple[pa.Array, dict[int, str]]:
+        """Return a column, and the reasons of those places that cannot be decoded."""
+        if self._plain:
+            raw = pa.array(column, pa.binary())
+            if self._kind == pa.binary():
+                return raw, {}
+            try:
+                return raw.cast(pa.string()), {}
+            except pa.ArrowInvalid:
+                return self._each(column, lambda data: data.decode())
+        return self._each(column, self._row_text)
+
+    def _row_text(self, data: bytes) -> str:
+        schema_id, payload = unframe(data)
+        codec: Any = self._codecs.loaded(schema_id)
+        if codec is None:
+            raise FormatError(f"it names schema id {schema_id}, which the schema registry does not have")
+        text = _json(codec.decode_row(payload)) if hasattr(codec, "decode_row") else codec.decode(payload)
+        return str(text, "utf-8")
+
+    def _each(self, column: list[bytes | None], decode: Callable[[bytes], str]) -> tuple[pa.Array, dict[int, str]]:
+        texts: list[str | None] = []
+        problems: dict[int, str] = {}
+        for at, data in enumerate(column):
+            try:
+                texts.append(None if data is None else decode(data))
+            except UnicodeDecodeError as cause:
+                texts.append(None)
+                problems[at] = f"not UTF-8 text: {cause.reason} at byte {cause.start}"
+            except FormatError as cause:
+                texts.append(None)
+                problems[at] = cause.description
+        return pa.array(texts, pa.string()), problems
+
+
+def _json(value: Any) -> bytes:
+    """Return JSON text of a decoded row; numbers that JSON does not have are null."""
+    return msgspec.json.encode(value, enc_hook=str)

@@ -1,0 +1,259 @@
+"""Runs statements and look-ups by key: how many at a time, how long, how much memory, rows and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable, StatementRejected
+from headrace.queries.columns import quoted
+from headrace.queries.engine.statements import Statements, refused
+from headrace.queries.protocol import Ask, ColumnType, Failed, Form, Lookup, Row, Rows, ToParent
+from headrace.runtime import Service, ThreadPool
+
+_AT_A_TIME: Final = 4
+_CHUNK: Final = 500
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Limit of the rows of a response."""
+_AGAIN_SECONDS: Final = 0.1
+"""An interrupt that comes before the statement begins has no effect, so it is repeated."""
+_MEMORY: Final = (
+    "the statement needs more memory than sql.memory_bytes allows: select fewer rows or columns, or raise it; "
+    "what outgrows one machine belongs to a pipeline"
+)
+_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
+
+
+class Results:
+    """Turns rows of a cursor into the form that a caller wants."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, form: Form) -> None:
+        description = cursor.description or []
+        self.columns = [ColumnType(column[0], str(column[1])) for column in description]
+        self._names = _distinct([column.name for column in self.columns])
+        self._json = [at for at, column in enumerate(self.columns) if column.type == "JSON"]
+        self._objects = form == "objects"
+
+    def texts(self, rows: Sequence[Sequence[Any]]) -> list[bytes]:
+        """Return rows as JSON text.
+
+        Raises:
+            StatementRejected: A value has no form in JSON.
+        """
+        try:
+            return [self._text(row) for row in rows]
+        except (TypeError, ValueError, msgspec.MsgspecError) as cause:
+            raise StatementRejected(f"a value has no form in JSON: {cause}; cast its column to VARCHAR") from None
+
+    def _text(self, row: Sequence[Any]) -> bytes:
+        if self._json:
+            cells = list(row)
+            for at in self._json:
+                cells[at] = None if cells[at] is None else msgspec.Raw(cells[at].encode())
+            row = cells
+        return _encode(dict(zip(self._names, row, strict=True)) if self._objects else row)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names in which a repeated one has a number."""
+    seen: dict[str, int] = defaultdict(int)
+    found = []
+    for name in names:
+        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+class Pulls(Service):
+    """Runs requests on its threads; each thread has a cursor."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        statements: Statements,
+        keys: Mapping[str, str],
+        send: Callable[[ToParent], None],
+    ) -> None:
+        """Take all tables, each with its key column if it can be asked, and the function that sends responses."""
+        super().__init__("statements")
+        self._statements = statements
+        self._keys = keys
+        self._send = send
+        self._threads = ThreadPool("statement", _AT_A_TIME)
+        self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
+        self._running: dict[int, _Running] = {}
+        self._lookup_thread = ThreadPool("lookup", 1)
+        self._lookup_cursor = connection.cursor()
+        self._lookups: list[Lookup] = []
+
+    async def start(self) -> None:
+        """Start nothing: a request starts a task."""
+
+    def ask(self, request: Ask) -> None:
+        """Begin a statement; its response is sent soon after its time limit at the latest."""
+        running = self._running[request.number] = _Running(request.timeout_seconds)
+        self.spawn(self._ask(request, running), f"request {request.number}")
+        asyncio.get_running_loop().call_later(request.timeout_seconds, self._interrupt, request.number, running)
+
+    def cancel(self, number: int) -> None:
+        """Interrupt a statement."""
+        if running := self._running.get(number):
+            self._interrupt(number, running)
+
+    def _interrupt(self, number: int, running: _Running) -> None:
+        if self._running.get(number) is running:
+            running.interrupt()
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._interrupt, number, running)
+
+    async def _ask(self, request: Ask, running: _Running) -> None:
+        response: ToParent
+        try:
+            response = await self._threads.run(self._run, request, running)
+        except Exception as cause:  # noqa: BLE001 boundary: whatever a statement raises is its caller's response
+            if running.is_late:
+                text = (
+                    f"the statement was interrupted after {request.timeout_seconds:g} s: make it cheaper, or give it "
+                )
+                response = Failed(request.number, "timeout", text + "more time (timeout_seconds)")
+            else:
+                response = failure(request.number, cause)
+        finally:
+            del self._running[request.number]
+        self._send(response)
+
+    def _run(self, request: Ask, running: _Running) -> Rows:
+        """Run a statement, on a thread."""
+        cursor = self._idle.pop()
+        try:
+            with running.interrupting(cursor):
+                self._statements.check(request.sql, self._keys, request.readable)
+                cursor.execute("BEGIN TRANSACTION READ ONLY")
+                running.check()
+                if request.form == "arrow":
+                    return _arrow(cursor, request, running)
+                cursor.execute(request.sql, request.params or None)
+                return _rows(cursor, request, running)
+        finally:
+            with contextlib.suppress(duckdb.Error):  # there is no transaction if the statement was rejected
+                cursor.execute("ROLLBACK")
+            self._idle.append(cursor)
+
+    def look_up(self, request: Lookup) -> None:
+        """Find the row of a key; the look-ups that arrive meanwhile are the next ones."""
+        self._lookups.append(request)
+        if len(self._lookups) == 1:
+            self.spawn(self._look_up_all(), "look-ups")
+
+    async def _look_up_all(self) -> None:
+        await asyncio.sleep(0)  # for those that have arrived with it
+        while self._lookups:
+            requests = self._lookups
+            for response in await self._lookup_thread.run(self._look_up, requests[:_CHUNK]):
+                self._send(response)
+            del requests[:_CHUNK]
+
+    def _look_up(self, requests: Sequence[Lookup]) -> list[ToParent]:
+        found: list[ToParent] = []
+        for request in requests:
+            try:
+                found.append(Row(request.number, self._row(request)))
+            except Exception as cause:  # noqa: BLE001 boundary: one request must not stop the others
+                found.append(failure(request.number, cause))
+        return found
+
+    def _row(self, request: Lookup) -> bytes | None:
+        key = self._keys[request.table]
+        if not key:
+            raise QueriesUnavailable(f"table {request.table} cannot be asked now: GET /tables says why")
+        statement = f"SELECT * FROM {quoted(request.table)} WHERE {quoted(key)} = ?"
+        cursor = self._lookup_cursor.execute(statement, [request.key])
+        rows = cursor.fetchmany(1)
+        return Results(cursor, "objects").texts(rows)[0] if rows else None
+
+
+class _Running:
+    """A statement at work."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self.is_late = False
+        self._ends_at = time.monotonic() + limit_seconds
+        self._cursor: duckdb.DuckDBPyConnection | None = None
+
+    @contextlib.contextmanager
+    def interrupting(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        """Let interrupts end what this cursor does meanwhile."""
+        self._cursor = cursor
+        try:
+            self.check()
+            yield
+        finally:
+            self._cursor = None
+
+    def interrupt(self) -> None:
+        """End the statement; called on the loop."""
+        self.is_late = True
+        if (cursor := self._cursor) is not None:
+            cursor.interrupt()
+
+    def check(self) -> None:
+        """Raise TimeoutError past the limit."""
+        if self.is_late or time.monotonic() >= self._ends_at:
+            self.is_late = True
+            raise TimeoutError
+
+
+def _rows(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) -> Rows:
+    results = Results(cursor, request.form)
+    texts: list[bytes] = []
+    size = 0
+    while rows := cursor.fetchmany(min(_CHUNK, request.max_rows + 1 - len(texts))):
+        running.check()
+        for text in results.texts(rows):
+            size += len(text)
+            if len(texts) == request.max_rows or size > MOST_BYTES:
+                return Rows(request.number, results.columns, texts, more=True)
+            texts.append(text)
+    return Rows(request.number, results.columns, texts, more=False)
+
+
+def _arrow(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) -> Rows:
+    relation = cursor.sql(request.sql, params=request.params or None)
+    columns = [ColumnType(name, str(kind)) for name, kind in zip(relation.columns, relation.types, strict=True)]
+    reader = relation.to_arrow_reader(_CHUNK)
+    sink = io.BytesIO()
+    left = request.max_rows
+    more = False
+    with pa.ipc.new_stream(sink, reader.schema) as writer:
+        for batch in reader:
+            running.check()
+            more = batch.num_rows > left or sink.tell() > MOST_BYTES
+            if more:
+                writer.write_batch(batch.slice(0, left if sink.tell() <= MOST_BYTES else 0))
+                break
+            writer.write_batch(batch)
+            left -= batch.num_rows
+    return Rows(request.number, columns, [sink.getvalue()], more)
+
+
+def failure(number: int, cause: BaseException) -> Failed:
+    """Return what the caller of a request gets for an error."""
+    if isinstance(cause, Forbidden):
+        return Failed(number, "forbidden", cause.description)
+    if isinstance(cause, QueriesUnavailable):
+        return Failed(number, "unavailable", cause.description)
+    if isinstance(cause, HeadraceError):
+        return Failed(number, "invalid", cause.description)
+    if isinstance(cause, duckdb.OutOfMemoryException):
+        return Failed(number, "memory", _MEMORY)
+    if isinstance(cause, duckdb.Error):
+        return Failed(number, "invalid", refused(cause).description)
+    return Failed(number, "invalid", f"a value of the result has no form here: {cause!r}; cast its column to VARCHAR")

@@ -1,0 +1,200 @@
+"""Which statements are run: one SELECT over tables that the caller may read, without files, settings or catalogues.
+
+DuckDB parses the statement, and only its syntax tree is judged. So a form of SQL that this file does not know is
+rejected with the rest that is not on a list here.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import duckdb
+import msgspec
+from cachetools import LRUCache
+
+from headrace.config.spelling import hint
+from headrace.errors import Forbidden, QueriesUnavailable, StatementRejected
+
+_FUNCTIONS: Final = frozenset(
+    ("unnest", "range", "generate_series", "json_each", "json_tree", "repeat", "repeat_row", "generate_subscripts")
+)
+"""Functions that a FROM may have. Others read files, catalogues, or tables by a name in a string."""
+_REFUSED: Final = frozenset(
+    (
+        "setval",
+        "nextval",
+        "currval",
+        "getvariable",
+        "write_log",
+        "pg_sleep",
+        "sleep_ms",
+        "__internal_barrier",
+        "current_setting",
+        "setseed",
+        "json_execute_serialized_sql",
+        "current_query",
+        "query",
+        "query_table",
+    )
+)
+_SOURCES: Final = frozenset(
+    ("BASE_TABLE", "EMPTY", "JOIN", "SUBQUERY", "TABLE_FUNCTION", "EXPRESSION_LIST", "COLUMN_DATA", "PIVOT")
+)
+"""Kinds of what stands in a FROM."""
+_QUERIES: Final = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "RECURSIVE_CTE_NODE"))
+_SELECT_ONLY: Final = (
+    "only a SELECT is run here: the tables are kept from their topics, and nothing else can change them"
+)
+MOST_CHARACTERS: Final = 65_536
+_MOST_CACHED: Final = 4_096
+_MOST_DEPTH: Final = 400
+_CARET: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
+_ADVICE: Final = re.compile(r"\n\n?LINE \d+:.*", re.DOTALL)
+
+
+class Statement(NamedTuple):
+    """A statement that may be run."""
+
+    text: str
+    tables: frozenset[str]
+    """The tables that it reads, in lower case."""
+    own: frozenset[str]
+    """The names that its WITH gives, in lower case."""
+
+
+class Statements:
+    """Checks statements, and remembers those that were accepted."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._accepted: LRUCache[str, Statement] = LRUCache(1_000)
+
+    def check(self, text: str, tables: Mapping[str, str], readable: Collection[str]) -> Statement:
+        """Return a statement that may be run.
+
+        Args:
+            tables: Names of all tables, each with its key column, which is empty while the table cannot be asked.
+            readable: Names of those that the caller may read.
+
+        Raises:
+            StatementRejected: It is not one SELECT over tables, or DuckDB does not understand it.
+            Forbidden: The caller may not read one of the tables.
+            QueriesUnavailable: A table cannot be asked now.
+        """
+        statement = self._accepted.get(text)
+        if statement is None:
+            statement = self._parse(text)
+            if len(text) <= _MOST_CACHED:
+                self._accepted[text] = statement
+        by_name = {name.lower(): name for name in tables}
+        if hidden := statement.own & by_name.keys():
+            raise StatementRejected(f"WITH gives the name of table {by_name[min(hidden)]} to a query: use another name")
+        for name in sorted(statement.tables):
+            if name not in by_name:
+                visible = sorted(by_name[known] for known in by_name if by_name[known] in readable)
+                raise StatementRejected(f"table {name[:60]!r} does not exist: {hint(name, visible)}")
+            if by_name[name] not in readable:
+                raise Forbidden(f"the caller may not read the topic of table {by_name[name]}")
+            if not tables[by_name[name]]:
+                raise QueriesUnavailable(f"table {by_name[name]} cannot be asked now: GET /tables says why")
+        return statement
+
+    def _parse(self, text: str) -> Statement:
+        if len(text) > MOST_CHARACTERS:
+            raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
+        try:
+            found = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+        except duckdb.Error as cause:
+            raise refused(cause) from None
+        assert found
+        try:
+            tree = msgspec.json.decode(found[0])
+        except RecursionError:
+            raise _too_deep() from None
+        if tree["error"]:
+            raise _syntax_error(tree, text)
+        if not tree["statements"]:
+            raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
+        if len(tree["statements"]) != 1:
+            raise StatementRejected("one statement is run per request: send the others in requests of their own")
+        own: set[str] = set()
+        read: set[str] = set()
+        for node in _nodes(tree["statements"][0], 0):
+            _judge(node, own, read)
+        return Statement(text, frozenset(read - own), frozenset(own))
+
+
+def _judge(node: dict[str, Any], own: set[str], read: set[str]) -> None:
+    """Collect the tables and the CTEs of a node, and raise StatementRejected if it is of a kind that is not run."""
+    kind = node.get("type")
+    own.update(entry["key"].lower() for entry in node.get("cte_map", {}).get("map", ()))
+    if isinstance(kind, str) and kind.endswith("_NODE"):
+        if kind not in _QUERIES:
+            raise StatementRejected(_SELECT_ONLY)
+    elif "sample" in node and "alias" in node:
+        _judge_source(node, read)
+    elif node.get("class") == "FUNCTION":
+        name = str(node.get("function_name", "")).lower()
+        if name in _REFUSED or name.startswith(("pg_", "duckdb_", "pragma_")):
+            raise StatementRejected(
+                f"function {name[:60]!r} is not available here: use one that computes from its input"
+            )
+
+
+def _judge_source(node: dict[str, Any], read: set[str]) -> None:
+    kind = node["type"]
+    if kind == "BASE_TABLE":
+        if node.get("schema_name") or node.get("catalog_name"):
+            raise StatementRejected(f"write table {node['table_name'][:60]} without a schema or database before it")
+        read.add(node["table_name"].lower())
+    elif kind == "TABLE_FUNCTION":
+        name = str(node["function"].get("function_name", "")).lower()
+        if name not in _FUNCTIONS:
+            raise StatementRejected(
+                f"function {name[:60]!r} is not available in FROM: {hint(name, sorted(_FUNCTIONS))}"
+            )
+    elif kind == "SHOW_REF":
+        raise StatementRejected(f"{_SELECT_ONLY}. GET /tables lists them with their columns")
+    elif kind not in _SOURCES:
+        raise StatementRejected(f"a FROM with {str(kind).lower().replace('_', ' ')} is not available here: use a table")
+
+
+def _nodes(tree: Any, depth: int) -> Iterator[dict[str, Any]]:
+    """Return every object of a tree."""
+    if depth > _MOST_DEPTH:
+        raise _too_deep()
+    if isinstance(tree, dict):
+        yield tree
+        for value in tree.values():
+            yield from _nodes(value, depth + 1)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _nodes(value, depth + 1)
+
+
+def _too_deep() -> StatementRejected:
+    return StatementRejected("the statement is nested too deeply: make it simpler")
+
+
+def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
+    message = str(tree.get("error_message", ""))
+    if "Only SELECT" in message:
+        word = text.split(maxsplit=1)[0][:20].upper() if text.split() else ""
+        if word.startswith("PIVOT"):
+            return StatementRejected("PIVOT needs its values here: write PIVOT ... ON column IN (...), or GROUP BY")
+        return StatementRejected(f"{_SELECT_ONLY}" + (f"; this begins with {word}" if word else ""))
+    position = tree.get("position")
+    where = f" (at character {int(position) + 1})" if position is not None and str(position).isdigit() else ""
+    return StatementRejected(f"the statement is not valid SQL: {message}{where}")
+
+
+def refused(cause: duckdb.Error) -> StatementRejected:
+    """Return the error for a statement that DuckDB has rejected, with its reason and the place."""
+    text = str(cause)
+    place = _CARET.search(text)
+    text = _ADVICE.sub("", text).strip()
+    kind, _, rest = text.partition(": ")
+    text = rest if kind.endswith("Error") else text
+    text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())[:500]
+    where = f" (line {place[1]}, near {place[2][len(place[3]) - len(place[1]) - 7 :][:30].strip()!r})" if place else ""
+    return StatementRejected(f"the statement was rejected: {text}{where}")

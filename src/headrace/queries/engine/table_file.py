@@ -1,0 +1,243 @@
+"""One table on disk: its rows, the positions they come from, and what it was made with, in one DuckDB file.
+
+A batch of records changes rows and positions in one transaction. So after a crash each record is in the table once.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from headrace.config.tables import TableConfig
+from headrace.errors import ConfigError
+from headrace.queries.columns import STORED, Column, Columns, quoted
+
+_META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
+_POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
+_BATCH: Final = "arrived"
+"""The records of the transaction, in their order: a temporary table with the stored columns, `bad` and `gone`."""
+
+
+class Corrupt(msgspec.Struct):
+    """Records that were left out, because their key or value does not fit the table."""
+
+    count: int = 0
+    last: str = ""
+    """Where the last one is, and why it does not fit."""
+
+
+class Applied(NamedTuple):
+    """What a batch of records has changed."""
+
+    rows: int
+    corrupt: int
+
+
+class TableFile:
+    """The file of one table. Its calls block, and one runs at a time."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, config: TableConfig, path: Path) -> None:
+        """Take a connection to which the file is attached as `<name>_file`."""
+        self.connection = connection
+        self.columns: Columns
+        """Known once it is open."""
+        self.described: list[tuple[str, str]] = []
+        """The columns of statements and their types."""
+        self.corrupt = Corrupt()
+        self.gap = ""
+        """The last range of offsets that Kafka had removed before they were read; empty if there was none."""
+        self._name = name
+        self._config = config
+        self._path = path
+        self._file = quoted(f"{name}_file")
+        self._rows = f"{self._file}.main.rows"
+
+    def open(self, values: list[Column] | None) -> None:
+        """Make the table, or check that it was made with this definition; take up columns that were added.
+
+        Raises:
+            ConfigError: The definition has changed in another way.
+        """
+        run = self.connection.execute
+        self._prepare()
+        self.columns = Columns(self._config, values)
+        definition = self._config.model_dump(include={"topic", "kind", "key_format", "value_format"})
+        known = self._meta("definition")
+        columns = [[*column] for column in self.columns.stored]
+        if known is None:
+            self._create()
+            self._set("definition", definition)
+            self._set("columns", columns)
+        else:
+            if changed := [key for key, value in definition.items() if known.get(key) != value]:
+                self._refuse(f"{changed[0]} was {known.get(changed[0])}, and is {definition[changed[0]]} now")
+            self._add_columns([Column(*column) for column in self._meta("columns") or []])
+            self._set("columns", columns)
+        self._set("values", None if values is None else [[*column] for column in values])
+        self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
+        self.gap = self._meta("gap") or ""
+        view = f"memory.main.{quoted(self._name)}"
+        run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
+        self.described = [(name, kind) for name, kind, *_ in run(f"DESCRIBE {view}").fetchall()]
+
+    def open_again(self) -> bool:
+        """Open the table with the columns that it has; return whether it has any.
+
+        Raises:
+            ConfigError: The definition has changed.
+        """
+        self._prepare()
+        if self._meta("definition") is None:
+            return False
+        values = self._meta("values")
+        self.open(None if values is None else [Column(*column) for column in values])
+        return True
+
+    def _prepare(self) -> None:
+        self.connection.execute(_META.format(file=self._file))
+        self.connection.execute(_POSITIONS.format(file=self._file))
+
+    def _create(self) -> None:
+        key = f", PRIMARY KEY({STORED}key)" if self._config.kind == "latest" else ""
+        columns = ", ".join(f"{quoted(column.name)} {column.type}" for column in self.columns.stored)
+        self.connection.execute(f"CREATE TABLE {self._rows}({columns}{key})")
+
+    def _add_columns(self, before: list[Column]) -> None:
+        now = {column.name: column.type for column in self.columns.stored}
+        for name, kind in before:
+            if name not in now:
+                self._refuse(f"column {name} is not in the schema any more")
+            if now[name] != kind:
+                self._refuse(f"column {name} was {kind}, and is {now[name]} now")
+        names = {column.name for column in before}
+        for name, kind in now.items():
+            if name not in names:
+                self.connection.execute(f"ALTER TABLE {self._rows} ADD COLUMN {quoted(name)} {kind}")
+
+    def _refuse(self, what: str) -> None:
+        raise ConfigError(
+            f"{what}: revert that, or build the table from its topic again (headrace tables rebuild {self._name})"
+        )
+
+    def rebuild(self) -> None:
+        """Forget all rows and positions."""
+        run = self.connection.execute
+        run("BEGIN")
+        for table in ("rows", "positions", "meta"):
+            run(f"DROP TABLE IF EXISTS {self._file}.main.{table}")
+        run("COMMIT")
+
+    @property
+    def topic_id(self) -> str:
+        """Kafka's id of the topic whose records the table has; empty if it is not known."""
+        return self._meta("topic_id") or ""
+
+    def keep_topic_id(self, value: str) -> None:
+        """Write down the id of the topic."""
+        self._set("topic_id", value)
+
+    def positions(self) -> dict[int, int]:
+        """Return the offset to read next, by partition."""
+        return dict(self.connection.execute(f"SELECT partition, next FROM {self._file}.main.positions").fetchall())
+
+    def skip_gap(self, partition: int, first: int, end: int) -> None:
+        """Continue behind offsets that Kafka has removed before they were read."""
+        self.gap = f"partition {partition}, offsets {first} to {end - 1}"
+        self._set("gap", self.gap)
+        self._move({partition: end})
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        found = self.connection.execute(f"SELECT count(*) FROM {self._rows}").fetchone()
+        return int(found[0]) if found else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Size on disk."""
+        files = (self._path, self._path.with_name(self._path.name + ".wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
+        """Change rows by records, and the positions with them. `arrived` has the records until the next call."""
+        run = self.connection.execute
+        run("BEGIN")
+        try:
+            bad = self._parse(records)
+            if bad:
+                self._count_corrupt(bad)
+            stored = ", ".join(quoted(column.name) for column in self.columns.stored)
+            if self._config.kind == "log":
+                run(f"INSERT INTO {self._rows} SELECT {stored} FROM {_BATCH} WHERE NOT bad")
+            else:
+                newest = f"QUALIFY row_number() OVER (PARTITION BY {STORED}key ORDER BY seq DESC) = 1"
+                good = f"SELECT * FROM {_BATCH} WHERE NOT bad {newest}"
+                run(f"DELETE FROM {self._rows} WHERE {STORED}key IN (SELECT {STORED}key FROM ({good}) WHERE gone)")
+                run(f"INSERT OR REPLACE INTO {self._rows} SELECT {stored} FROM ({good}) WHERE NOT gone")
+            self._move(positions)
+            run("COMMIT")
+        except BaseException:
+            run("ROLLBACK")
+            raise
+        finally:
+            self.connection.unregister("raw")
+        return Applied(len(records) - bad, bad)
+
+    def _parse(self, records: pa.Table) -> int:
+        """Make the table of arrived records, and return how many of them are corrupt."""
+        self.connection.register("raw", records)
+        names = [column.name.removeprefix(STORED) for column in self.columns.built_in]
+        built_in = ", ".join(f"{quoted(name)} AS {quoted(STORED + name)}" for name in names)
+        cells = [
+            f"{cell} AS {quoted(column.name)}"
+            for column, cell in zip(self.columns.values, self.columns.cells, strict=True)
+        ]
+        latest = self._config.kind == "latest"
+        problem = "problem IS NOT NULL" + (" OR key IS NULL" if latest else "")
+        self.connection.execute(
+            f"CREATE OR REPLACE TEMP TABLE {_BATCH} AS SELECT seq, problem, value IS NULL AS gone, {built_in}, "
+            f"{', '.join(cells)}, {problem} OR (value IS NOT NULL AND ({self.columns.misfit})) AS bad "
+            f"FROM (SELECT *, {self.columns.parsed} AS r FROM raw)"
+        )
+        found = self.connection.execute(f"SELECT count(*) FROM {_BATCH} WHERE bad").fetchone()
+        return int(found[0]) if found else 0
+
+    def _count_corrupt(self, count: int) -> None:
+        row = self.connection.execute(
+            f"SELECT {STORED}partition, {STORED}offset, problem, {STORED}key IS NULL FROM {_BATCH} WHERE bad "
+            "ORDER BY seq DESC LIMIT 1"
+        ).fetchone()
+        assert row
+        partition, offset, problem, no_key = row
+        if not problem:
+            latest = no_key and self._config.kind == "latest"
+            problem = "it has no key" if latest else "its value does not fit the columns"
+        self.corrupt = Corrupt(self.corrupt.count + count, f"partition {partition}, offset {offset}: {problem}")
+        self._set("corrupt", self.corrupt)
+
+    def delete_old(self) -> int:
+        """Delete the rows whose time is over, and return how many."""
+        if self._config.retention_seconds is None:
+            return 0
+        oldest = time.time() - self._config.retention_seconds
+        found = self.connection.execute(
+            f"DELETE FROM {self._rows} WHERE {STORED}timestamp < to_timestamp(?)", [oldest]
+        ).fetchone()
+        return int(found[0]) if found else 0
+
+    def _move(self, positions: Mapping[int, int]) -> None:
+        pairs = ", ".join(f"({partition}, {offset})" for partition, offset in positions.items())
+        if pairs:
+            self.connection.execute(f"INSERT OR REPLACE INTO {self._file}.main.positions VALUES {pairs}")
+
+    def _meta(self, name: str) -> Any:
+        found = self.connection.execute(f"SELECT value FROM {self._file}.main.meta WHERE name = ?", [name]).fetchone()
+        return msgspec.json.decode(found[0]) if found else None
+
+    def _set(self, name: str, value: object) -> None:
+        text = msgspec.json.encode(value).decode()
+        self.connection.execute(f"INSERT OR REPLACE INTO {self._file}.main.meta VALUES (?, ?)", [name, text])

@@ -1,0 +1,319 @@
+"""The engine of tables as this process sees it: its start, its requests, its end, and what ends it."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import pickle
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+from headrace.config.model import HeadraceConfig
+from headrace.errors import (
+    EnvironmentProblem,
+    Forbidden,
+    HeadraceError,
+    NotFound,
+    QueriesUnavailable,
+    StatementRejected,
+    TooManyRequests,
+)
+from headrace.queries.protocol import (
+    Ask,
+    Cancel,
+    Changes,
+    Failed,
+    Form,
+    Lookup,
+    Rebuild,
+    Row,
+    Rows,
+    Setup,
+    Statuses,
+    TableStatus,
+    ToEngine,
+    ToParent,
+    decode_to_parent,
+    frame_of,
+    read_frame,
+)
+from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, RestartPauses, Service
+from headrace.runtime.memory import memory_bytes
+
+log = logging.getLogger(__name__)
+
+_MOST_STATEMENTS: Final = 32
+_MOST_LOOKUPS: Final = 1_000
+_LOOKUP_SECONDS: Final = 10.0
+_GRACE_SECONDS: Final = 5.0
+"""An engine that has not responded this long after a request's time limit is ended."""
+_WATCH_SECONDS: Final = 0.25
+_EXTRA_BYTES: Final = 256 << 20
+_STEADY_SECONDS: Final = 10.0
+_ENDINGS: Final = 2
+"""A statement that was at work at so many ends of the engine is rejected."""
+_RESTARTING: Final = "the process that runs statements is starting: send the request again"
+_TABLE_METRICS: Final = {
+    "headrace_table_rows": "rows",
+    "headrace_table_bytes": "bytes",
+    "headrace_table_lag": "lag",
+    "headrace_table_age_seconds": "age_seconds",
+    "headrace_table_corrupt_total": "corrupt",
+}
+"""Metrics of a table, and the field of its state."""
+_ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
+    "invalid": StatementRejected,
+    "timeout": StatementRejected,
+    "memory": StatementRejected,
+    "forbidden": Forbidden,
+    "unavailable": QueriesUnavailable,
+}
+
+
+def require_duckdb() -> None:
+    """Check that the libraries of tables are here, without importing them.
+
+    Raises:
+        EnvironmentProblem: One is not.
+    """
+    missing = [name for name in ("duckdb", "pyarrow", "sqlglot") if find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(f"tables need {missing[0]}. Run: pip install 'headrace[queries]'")
+
+
+class QueryEngine(Service):
+    """Runs the engine process, and restarts it from its files when it ends."""
+
+    def __init__(self, config: HeadraceConfig, clock: Clock) -> None:
+        """Prepare; the process is started by `start`.
+
+        Raises:
+            EnvironmentProblem: A library is missing.
+        """
+        require_duckdb()
+        super().__init__("tables")
+        # Settings.
+        self._config = config
+        self._clock = clock
+        self._most_bytes = 2 * config.sql.memory_bytes + _EXTRA_BYTES
+        # This process of the engine.
+        self._writer: asyncio.StreamWriter | None = None
+        self._child: ChildProcess | None = None
+        self._tables: dict[str, TableStatus] = {}
+        self._problem = "the engine has not started yet"
+        self._end_reason = ""
+        """Why this process has ended the engine; empty if it ended by itself."""
+        # In flight.
+        self._responses: dict[int, asyncio.Future[ToParent]] = {}
+        self._statements: dict[int, str] = {}
+        self._number = 0
+        self._ended_with: Counter[str] = Counter()
+        """Statements that were at work when the engine ended."""
+        self.counts: Counter[str] = Counter()
+        """Responses to statements by outcome."""
+
+    async def start(self) -> None:
+        for metric, field in _TABLE_METRICS.items():
+            for name in self._config.tables:
+                self.publish(metric, self._reader(name, field), table=name)
+        for outcome in ("ok", "rejected", "unavailable"):
+            count = functools.partial(self.counts.__getitem__, outcome)
+            self.publish("headrace_query_requests_total", count, outcome=outcome)
+        await super().start()
+
+    def _reader(self, table: str, field: str) -> Callable[[], float]:
+        return lambda: float(getattr(self._tables[table], field)) if table in self._tables else 0.0
+
+    def readiness_by_name(self) -> dict[str, Readiness]:
+        found = {self.name: Readiness(not self._problem, self._problem)}
+        for name in self._config.tables:
+            status = self._tables.get(name)
+            reason = f"{status.state}: {status.reason}" if status and status.state != "live" else ""
+            found[f"table {name}"] = Readiness(status is not None and not reason, reason or self._problem)
+        return found
+
+    @property
+    def tables(self) -> Mapping[str, TableStatus]:
+        """The states of the tables by name; those of the file without a state are starting."""
+        return self._tables
+
+    def topic_of(self, table: str) -> str:
+        """Return the topic of a table.
+
+        Raises:
+            NotFound: The file has no such table.
+        """
+        if table not in self._config.tables:
+            known = ", ".join(self._config.tables) or "none"
+            raise NotFound(f"table {table[:60]!r} does not exist; this process has {known}")
+        return self._config.tables[table].topic
+
+    @property
+    def topics(self) -> Mapping[str, str]:
+        """The topic of each table."""
+        return {name: table.topic for name, table in self._config.tables.items()}
+
+    async def ask(
+        self,
+        sql: str,
+        params: Sequence[Any] | Mapping[str, Any],
+        readable: Sequence[str],
+        form: Form,
+        max_rows: int,
+        timeout_seconds: float,
+    ) -> Rows:
+        """Run a statement and return its rows.
+
+        Raises:
+            StatementRejected: It is not valid, not run here, or exceeds a limit.
+            Forbidden: The caller may not read one of its tables.
+            TooManyRequests: Too many statements are in flight.
+            QueriesUnavailable: The engine is restarting, or a table cannot be asked now.
+        """
+        if len(self._statements) >= _MOST_STATEMENTS:
+            raise TooManyRequests(f"{_MOST_STATEMENTS} statements are in flight; send this again after a pause")
+        if self._ended_with[sql] >= _ENDINGS:
+            raise StatementRejected("this statement has ended the engine before: it needs too much memory; change it")
+        given = dict(params) if isinstance(params, Mapping) else list(params)
+        number = self._next()
+        self._statements[number] = sql
+        try:
+            request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
+            rows: Rows = await self._request(request, timeout_seconds)
+        except HeadraceError as error:
+            self.counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
+            raise
+        finally:
+            self._statements.pop(number, None)
+        self.counts["ok"] += 1
+        return rows
+
+    async def look_up(self, table: str, key: str) -> bytes | None:
+        """Return the row of a key as a JSON object, or None; raises as `ask`."""
+        if len(self._responses) >= _MOST_LOOKUPS:
+            raise TooManyRequests(f"{_MOST_LOOKUPS} requests are in flight; send this again after a pause")
+        status = self._tables.get(table)
+        if status is not None and status.kind == "log":
+            raise StatementRejected(f"table {table} is a log, which has no row per key: send a SELECT to POST /query")
+        found: Row = await self._request(Lookup(self._next(), table, key), _LOOKUP_SECONDS)
+        return found.row
+
+    async def rebuild(self, table: str) -> None:
+        """Build a table again from its topic; raises as `ask`."""
+        await self._request(Rebuild(self._next(), table), _LOOKUP_SECONDS)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    async def _request(self, message: Ask | Lookup | Rebuild, limit_seconds: float) -> Any:
+        if self._writer is None:
+            raise QueriesUnavailable(_RESTARTING)
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._responses[message.number] = response
+        try:
+            self._send(message)
+            async with asyncio.timeout(limit_seconds + _GRACE_SECONDS):
+                result = await response
+        except TimeoutError:
+            log.error("the engine of tables did not respond within %g s; restarting it", limit_seconds + _GRACE_SECONDS)
+            self._end("it did not respond")
+            raise QueriesUnavailable("the engine did not respond, and is restarted: send the request again") from None
+        except asyncio.CancelledError:
+            if isinstance(message, Ask) and self._writer:
+                self._send(Cancel(message.number))
+            raise
+        finally:
+            self._responses.pop(message.number, None)
+        if isinstance(result, Failed):
+            raise _ERRORS[result.kind](result.reason)
+        return result
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._writer
+        self._writer.write(frame_of(message))
+
+    async def run(self) -> None:
+        pauses = RestartPauses(self._clock, 0.1, 30.0, _STEADY_SECONDS)
+        while True:
+            pauses.started()
+            reason = await self._live()
+            if pauses.steady:
+                pauses.failures = 0
+            pause = pauses.failed()
+            self._problem = f"the engine ended ({reason}); will restart in {pause:.1f} s"
+            log.error("tables: %s", self._problem)
+            await self._clock.sleep(pause)
+
+    async def _live(self) -> str:
+        """Run one engine process until it ends, and return why."""
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        own_end, engine_end = socket.socketpair()
+        try:
+            self._child = await ChildProcess.start(
+                self,
+                "engine of tables",
+                [sys.executable, "-P", "-m", "headrace.queries.engine", str(engine_end.fileno())],
+                ended.set_result,
+                pass_fds=(engine_end.fileno(),),
+                env={name: value for name, value in os.environ.items() if not name.upper().startswith("HEADRACE_")},
+            )
+        finally:
+            engine_end.close()
+        self._end_reason = ""
+        reader, self._writer = await asyncio.open_unix_connection(sock=own_end)
+        watch = self.spawn(self._watch_memory(), "memory of the engine")
+        try:
+            self._send(Setup(pickle.dumps(self._config)))
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    self._take(decode_to_parent(await read_frame(reader)))
+            await self._child.stop(Deadline(self._clock, _GRACE_SECONDS))  # it may still write why it ends
+            code = await ended
+            return self._end_reason or (f"signal {-code}" if code < 0 else f"exit code {code}; see the log above")
+        finally:
+            watch.cancel()
+            self._writer.close()
+            self._writer = None
+            self._tables = {}
+            self._fail_all()
+
+    def _take(self, message: ToParent) -> None:
+        if isinstance(message, Statuses):
+            self._tables = {table.name: table for table in message.tables}
+            self._problem = ""
+        elif isinstance(message, Changes):
+            pass
+        elif (response := self._responses.get(message.number)) and not response.done():
+            response.set_result(message)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            await self._clock.sleep(_WATCH_SECONDS)
+            if self._child and (size := memory_bytes(self._child.pid)) > self._most_bytes:
+                self._end(f"it used {size >> 20} MiB, and {self._most_bytes >> 20} are allowed (sql.memory_bytes)")
+
+    def _end(self, reason: str) -> None:
+        self._end_reason = reason
+        if self._child:
+            self._child.kill()
+
+    def _fail_all(self) -> None:
+        self._ended_with.update(set(self._statements.values()))
+        if len(self._ended_with) > _MOST_LOOKUPS:
+            self._ended_with.clear()
+        for response in self._responses.values():
+            if not response.done():
+                response.set_exception(QueriesUnavailable(_RESTARTING))
+
+    async def stop(self) -> None:
+        if self._writer:
+            self._writer.close()  # the engine ends with its connection
+        await super().stop()
+        if self._child and self._child.running:
+            self._child.kill()

@@ -1,0 +1,199 @@
+"""The messages between Headrace and its engine of tables, and their frames: a 4-byte big-endian length, and msgpack.
+
+The parent sends `Setup` once, then requests in any order. The engine answers each `Ask`, `Lookup` and `Rebuild` with
+one message that has its number: `Rows`, `Row`, `Rebuilt` or `Failed`. It sends `Statuses` by itself. A `Subscribe` is
+answered with one `Subscribed` or `Failed`, then with `Changes` until `Ended` or `Unsubscribe`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+Form = Literal["objects", "arrays", "arrow"]
+Positions = dict[int, int]
+"""By partition: the offset of the next record."""
+
+
+class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """The configuration of the process, pickled: it goes from a process to its own child only."""
+
+    config: bytes
+
+
+class Ask(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """Run a statement."""
+
+    number: int
+    sql: str
+    params: list[Any] | dict[str, Any]
+    readable: list[str]
+    """Tables that the caller may read."""
+    form: Form
+    max_rows: int
+    timeout_seconds: float
+
+
+class Lookup(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """Find the row of a key."""
+
+    number: int
+    table: str
+    key: str
+
+
+class Cancel(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """Interrupt a statement whose caller has left."""
+
+    number: int
+
+
+class Rebuild(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """Build a table again from its topic."""
+
+    number: int
+    table: str
+
+
+class Subscribe(msgspec.Struct, array_like=True, tag=6, frozen=True):
+    """Run a statement over each change of a table from now on."""
+
+    number: int
+    sql: str
+    """Without EMIT CHANGES and LIMIT."""
+    params: list[Any] | dict[str, Any]
+    readable: list[str]
+    form: Form
+    after: Positions | None = None
+    """First send the rows of records from these positions on; all rows if it is empty. None: only changes."""
+
+
+class Unsubscribe(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """End a subscription."""
+
+    number: int
+
+
+class ColumnType(msgspec.Struct, array_like=True, frozen=True):
+    """A column of a result."""
+
+    name: str
+    type: str
+    """In DuckDB."""
+
+
+class Rows(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """The result of a statement."""
+
+    number: int
+    columns: list[ColumnType]
+    rows: list[bytes]
+    """JSON text of each row; or one Arrow stream."""
+    more: bool
+    """Whether the result has further rows, which exceed a limit."""
+
+
+class Row(msgspec.Struct, array_like=True, tag=2, frozen=True):
+    """The row of a key as a JSON object; None if there is none."""
+
+    number: int
+    row: bytes | None
+
+
+class Failed(msgspec.Struct, array_like=True, tag=3, frozen=True):
+    """A request was rejected or interrupted."""
+
+    number: int
+    kind: Literal["invalid", "forbidden", "unavailable", "timeout", "memory"]
+    reason: str
+
+
+class Rebuilt(msgspec.Struct, array_like=True, tag=4, frozen=True):
+    """The table is empty, and its topic is read again."""
+
+    number: int
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """The state of a table."""
+
+    name: str
+    state: Literal["starting", "catching up", "live", "full", "refused", "failing"]
+    """`live`: it has had every record of the moment when the process started. `full`: a limit is reached. `refused`:
+    its definition or schema does not fit the rows on disk. `failing`: see `reason`; it goes on by itself."""
+    reason: str
+    """Why it is not live; empty if it is."""
+    topic: str
+    kind: str
+    rows: int
+    bytes: int
+    """On disk."""
+    lag: int
+    """Records of the topic that are not in the table yet."""
+    age_seconds: float
+    """Age of the newest record when it was applied; 0 without any."""
+    corrupt: int
+    """Records that were left out, because their key or value does not fit the columns."""
+    last_corrupt: str
+    gap: str
+    """Offsets that Kafka had removed before they were read; empty if there are none."""
+    columns: list[tuple[str, str]]
+    """Names, and types in DuckDB."""
+
+
+class Statuses(msgspec.Struct, array_like=True, tag=5, frozen=True):
+    """The states of all tables, and counts since the start of the engine."""
+
+    tables: list[TableStatus]
+    memory_bytes: int
+    """Resident memory of the engine."""
+
+
+class Subscribed(msgspec.Struct, array_like=True, tag=6, frozen=True):
+    """A subscription has begun."""
+
+    number: int
+    columns: list[ColumnType]
+    table: str
+
+
+class Changes(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """Rows for subscribers of one statement."""
+
+    numbers: list[int]
+    rows: list[bytes]
+    positions: Positions
+    """Everything before these is in the rows that were sent."""
+
+
+class Ended(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """A subscription has ended."""
+
+    number: int
+    reason: str
+
+
+ToEngine = Setup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe
+ToParent = Rows | Row | Failed | Rebuilt | Statuses | Subscribed | Changes | Ended
+
+_PREFIX_BYTES = 4
+_encode = msgspec.msgpack.Encoder().encode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_parent: Callable[[bytes], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
+
+
+def frame_of(message: ToEngine | ToParent) -> bytes:
+    """Return a message as one frame."""
+    body = _encode(message)
+    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Return the body of the next frame.
+
+    Raises:
+        asyncio.IncompleteReadError: The other side has closed the connection.
+    """
+    size = int.from_bytes(await reader.readexactly(_PREFIX_BYTES), "big")
+    return await reader.readexactly(size)

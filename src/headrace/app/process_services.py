@@ -85,8 +85,8 @@ class App:
             PipelineInvalid: A pipeline file is not usable.
         """
         check_properties(config.kafka, config.producer)
-        weak = [*warnings_of(config.kafka.security), *config.schema_registry.warnings]
-        for warning in [*config.producer.warnings, *weak]:
+        weak = [text for server in (config.schema_registry, config.ksqldb) if server for text in server.warnings]
+        for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
             log.warning("%s", warning)
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config)

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from headrace.config.backend import ClientTls, is_protected
 from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
+from headrace.config.remote_server import RemoteServer
 from headrace.config.section import PositiveSeconds, Section, Url
 from headrace.config.spelling import nearest
 
@@ -188,39 +188,14 @@ class KafkaConfig(Section):
         return self
 
 
-class SchemaRegistryConfig(Section):
+class SchemaRegistryConfig(RemoteServer):
     """How to reach the schema registry (Confluent's HTTP API)."""
 
+    section: ClassVar[str] = "schema_registry"
     latest_seconds: ClassVar[float] = 30.0
     """How long the latest version of a subject is cached, and that a schema was not found."""
 
     url: Url = "http://localhost:8081"
     """Base URL; it may have the path of a compatible API."""
-    username: str = ""
-    """User of HTTP basic authentication; empty for none."""
-    password: SecretStr = SecretStr("")
-    """Password of HTTP basic authentication."""
-    tls: ClientTls = ClientTls()
-    """Certificates, if the URL begins with `https`."""
-    timeout_seconds: PositiveSeconds = 5.0
-    """Longest wait for one response."""
     avro_unions: Literal["wrapped", "plain"] = "wrapped"
     """Values of Avro unions in JSON: `wrapped` in an object with the name of the branch, or `plain`."""
-
-    @model_validator(mode="after")
-    def _transport_fits(self) -> Self:
-        if self.tls != ClientTls() and not self.secure:
-            raise ValueError("tls is set, but url is not https: correct one of them")
-        return self
-
-    @property
-    def warnings(self) -> list[str]:
-        """Secrets that the network could read, a sentence each."""
-        if not self.username or is_protected(self.url):
-            return []
-        return ["schema_registry.url is not https, so the network can read the password: use https"]
-
-    @property
-    def secure(self) -> bool:
-        """Whether connections use TLS."""
-        return self.url.lower().startswith("https:")

@@ -17,12 +17,14 @@ from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import FileReferences, ReferredSecret, is_file
+from headrace.config.remote_server import RemoteServer
 from headrace.config.section import Section
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "watched_functions", "pipelines")
+_REMOTE = {"schema_registry", "ksqldb"}
 _PROPERTIES = ("kafka", "properties")
 
 
@@ -199,11 +201,7 @@ class _FileReader:
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"folder not found: {secrets}")
-        registry = self._with_files(config.schema_registry, "schema_registry", "tls")
-        if password := self._references.texts.get(("schema_registry", "password")):
-            again = ReferredSecret(registry.password, password, folder)
-            registry = registry.model_copy(update={"password": again})
-        written = {"schema_registry": registry} if "schema_registry" in config.model_fields_set else {}  # must answer
+        written = {name: self._remote(getattr(config, name), name) for name in _REMOTE & config.model_fields_set}
         return config.model_copy(
             update={
                 **written,
@@ -218,6 +216,16 @@ class _FileReader:
                 "reactive_consumers": reactive,
             }
         )
+
+    def _remote(self, server: RemoteServer | None, name: str) -> RemoteServer | None:
+        """Return a server with absolute paths, and with a password that is read again."""
+        if server is None:
+            return None
+        server = self._with_files(server, name, "tls")
+        if password := self._references.texts.get((name, "password")):
+            again = ReferredSecret(server.password, password, self._folder)
+            server = server.model_copy(update={"password": again})
+        return server
 
     def _with_files(self, section: AnySection, *at: str) -> AnySection:
         """Return a section whose last part of the path has absolute paths, and report files that do not exist."""
@@ -266,6 +274,6 @@ def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
     if security.mode == "jwt" and security.principals:
         sentence = "has no effect in mode jwt, where tokens carry the scopes: remove it, or set another mode"
         yield ("security", "principals"), sentence
-    registry = config.schema_registry
-    if registry.password.get_secret_value() and not registry.username:
-        yield ("schema_registry", "password"), "is not sent without a username: set username, or remove it"
+    for server in (config.schema_registry, config.ksqldb):
+        if server and server.password.get_secret_value() and not server.username:
+            yield (server.section, "password"), "is not sent without a username: set username, or remove it"

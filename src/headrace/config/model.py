@@ -14,6 +14,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
+from headrace.config.remote_server import KsqldbConfig
 from headrace.config.section import PositiveSeconds, Section, TopicName
 from headrace.config.tables import SqlConfig, TableConfig, TableName
 
@@ -66,6 +67,8 @@ class HeadraceConfig(Section):
     """Tables of SQL that are kept from topics, by name. They need the extra `queries`."""
     sql: SqlConfig = SqlConfig()
     """The process that keeps the tables and runs statements over them."""
+    ksqldb: KsqldbConfig | None = None
+    """Connection to a ksqlDB server. When set, it runs the statements of the ksqlDB endpoints."""
     durability: Literal["report", "strict"] = "report"
     """What to do if the cluster fails a check for durability (`headrace doctor` lists them). `report`: log it, and add
     it to the details of readiness. `strict`: refuse to start."""

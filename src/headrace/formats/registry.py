@@ -6,7 +6,6 @@ responses are used.
 """
 
 import asyncio
-import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +15,6 @@ import aiohttp
 import msgspec
 from cachetools import LRUCache
 
-from headrace.config.backend import connection_problem
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.runtime import Clock, Readiness, Service
@@ -194,18 +192,19 @@ class SchemaRegistry:
         decode: Callable[[bytes], Any] = _decode_response,
     ) -> Any:
         try:
-            sent: dict[str, Any] = {"json": body, "headers": self._login(), "allow_redirects": False}
+            sent: dict[str, Any] = {"json": body, "headers": self._settings.login(), "allow_redirects": False}
             async with self._open_session().request(method, self._url + path, **sent) as response:
                 content, status = await response.read(), response.status
             if status in (401, 403):
-                raise self._unavailable(f"it refuses the login (HTTP {status})", _login_advice(status, self._settings))
+                advice = self._settings.login_advice(status, "to read and register schemas")
+                raise self._unavailable(f"it refuses the login (HTTP {status})", advice)
             if status < 300:
                 return decode(content)
             problem = _decode_response(content)
         except TimeoutError as cause:
             raise self._unavailable(f"no response within {self._settings.timeout_seconds:g} s") from cause
         except (aiohttp.ClientError, OSError) as cause:
-            raise self._unavailable(_why(cause, self._settings)) from cause
+            raise self._unavailable(self._settings.problem(cause)) from cause
         except (msgspec.MsgspecError, UnicodeDecodeError) as cause:
             raise self._unavailable(
                 f"its response to {method} {path} (HTTP {status}) is not that of a schema registry"
@@ -221,12 +220,6 @@ class SchemaRegistry:
         text = f"the schema registry at {self._url} is not available: {why}. Nothing was sent. {advice}"
         return RegistryUnavailable(text, url=self._url)
 
-    def _login(self) -> dict[str, str]:
-        if not self._settings.username:
-            return {}
-        pair = f"{self._settings.username}:{self._settings.password.get_secret_value()}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
@@ -237,21 +230,6 @@ class SchemaRegistry:
                 connector=aiohttp.TCPConnector(ssl=self.tls.context if self.tls else True),
             )
         return self._session
-
-
-def _why(cause: Exception, settings: SchemaRegistryConfig) -> str:
-    reason = getattr(cause, "certificate_error", None) or getattr(cause, "os_error", None) or cause.__cause__
-    if isinstance(reason, OSError):
-        return connection_problem(reason, "schema_registry.")
-    # With TLS 1.3 the client is connected before the server looks at its certificate.
-    hint = " (if it requires a certificate, set schema_registry.tls.certificate and key)"
-    return (str(cause) or "no response") + (hint if settings.secure and not settings.tls.certificate else "")
-
-
-def _login_advice(status: int, settings: SchemaRegistryConfig) -> str:
-    if status == 403:
-        return f"Give user {settings.username or '(none)'} the right to read and register schemas there"
-    return f"{'Correct' if settings.username else 'Set'} schema_registry.username and password"
 
 
 def _path_of(subject: str) -> str:

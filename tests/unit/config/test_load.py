@@ -150,15 +150,16 @@ class TestSecrets:
         assert "hunter2" not in repr(load_config(write(self.PLAIN), {}))
 
 
-def test_the_password_of_the_registry_is_read_again_from_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", ["schema_registry", "ksqldb"])
+def test_the_password_of_a_server_is_read_again_from_its_file(tmp_path: Path, section: str) -> None:
     """A new secret needs no restart; while its file is missing, the first one stays."""
     secret, file = tmp_path / "password", tmp_path / "headrace.yaml"
     secret.write_text("first")
     secret.chmod(0o600)
-    file.write_text("schema_registry: {username: u, password: '${file:password}'}\n")
-    registry = load_config(file, {}).schema_registry
+    file.write_text(f"{section}: {{username: u, password: '${{file:password}}'}}\n")
+    server = getattr(load_config(file, {}), section)
     secret.write_text("second")
-    assert registry.password.get_secret_value() == "second"
+    assert server.password.get_secret_value() == "second"
     secret.unlink()
-    assert registry.password.get_secret_value() == "first"
-    assert "first" not in registry.model_dump_json()
+    assert server.password.get_secret_value() == "first"
+    assert "first" not in server.model_dump_json()

@@ -1,0 +1,88 @@
+"""The text of a push query: what is understood, what is refused, and the pipeline that a refusal shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from yaml_table import table
+
+from headrace.errors import StatementRejected
+from headrace.pipelines.load import load_pipeline
+from headrace.queries.push_statement import PushStatement, SourceTopic, read_push
+from headrace.queries.statement_text import read_statement
+
+SOURCES = {
+    "orders": SourceTopic("orders.v1", schema="carrier STRING, cents INT, id STRING"),
+    "users": SourceTopic("users", "avro"),
+}
+
+
+@pytest.mark.parametrize(("text", "sql", "is_push"), table(__file__, "statements"))
+def test_a_statement_is_read_as_ksqldb_does(text: str, sql: str, is_push: bool) -> None:
+    """Texts, comments and quoted names are not searched for clauses, and positions stay the same."""
+    found = read_statement(text, ksqldb=True, variables={"name": "orders"})
+    assert (found.sql, found.is_push) == (sql, is_push)
+
+
+def test_the_dialect_of_duckdb_stays_as_it_is() -> None:
+    """Only the endpoints of ksqlDB read its spelling; names in quotes are known from both."""
+    text = "SELECT list_transform(l, x -> x + 1), ${n} FROM t"
+    assert read_statement(text).sql == text
+    assert read_statement('SELECT "a ""b""" FROM t').quoted == {'a "b"'}
+
+
+@pytest.mark.parametrize(("text", "problem"), table(__file__, "refused_texts"))
+def test_a_text_that_is_not_one_statement_is_refused(text: str, problem: str) -> None:
+    """The sentence has the position and what to do."""
+    with pytest.raises(StatementRejected, match=problem):
+        read_statement(text, variables={"name": "orders"})
+
+
+@pytest.mark.parametrize(("sql", "parts"), table(__file__, "push_queries"))
+def test_a_push_query_has_columns_and_a_condition_of_one_table(sql: str, parts: list[object]) -> None:
+    """A clause is one outside of brackets, texts and the operator IS DISTINCT FROM."""
+    found = read_push(read_statement(sql + " EMIT CHANGES").sql, {})
+    assert found == PushStatement(*parts)  # type: ignore[arg-type]
+
+
+def test_a_push_query_runs_over_a_batch_of_rows() -> None:
+    """Columns may be named with the table or its alias."""
+    found = read_push('SELECT o.a * 2 AS "Twice" FROM orders o WHERE o.a > 1 LIMIT 1', {})
+    rows = duckdb.sql(found.over("(SELECT unnest([1, 2, 3]) AS a)"))
+    assert (rows.columns, rows.fetchall()) == (["Twice"], [(4,), (6,)])
+    own_name = read_push("SELECT orders.a FROM orders", {}).over("(SELECT 1 AS a)")
+    assert duckdb.sql(own_name).fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(("sql", "problem"), table(__file__, "refused_push"))
+def test_another_form_is_refused(sql: str, problem: str) -> None:
+    """What needs several rows belongs to a pipeline; what is only not available has its position."""
+    with pytest.raises(StatementRejected, match=problem) as refused:
+        read_push(sql, SOURCES)
+    assert ("pipeline" in refused.value.parameters) == ("needs more" in problem)
+
+
+@pytest.mark.parametrize(("sql", "text"), table(__file__, "pipelines"))
+def test_the_pipeline_file_of_a_refusal_is_valid(tmp_path: Path, sql: str, text: str) -> None:
+    """It is in the sentence and alone, and the checks of pipelines accept it."""
+    with pytest.raises(StatementRejected) as refused:
+        read_push(sql, SOURCES)
+    assert refused.value.parameters["pipeline"] == text
+    assert refused.value.description.endswith(text)
+    (tmp_path / "p.yaml").write_text(text)
+    load_pipeline(tmp_path / "p.yaml", check=True)
+
+
+def test_each_aggregate_of_duckdb_is_known() -> None:
+    """One that is not would be computed over a batch of changes, and give a wrong row."""
+    names = duckdb.sql("SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'")
+    unknown = []
+    for (name,) in names.fetchall():
+        try:
+            read_push(f"SELECT {name}(a) FROM t", {})
+            unknown.append(name)
+        except StatementRejected:
+            pass
+    assert unknown == []

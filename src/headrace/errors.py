@@ -398,6 +398,10 @@ class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATIO
     """The destination is unreachable or overloaded; deliveries wait, and resume automatically."""
 
 
+class KsqldbUnavailable(DestinationUnavailable):
+    """The ksqlDB server does not answer, or not as one."""
+
+
 class DestinationRefused(DeliveryError):
     """The destination's response is not valid."""
 

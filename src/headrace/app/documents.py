@@ -20,6 +20,7 @@ from headrace.http.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, 
 from headrace.http.messages import HttpResponse
 from headrace.http.openapi import Json, document, older
 from headrace.pipelines.routes import PipelineEndpoints
+from headrace.queries.ksqldb_routes import KsqldbEndpoints
 from headrace.queries.routes import QueryEndpoints
 from headrace.records import Produced
 from headrace.runtime import run_blocking
@@ -113,6 +114,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         FunctionEndpoints,
         PipelineEndpoints,
         QueryEndpoints,
+        KsqldbEndpoints,
         ActiveStatusEndpoints,
         ActiveDeadLetterEndpoints,
         DeadLetterEndpoints,

@@ -44,6 +44,9 @@ from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, T
 from headrace.kafka.client.properties import check_properties
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.queries.engine_process import QueryEngine
+from headrace.queries.ksqldb_routes import KsqldbEndpoints
+from headrace.queries.ksqldb_server import KsqldbServer
+from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
@@ -115,10 +118,7 @@ class App:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
             families.append(registered.endpoints)
-        if config.tables:
-            engine = QueryEngine(config, clock)
-            self.services.append(engine)
-            families.append(QueryEndpoints(engine, config.http, config.sql))
+        families += self._queries()
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
@@ -156,6 +156,18 @@ class App:
                 ActiveDeadLetterEndpoints(settings, instances, context.admin, codecs, running, produce, ensure, name)
             )
         return found
+
+    def _queries(self) -> list[object]:
+        """Make the endpoints of SQL, and add the services that they need."""
+        config, clock = self.context.config, self.context.clock
+        engine = QueryEngine(config, clock) if config.tables else None
+        server = KsqldbServer(config.ksqldb, clock) if config.ksqldb else None
+        self.services += [each for each in (engine, server.tls if server else None) if each]
+        statements = KsqldbStatements(engine, server, config.sql.max_rows)
+        if not engine and not server:
+            return []
+        queries = QueryEndpoints(engine, statements, config.http, config.sql)
+        return [queries, KsqldbEndpoints(statements, engine, config.http)]
 
     def _owners(self, table: CompactedTable[Any]) -> InstanceOwners:
         """Make the directory of the instances of all processes, and add it to the services."""

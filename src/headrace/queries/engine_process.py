@@ -9,7 +9,7 @@ import pickle
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -23,25 +23,33 @@ from headrace.errors import (
     StatementRejected,
     TooManyRequests,
 )
+from headrace.queries.pipeline_example import SourceTopic
 from headrace.queries.protocol import (
     Ask,
     Cancel,
     Changes,
+    Ended,
     Failed,
     Form,
     Lookup,
+    Positions,
     Rebuild,
     Row,
     Rows,
     Setup,
     Statuses,
+    Subscribe,
+    Subscribed,
     TableStatus,
     ToEngine,
     ToParent,
+    Unsubscribe,
     decode_to_parent,
     frame_of,
     read_frame,
 )
+from headrace.queries.push_query import PushQuery
+from headrace.queries.push_statement import PushStatement
 from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.runtime.memory import memory_bytes
 
@@ -50,6 +58,8 @@ log = logging.getLogger(__name__)
 _MOST_STATEMENTS: Final = 32
 _MOST_LOOKUPS: Final = 1_000
 _LOOKUP_SECONDS: Final = 10.0
+_MOST_PUSHES: Final = 1_000
+_PUSH_SECONDS: Final = 30.0
 _GRACE_SECONDS: Final = 5.0
 """An engine that has not responded this long after a request's time limit is ended."""
 _WATCH_SECONDS: Final = 0.25
@@ -112,6 +122,7 @@ class QueryEngine(Service):
         self._responses: dict[int, asyncio.Future[ToParent]] = {}
         self._statements: dict[int, str] = {}
         self._number = 0
+        self._pushes: dict[int, PushQuery] = {}
         self._ended_with: Counter[str] = Counter()
         """Statements that were at work when the engine ended."""
         self.counts: Counter[str] = Counter()
@@ -124,6 +135,7 @@ class QueryEngine(Service):
         for outcome in ("ok", "rejected", "unavailable"):
             count = functools.partial(self.counts.__getitem__, outcome)
             self.publish("headrace_query_requests_total", count, outcome=outcome)
+        self.publish("headrace_push_queries", lambda: len(self._pushes))
         await super().start()
 
     def _reader(self, table: str, field: str) -> Callable[[], float]:
@@ -158,11 +170,19 @@ class QueryEngine(Service):
         """The topic of each table."""
         return {name: table.topic for name, table in self._config.tables.items()}
 
+    @property
+    def sources(self) -> Mapping[str, SourceTopic]:
+        """What each table is kept from, by its name in lower case."""
+        return {
+            name.lower(): SourceTopic(table.topic, table.value_format, table.value_schema or "")
+            for name, table in self._config.tables.items()
+        }
+
     async def ask(
         self,
         sql: str,
         params: Sequence[Any] | Mapping[str, Any],
-        readable: Sequence[str],
+        readable: Collection[str],
         form: Form,
         max_rows: int,
         timeout_seconds: float,
@@ -203,6 +223,29 @@ class QueryEngine(Service):
         found: Row = await self._request(Lookup(self._next(), table, key), _LOOKUP_SECONDS)
         return found.row
 
+    @contextlib.asynccontextmanager
+    async def push(self, statement: PushStatement, form: Form, after: Positions | None) -> AsyncIterator[PushQuery]:
+        """Run a push query until the end of the context; raises as `ask`.
+
+        Args:
+            statement: Its table is one of this process, which the caller may read.
+            after: First give the rows of records from these positions on. None: only changes.
+        """
+        if len(self._pushes) >= _MOST_PUSHES:
+            raise TooManyRequests(f"{_MOST_PUSHES} push queries run; end some, or send this to another process")
+        number = self._next()
+        table = next(name for name in self._config.tables if name.lower() == statement.table.lower())
+        push = self._pushes[number] = PushQuery(number, table, [], after)
+        request = Subscribe(number, table, statement.alias, statement.columns, statement.condition, form, after)
+        try:
+            subscribed: Subscribed = await self._request(request, _PUSH_SECONDS)
+            push.columns = subscribed.columns
+            yield push
+        finally:
+            del self._pushes[number]
+            if self._writer:
+                self._send(Unsubscribe(number, table))
+
     async def rebuild(self, table: str) -> None:
         """Build a table again from its topic; raises as `ask`."""
         await self._request(Rebuild(self._next(), table), _LOOKUP_SECONDS)
@@ -211,7 +254,7 @@ class QueryEngine(Service):
         self._number += 1
         return self._number
 
-    async def _request(self, message: Ask | Lookup | Rebuild, limit_seconds: float) -> Any:
+    async def _request(self, message: Ask | Lookup | Rebuild | Subscribe, limit_seconds: float) -> Any:
         if self._writer is None:
             raise QueriesUnavailable(_RESTARTING)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -288,7 +331,12 @@ class QueryEngine(Service):
             self._tables = {table.name: table for table in message.tables}
             self._problem = ""
         elif isinstance(message, Changes):
-            pass
+            for number in message.numbers:
+                if push := self._pushes.get(number):
+                    push.offer(message.rows, message.positions)
+        elif isinstance(message, Ended):
+            if push := self._pushes.get(message.number):
+                push.end(StatementRejected(message.reason))
         elif (response := self._responses.get(message.number)) and not response.done():
             response.set_result(message)
 
@@ -307,6 +355,8 @@ class QueryEngine(Service):
         self._ended_with.update(set(self._statements.values()))
         if len(self._ended_with) > _MOST_LOOKUPS:
             self._ended_with.clear()
+        for push in self._pushes.values():
+            push.end(QueriesUnavailable(_RESTARTING))
         for response in self._responses.values():
             if not response.done():
                 response.set_exception(QueriesUnavailable(_RESTARTING))

@@ -2,7 +2,8 @@
 
 The parent sends `Setup` once, then requests in any order. The engine answers each `Ask`, `Lookup` and `Rebuild` with
 one message that has its number: `Rows`, `Row`, `Rebuilt` or `Failed`. It sends `Statuses` by itself. A `Subscribe` is
-answered with one `Subscribed` or `Failed`, then with `Changes` until `Ended` or `Unsubscribe`.
+answered with one `Subscribed` or `Failed`, then with `Changes` until `Ended` or `Unsubscribe`. Rows of one
+subscription are in order.
 """
 
 import asyncio
@@ -57,22 +58,23 @@ class Rebuild(msgspec.Struct, array_like=True, tag=5, frozen=True):
 
 
 class Subscribe(msgspec.Struct, array_like=True, tag=6, frozen=True):
-    """Run a statement over each change of a table from now on."""
+    """Run a push query over each change of a table from now on; its parts are those of `PushStatement`."""
 
     number: int
-    sql: str
-    """Without EMIT CHANGES and LIMIT."""
-    params: list[Any] | dict[str, Any]
-    readable: list[str]
+    table: str
+    alias: str
+    columns: str
+    condition: str
     form: Form
     after: Positions | None = None
-    """First send the rows of records from these positions on; all rows if it is empty. None: only changes."""
+    """First send the rows of records from these positions on; of partitions without one, all. None: only changes."""
 
 
 class Unsubscribe(msgspec.Struct, array_like=True, tag=7, frozen=True):
     """End a subscription."""
 
     number: int
+    table: str
 
 
 class ColumnType(msgspec.Struct, array_like=True, frozen=True):
@@ -155,16 +157,15 @@ class Subscribed(msgspec.Struct, array_like=True, tag=6, frozen=True):
 
     number: int
     columns: list[ColumnType]
-    table: str
 
 
 class Changes(msgspec.Struct, array_like=True, tag=7, frozen=True):
-    """Rows for subscribers of one statement."""
+    """Rows for the subscribers of one statement."""
 
     numbers: list[int]
     rows: list[bytes]
     positions: Positions
-    """Everything before these is in the rows that were sent."""
+    """Of some partitions: everything before these is in the rows that were sent."""
 
 
 class Ended(msgspec.Struct, array_like=True, tag=8, frozen=True):

@@ -1,7 +1,6 @@
 """`/query` and `/tables`: statements over the tables of this process, their rows by key, and their states."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,22 +12,15 @@ from headrace.config.tables import SqlConfig
 from headrace.errors import NotFound, StatementRejected
 from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ
-from headrace.http.endpoint import (
-    ADMINISTER,
-    JSON,
-    JSON_BODY,
-    NDJSON,
-    Call,
-    CallEvent,
-    Endpoint,
-    Errors,
-    Rule,
-    principal_of,
-    require,
-)
-from headrace.http.messages import HttpResponse, decode_body, read_json
+from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, NDJSON, Call, CallEvent, Endpoint, Errors, Rule, require
+from headrace.http.messages import HttpResponse, decode_body, decode_query
 from headrace.queries.engine_process import QueryEngine
+from headrace.queries.ksqldb import KSQL_JSON, QueryBody
+from headrace.queries.ksqldb_routes import read_statement_body, readable_of, run_ksqldb
+from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.protocol import Form, Rows, TableStatus
+from headrace.queries.push_stream import EVENTS, LAST_EVENT_ID, positions_of, stream_events
+from headrace.queries.statement_text import read_statement
 from headrace.runtime import run_while
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -75,11 +67,19 @@ class Tables(msgspec.Struct):
     tables: list[TableStatus]
 
 
+class EventQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """A push query in a URL, for EventSource."""
+
+    sql: str
+
+
 @dataclasses.dataclass(eq=False)
 class QueryEndpoints:
     """Runs statements over the tables of this process."""
 
-    _engine: QueryEngine
+    _found: QueryEngine | None
+    """None if the process has no tables, but a ksqlDB server."""
+    _statements: KsqldbStatements
     _http: HttpConfig
     _sql: SqlConfig
 
@@ -87,40 +87,81 @@ class QueryEndpoints:
         "POST",
         "/query",
         "query",
-        "Run one SELECT over the tables of this process",
+        "Run a SELECT over the tables of this process, or a push query with EMIT CHANGES",
         _MAY_READ,
-        {200: (SqlResult, NDJSON, ARROW)},
-        {JSON: SqlQuery},
+        {200: (SqlResult, NDJSON, ARROW, EVENTS, KSQL_JSON)},
+        {JSON: SqlQuery, KSQL_JSON: QueryBody},
         example={"sql": "SELECT 1 AS one"},
         errors=(*JSON_BODY, errors.RequestBodyMissing, StatementRejected, *_FAILURES),
-        headers={"Accept": f"{JSON}, {NDJSON} (an object per line) or {ARROW}"},
+        headers={
+            "Accept": f"{JSON}, {NDJSON} (an object per line), {ARROW}; for a push query {EVENTS}",
+            "Last-Event-ID": "Id of the last event that the client of a push query has processed",
+        },
         asgi=True,
     )
     async def query(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        body = await read_json(receive, headers, self._http)
-        if not body:
-            raise errors.RequestBodyMissing("send a statement: " + '{"sql": "SELECT ..."}')
+        body = await read_statement_body(receive, headers, self._http)
+        if _has_ksql(body):
+            await run_ksqldb(
+                scope, receive, send, decode_body(body, QueryBody), self._statements, readable_of(scope, self._found)
+            )
+            return
         request = decode_body(body, SqlQuery)
         accept = headers.get(b"accept", b"").decode("latin-1").lower()
+        if EVENTS in accept:
+            if request.params:
+                raise StatementRejected("a push query has no params: write the values into the statement")
+            await self._events(scope, receive, send, request.sql)
+            return
         form: Form = "arrow" if ARROW in accept else "objects"
         rows = await run_while(self._ask(scope, request, form), client_closed(receive))
         if rows is None:
             raise ClientGone
         await _response(rows, accept).send(send)
 
+    @Endpoint(
+        "GET",
+        "/query",
+        "streamQuery",
+        "Run a push query as server-sent events, for EventSource",
+        _MAY_READ,
+        {200: EVENTS},
+        query=EventQuery,
+        errors=(StatementRejected, *_FAILURES),
+        headers={"Last-Event-ID": "Id of the last event that the client has processed"},
+        asgi=True,
+    )
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._events(scope, receive, send, decode_query(scope, EventQuery).sql)
+
+    @property
+    def _engine(self) -> QueryEngine:
+        if self._found is None:
+            raise NotFound("this process has no tables: add some to its file (tables), or send ksql")
+        return self._found
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send, sql: str) -> None:
+        statement = read_statement(sql)
+        if not statement.is_push:
+            raise StatementRejected("a stream of events needs a push query: write EMIT CHANGES at the end")
+        push = self._statements.push_of(statement, readable_of(scope, self._engine))
+        last = headers_of(scope).get(LAST_EVENT_ID, b"").decode("latin-1")
+        after = positions_of(last) if last else None
+        async with self._engine.push(push, "objects", after) as running:
+            await run_while(stream_events(running, push.limit, scope, send), client_closed(receive))
+
     async def _ask(self, scope: Scope, request: SqlQuery, form: Form) -> Rows:
         most = self._sql.max_timeout_seconds
         if request.timeout_seconds > most:
             raise errors.InvalidRequest(f"timeout_seconds is more than {most:g} (sql.max_timeout_seconds)")
         limit = min(request.limit or self._sql.max_rows, self._sql.max_rows)
-        return await self._engine.ask(
-            request.sql, request.params, self._readable(scope), form, limit, request.timeout_seconds
-        )
+        readable = readable_of(scope, self._engine)
+        return await self._engine.ask(request.sql, request.params, readable, form, limit, request.timeout_seconds)
 
     @Endpoint("GET", "/tables", "listTables", "Tables that are kept from topics", _MAY_READ)
     async def tables(self, call: Call[None, None]) -> Tables:
-        readable = self._readable(call.scope)
+        readable = readable_of(call.scope, self._engine)
         return Tables([status for name, status in self._engine.tables.items() if name in readable])
 
     @Endpoint("GET", TABLE, "showTable", "State and columns of a table", _MAY_READ, errors=(NotFound, *_FAILURES))
@@ -168,10 +209,13 @@ class QueryEndpoints:
         require(call.scope, (READ,), "consume", self._engine.topic_of(name))
         return name
 
-    def _readable(self, scope: Scope) -> Sequence[str]:
-        principal = principal_of(scope)
-        topics = self._engine.topics
-        return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
+
+def _has_ksql(body: bytes) -> bool:
+    """Return whether a body is ksqlDB's, which has its statement in `ksql`."""
+    try:
+        return "ksql" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return False
 
 
 def _response(result: Rows, accept: str) -> HttpResponse:

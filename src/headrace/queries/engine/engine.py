@@ -11,6 +11,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.queries.engine.database import open_database
 from headrace.queries.engine.pull import Pulls
+from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
 from headrace.queries.engine.table_file import TableFile
@@ -22,7 +23,9 @@ from headrace.queries.protocol import (
     Rebuild,
     Rebuilt,
     Statuses,
+    Subscribe,
     ToParent,
+    Unsubscribe,
     decode_to_engine,
     frame_of,
     read_frame,
@@ -31,6 +34,7 @@ from headrace.runtime import Clock, Service
 from headrace.runtime.memory import give_back_memory, memory_bytes
 
 _STATUS_SECONDS: Final = 0.5
+_WATCH_SECONDS: Final = 0.25
 
 
 class Engine(Service):
@@ -45,6 +49,7 @@ class Engine(Service):
         super().__init__("engine")
         self._writer = writer
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._registry = SchemaRegistry(config.schema_registry, clock)
         codecs = Codecs(self._registry, plain_unions=config.schema_registry.avro_unions == "plain")
         admin = Admin(config.kafka)
@@ -55,8 +60,10 @@ class Engine(Service):
             )
             for name, table in config.tables.items()
         }
-        keys = _KeyColumns(self._feeds)
-        self._pulls = Pulls(connection, Statements(connection.cursor()), keys, self._send)
+        self._keys = _KeyColumns(self._feeds)
+        statements = Statements()
+        self._pulls = Pulls(connection, statements, self._keys, self._send)
+        self._pushes = {name: Pushes(feed, statements, self._post) for name, feed in self._feeds.items()}
         watches = [self._registry.tls] if self._registry.tls else []
         self.services: Sequence[Service] = [admin.reachability, *watches, self._pulls, *self._feeds.values(), self]
         """Downstream first."""
@@ -71,6 +78,7 @@ class Engine(Service):
     async def start(self) -> None:
         await super().start()
         self.keep(lambda: give_back_memory(self._clock), "memory")
+        self.keep(self._interrupt_late, "limits of push queries")
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Serve messages until the parent closes the connection."""
@@ -85,6 +93,11 @@ class Engine(Service):
                     self._pulls.cancel(message.number)
                 elif isinstance(message, Rebuild):
                     self.spawn(self._rebuild(message), f"rebuild {message.table}")
+                elif isinstance(message, Subscribe):
+                    pushes = self._pushes[message.table]
+                    self.spawn(pushes.subscribe(message, self._keys), f"push query {message.number}")
+                elif isinstance(message, Unsubscribe):
+                    self._pushes[message.table].unsubscribe(message.number)
 
     async def close(self) -> None:
         """Close connections that are left."""
@@ -98,6 +111,16 @@ class Engine(Service):
             self._send(Failed(message.number, "unavailable", f"table {message.table} is not built again: {cause}"))
         else:
             self._send(Rebuilt(message.number))
+
+    async def _interrupt_late(self) -> None:
+        while True:
+            await self._clock.sleep(_WATCH_SECONDS)
+            for pushes in self._pushes.values():
+                pushes.interrupt_late()
+
+    def _post(self, message: ToParent) -> None:
+        """Send a message from any thread."""
+        self._loop.call_soon_threadsafe(self._send, message)
 
     def _send(self, message: ToParent) -> None:
         if not self._writer.is_closing():

@@ -135,7 +135,7 @@ class Pulls(Service):
         cursor = self._idle.pop()
         try:
             with running.interrupting(cursor):
-                self._statements.check(request.sql, self._keys, request.readable)
+                self._statements.check(cursor, request.sql, self._keys, request.readable)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 running.check()
                 if request.form == "arrow":

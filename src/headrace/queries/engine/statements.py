@@ -5,6 +5,7 @@ rejected with the rest that is not on a list here.
 """
 
 import re
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -63,16 +64,19 @@ class Statement(NamedTuple):
 
 
 class Statements:
-    """Checks statements, and remembers those that were accepted."""
+    """Checks statements on any thread, and remembers those that were accepted."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._accepted: LRUCache[str, Statement] = LRUCache(1_000)
+        self._lock = threading.Lock()
 
-    def check(self, text: str, tables: Mapping[str, str], readable: Collection[str]) -> Statement:
+    def check(
+        self, connection: duckdb.DuckDBPyConnection, text: str, tables: Mapping[str, str], readable: Collection[str]
+    ) -> Statement:
         """Return a statement that may be run.
 
         Args:
+            connection: Of the calling thread; it parses the text.
             tables: Names of all tables, each with its key column, which is empty while the table cannot be asked.
             readable: Names of those that the caller may read.
 
@@ -81,11 +85,13 @@ class Statements:
             Forbidden: The caller may not read one of the tables.
             QueriesUnavailable: A table cannot be asked now.
         """
-        statement = self._accepted.get(text)
+        with self._lock:
+            statement = self._accepted.get(text)
         if statement is None:
-            statement = self._parse(text)
+            statement = _parse(connection, text)
             if len(text) <= _MOST_CACHED:
-                self._accepted[text] = statement
+                with self._lock:
+                    self._accepted[text] = statement
         by_name = {name.lower(): name for name in tables}
         if hidden := statement.own & by_name.keys():
             raise StatementRejected(f"WITH gives the name of table {by_name[min(hidden)]} to a query: use another name")
@@ -99,29 +105,30 @@ class Statements:
                 raise QueriesUnavailable(f"table {by_name[name]} cannot be asked now: GET /tables says why")
         return statement
 
-    def _parse(self, text: str) -> Statement:
-        if len(text) > MOST_CHARACTERS:
-            raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
-        try:
-            found = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
-        except duckdb.Error as cause:
-            raise refused(cause) from None
-        assert found
-        try:
-            tree = msgspec.json.decode(found[0])
-        except RecursionError:
-            raise _too_deep() from None
-        if tree["error"]:
-            raise _syntax_error(tree, text)
-        if not tree["statements"]:
-            raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
-        if len(tree["statements"]) != 1:
-            raise StatementRejected("one statement is run per request: send the others in requests of their own")
-        own: set[str] = set()
-        read: set[str] = set()
-        for node in _nodes(tree["statements"][0], 0):
-            _judge(node, own, read)
-        return Statement(text, frozenset(read - own), frozenset(own))
+
+def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
+    if len(text) > MOST_CHARACTERS:
+        raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
+    try:
+        found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+    except duckdb.Error as cause:
+        raise refused(cause) from None
+    assert found
+    try:
+        tree = msgspec.json.decode(found[0])
+    except RecursionError:
+        raise _too_deep() from None
+    if tree["error"]:
+        raise _syntax_error(tree, text)
+    if not tree["statements"]:
+        raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
+    if len(tree["statements"]) != 1:
+        raise StatementRejected("one statement is run per request: send the others in requests of their own")
+    own: set[str] = set()
+    read: set[str] = set()
+    for node in _nodes(tree["statements"][0], 0):
+        _judge(node, own, read)
+    return Statement(text, frozenset(read - own), frozenset(own))
 
 
 def _judge(node: dict[str, Any], own: set[str], read: set[str]) -> None:

@@ -20,7 +20,7 @@ from headrace.kafka import Admin, ReadPart, read_batches
 from headrace.queries.columns import Column, declared, needs_registry
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.table_file import TableFile
-from headrace.queries.protocol import TableStatus
+from headrace.queries.protocol import Positions, TableStatus
 from headrace.records import TopicPartition
 from headrace.runtime import Service, run_blocking
 
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 _MOST_RECORDS: Final = 10_000
 _LEAST_SECONDS: Final = 0.02
 """Between two transactions, so that a trickle of records does not cost one each."""
+_REST: Final = 5.0
+"""Push queries get a part of the time: after them the table waits for this multiple of what they took."""
+_MOST_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
 _PART_OF_LIMIT: Final = 0.98
@@ -45,8 +48,10 @@ class TableFeed(Service):
         super().__init__(f"table {name}")
         # What it works with.
         self.file = file
-        self.on_applied: Callable[[], None] = lambda: None
-        """Called on a thread after each transaction, while `arrived` has its records."""
+        self.on_applied: Callable[[Positions], None] = lambda positions: None
+        """Called on a thread after each transaction with its positions, while `file.arrived` has its records."""
+        self.applying = asyncio.Lock()
+        """Held while the connection of the file is in use."""
         self.key_column = ""
         """Name of the column of the key; empty while the table cannot be asked."""
         self._table = name
@@ -59,6 +64,7 @@ class TableFeed(Service):
         self._reason = "its topic has not been read yet"
         self._age = 0.0
         self._rows = 0
+        self._pause = _LEAST_SECONDS
         self._progress = _Progress()
 
     async def run(self) -> None:
@@ -181,7 +187,7 @@ class TableFeed(Service):
                     if await self._has_changed(starts, topic_id):
                         return
                 if part.batches:
-                    await asyncio.sleep(max(0.0, began + _LEAST_SECONDS - time.monotonic()))
+                    await asyncio.sleep(max(0.0, began + self._pause - time.monotonic()))
             raise part
         finally:
             reader.cancel()
@@ -202,10 +208,13 @@ class TableFeed(Service):
             await decoder.prepare(part.batches)
             records = await run_blocking(decoder.to_arrow, part.batches)
             positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
-            applied = await run_blocking(self.file.apply, records, positions)
+            async with self.applying:
+                applied = await run_blocking(self.file.apply, records, positions)
+                began = time.monotonic()
+                await run_blocking(self.on_applied, positions)
+            self._pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, _REST * (time.monotonic() - began)))
             if applied.corrupt:
                 log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
-            await run_blocking(self.on_applied)
             self._progress.read(positions)
             self._age = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
         self._progress.read({partition.partition: at for partition, at in part.reached.items()})

@@ -219,6 +219,21 @@ class TableFile:
         self.corrupt = Corrupt(self.corrupt.count + count, f"partition {partition}, offset {offset}: {problem}")
         self._set("corrupt", self.corrupt)
 
+    @property
+    def arrived(self) -> str:
+        """The records of the last transaction that fit, as a relation with the columns of statements."""
+        return f"(SELECT {self.columns.view} FROM {_BATCH} WHERE NOT bad ORDER BY seq)"
+
+    def rows_after(self, positions: Mapping[int, int] | None) -> str:
+        """Return the rows of records from these positions on, in their order, as such a relation; none for None."""
+        condition = "false"
+        if positions is not None:
+            places = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
+            first = f"CASE {STORED}partition{places} ELSE 0 END" if places else "0"
+            condition = f"{STORED}offset >= {first}"
+        order = f"ORDER BY {STORED}partition, {STORED}offset"
+        return f"(SELECT {self.columns.view} FROM {self._rows} WHERE {condition} {order})"
+
     def delete_old(self) -> int:
         """Delete the rows whose time is over, and return how many."""
         if self._config.retention_seconds is None:

@@ -1,0 +1,98 @@
+"""Runs push queries over the records of each transaction: once per statement, for all of its subscribers."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import duckdb
+
+from headrace.errors import HeadraceError, QueriesUnavailable
+from headrace.queries.columns import quoted
+from headrace.queries.engine.pull import Results, failure
+from headrace.queries.engine.statements import Statements
+from headrace.queries.engine.table_feed import TableFeed
+from headrace.queries.protocol import Changes, Ended, Form, Positions, Subscribe, Subscribed, ToParent
+from headrace.queries.push_statement import PushStatement
+from headrace.runtime import run_blocking
+
+EVALUATION_SECONDS: Final = 2.0
+"""A statement that takes longer for one transaction is ended."""
+_SNAPSHOT_SECONDS: Final = 30.0
+_MOST_STATEMENTS: Final = 500
+_SNAPSHOT_ROWS: Final = 1_000
+_TOO_LONG: Final = "the statement takes too long for the changes of the table: make its condition cheaper"
+
+
+class Pushes:
+    """The push queries of one table. Its methods for rows run on the thread that applies records."""
+
+    def __init__(self, feed: TableFeed, statements: Statements, send: Callable[[ToParent], None]) -> None:
+        """Take the function that sends a message, from any thread."""
+        self._feed = feed
+        self._statements = statements
+        self._send = send
+        self._groups: dict[tuple[PushStatement, Form], list[int]] = {}
+        """Numbers of subscriptions."""
+        self._busy_until = float("inf")
+        feed.on_applied = self._applied
+
+    async def subscribe(self, request: Subscribe, keys: Mapping[str, str]) -> None:
+        """Begin a subscription, behind the transaction that runs now."""
+        try:
+            if len(self._groups) >= _MOST_STATEMENTS:
+                raise QueriesUnavailable(f"{_MOST_STATEMENTS} different push queries of a table run; end some")
+            async with self._feed.applying:
+                await run_blocking(self._begin, request, keys)
+        except (HeadraceError, duckdb.Error) as cause:
+            self._send(failure(request.number, cause))
+
+    def unsubscribe(self, number: int) -> None:
+        """End a subscription."""
+        for key, numbers in [*self._groups.items()]:
+            if number in numbers:
+                numbers = [other for other in numbers if other != number]
+                self._groups[key] = numbers
+                if not numbers:
+                    del self._groups[key]
+
+    def interrupt_late(self) -> None:
+        """Interrupt an evaluation that takes too long; called on the loop, over and over."""
+        if time.monotonic() > self._busy_until:
+            self._feed.file.connection.interrupt()
+
+    def _begin(self, request: Subscribe, keys: Mapping[str, str]) -> None:
+        """Send the columns and the rows from the positions on, then take the subscription up."""
+        file = self._feed.file
+        statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
+        self._statements.check(file.connection, statement.over(quoted(request.table)), keys, [request.table])
+        positions = file.positions()
+        self._busy_until = time.monotonic() + _SNAPSHOT_SECONDS
+        try:
+            cursor = file.connection.execute(statement.over(file.rows_after(request.after)))
+            results = Results(cursor, request.form)
+            self._send(Subscribed(request.number, results.columns))
+            if request.after is not None:
+                while rows := cursor.fetchmany(_SNAPSHOT_ROWS):
+                    self._send(Changes([request.number], results.texts(rows), {}))
+        finally:
+            self._busy_until = float("inf")
+        self._send(Changes([request.number], [], positions))
+        self._groups.setdefault((statement, request.form), []).append(request.number)
+
+    def _applied(self, positions: Positions) -> None:
+        """Run every statement over the records of a transaction."""
+        if not self._groups:
+            return
+        relation = self._feed.file.arrived
+        for (statement, form), numbers in [*self._groups.items()]:
+            self._busy_until = time.monotonic() + EVALUATION_SECONDS
+            try:
+                cursor = self._feed.file.connection.execute(statement.over(relation))
+                self._send(Changes(numbers, Results(cursor, form).texts(cursor.fetchall()), positions))
+            except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
+                late = isinstance(cause, duckdb.InterruptException)
+                for number in numbers:
+                    self._send(Ended(number, _TOO_LONG if late else failure(number, cause).reason))
+                self._groups.pop((statement, form), None)
+            finally:
+                self._busy_until = float("inf")

@@ -1,0 +1,184 @@
+"""ksqlDB's endpoints `/query-stream` and `/close-query`, and light-4j's `/ksqldb/active`."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Collection
+from typing import Final
+
+from headrace import errors
+from headrace.config.http import HttpConfig
+from headrace.errors import HeadraceError, RequestBodyMissing, StatementRejected
+from headrace.http.asgi import STREAMING, UNREAD_SECONDS, WRITTEN, Receive, Scope, Send, client_closed, headers_of
+from headrace.http.auth.principals import READ
+from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, principal_of
+from headrace.http.messages import HttpResponse, decode_body, media_type, read_body
+from headrace.queries.engine_process import QueryEngine
+from headrace.queries.ksqldb import (
+    DELIMITED,
+    JSON,
+    KSQL_JSON,
+    REQUEST_TYPES,
+    CloseQueryBody,
+    QueryBody,
+    QueryStreamBody,
+    Renderer,
+    error_body,
+    query_renderer,
+    query_stream_renderer,
+)
+from headrace.queries.ksqldb_active import TIMEOUT_SECONDS, ActiveQuery, objects, refused
+from headrace.queries.ksqldb_statements import KsqldbStatements, OpenQuery
+from headrace.runtime import run_while
+
+_MAY_READ: Final = Rule((READ,), also="consume")
+_FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable, errors.KsqldbUnavailable)
+
+
+def readable_of(scope: Scope, engine: QueryEngine | None) -> Collection[str]:
+    """Return the tables that the caller of a request may read."""
+    principal = principal_of(scope)
+    topics = engine.topics if engine else {}
+    return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
+
+
+async def read_statement_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+    """Return the body of a request with a statement.
+
+    Raises:
+        RequestBodyMissing: It is empty.
+        ContentTypeMismatch: It is neither JSON nor ksqlDB's.
+    """
+    body = await read_body(receive, headers, settings)
+    if not body:
+        raise RequestBodyMissing('send a statement: {"sql": "SELECT ..."}')
+    if media_type(headers).decode("latin-1") not in REQUEST_TYPES:
+        raise errors.ContentTypeMismatch(f"send JSON with Content-Type {JSON} or {KSQL_JSON}")
+    return body
+
+
+async def run_ksqldb(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    body: QueryBody | QueryStreamBody,
+    statements: KsqldbStatements,
+    readable: Collection[str],
+) -> None:
+    """Run a statement of ksqlDB, and send its rows as they arrive in ksqlDB's format."""
+    is_stream = isinstance(body, QueryStreamBody)
+    text = body.sql if isinstance(body, QueryStreamBody) else body.ksql
+    properties = body.properties if isinstance(body, QueryStreamBody) else body.streamsProperties
+    accept = headers_of(scope).get(b"accept", b"").decode("latin-1").lower()
+    running = statements.run(text, properties, body.sessionVariables, readable, owner_of(scope))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            query = await stack.enter_async_context(running)
+        except HeadraceError as error:
+            await HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()).send(send)
+            return
+        renderer = query_stream_renderer(accept, push=query.push) if is_stream else query_renderer(push=query.push)
+        await run_while(_stream(query, renderer, scope, send), client_closed(receive))
+
+
+async def _stream(query: OpenQuery, renderer: Renderer, scope: Scope, send: Send) -> None:
+    scope["state"][STREAMING] = True
+    head = [(b"content-type", renderer.media_type.encode()), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    body = renderer.header(query.id, query.columns)
+    try:
+        async for rows in query.rows:
+            body += renderer.rows(rows)
+            await send({"type": "http.response.body", "body": body or renderer.blank, "more_body": True})
+            body = b""
+            written = scope["state"].get(WRITTEN)
+            if written is not None and not await written()(UNREAD_SECONDS):
+                return
+        body += renderer.end(limit_reached=query.push)
+    except HeadraceError as error:
+        body += renderer.error(error)
+    await send({"type": "http.response.body", "body": body})
+
+
+@dataclasses.dataclass(eq=False)
+class KsqldbEndpoints:
+    """Runs statements in the ways of ksqlDB and light-4j."""
+
+    _statements: KsqldbStatements
+    _engine: QueryEngine | None
+    _http: HttpConfig
+
+    @Endpoint(
+        "POST",
+        "/query-stream",
+        "runQueryStream",
+        "Run a pull or push query as ksqlDB does",
+        _MAY_READ,
+        {200: (DELIMITED, JSON, KSQL_JSON)},
+        {JSON: QueryStreamBody, KSQL_JSON: QueryStreamBody},
+        example={"sql": "SELECT 1 AS one;"},
+        errors=(*JSON_BODY, RequestBodyMissing, StatementRejected, *_FAILURES),
+        headers={"Accept": f"{DELIMITED} (default), {JSON} or {KSQL_JSON}"},
+        asgi=True,
+    )
+    async def query_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = decode_body(await read_statement_body(receive, headers_of(scope), self._http), QueryStreamBody)
+        await run_ksqldb(scope, receive, send, body, self._statements, readable_of(scope, self._engine))
+
+    @Endpoint(
+        "POST",
+        "/close-query",
+        "closeQuery",
+        "End a push query",
+        _MAY_READ,
+        {200: ()},
+        {JSON: CloseQueryBody, KSQL_JSON: CloseQueryBody},
+        errors=(*JSON_BODY, StatementRejected),
+        asgi=True,
+    )
+    async def close_query(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = decode_body(await read_body(receive, headers_of(scope), self._http), CloseQueryBody)
+        try:
+            self._statements.close(body.queryId, owner_of(scope))
+        except StatementRejected as error:
+            await HttpResponse(error_body(error), error.status, KSQL_JSON.encode()).send(send)
+            return
+        await HttpResponse(b"", 200).send(send)
+
+    @Endpoint(
+        "POST",
+        "/ksqldb/active",
+        "runActiveQuery",
+        "Run a statement as light-4j's sidecar does",
+        _MAY_READ,
+        {200: JSON},
+        example={"query": "SELECT 1 AS one;"},
+        errors=(StatementRejected, errors.AuthTokenScopeMismatch),
+    )
+    async def active(self, call: Call[ActiveQuery, None]) -> HttpResponse:
+        try:
+            call.body.statement()
+            running = self._statements.run(
+                call.body.text,
+                call.body.query_properties(),
+                {},
+                readable_of(call.scope, self._engine),
+                owner_of(call.scope),
+            )
+            async with asyncio.timeout(TIMEOUT_SECONDS), running as query:
+                rows = await _present_rows(query)
+                return HttpResponse(objects(query.columns, rows))
+        except TimeoutError:
+            raise refused(StatementRejected(f"no response within {TIMEOUT_SECONDS:g} s")) from None
+        except HeadraceError as error:
+            raise refused(error) from error
+
+
+async def _present_rows(query: OpenQuery) -> list[bytes]:
+    """Return the rows of a pull query; of a push query those that are there now."""
+    found: list[bytes] = []
+    async for rows in query.rows:
+        if query.push and not rows:
+            break
+        found += rows
+    return found

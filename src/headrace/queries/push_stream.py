@@ -1,0 +1,64 @@
+"""A push query as server-sent events: a row per event, and ids from which a client can continue.
+
+Source: WHATWG HTML, server-sent events.
+"""
+
+import time
+from typing import Annotated, Final
+
+import msgspec
+
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.http.asgi import STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.http.endpoint import expires_at
+from headrace.queries.protocol import Positions
+from headrace.queries.push_query import PushQuery
+
+EVENTS: Final = "text/event-stream"
+LAST_EVENT_ID: Final = b"last-event-id"
+_HEAD: Final = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+_HEARTBEAT_SECONDS: Final = 15.0
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+_decode_id = msgspec.json.Decoder(dict[_Number, _Number]).decode
+
+
+def positions_of(event_id: str) -> Positions:
+    """Return the positions behind the rows that the client of an event id has processed.
+
+    Raises:
+        InvalidRequest: It is not the id of such an event.
+    """
+    try:
+        return _decode_id(event_id)
+    except (msgspec.MsgspecError, UnicodeError) as cause:
+        raise InvalidRequest(f"Last-Event-ID is not an id of this stream: {cause}") from cause
+
+
+async def stream_events(push: PushQuery, limit: int | None, scope: Scope, send: Send) -> None:
+    """Send rows as they arrive, until the limit, the end of the query or of the caller's credentials.
+
+    The id of an event is behind all rows of a transaction of the table. A client that continues from it may get rows
+    of the next one again.
+    """
+    scope["state"][STREAMING] = True
+    await send({"type": "http.response.start", "status": 200, "headers": _HEAD})
+    until = expires_at(scope)
+    sent = 0
+    try:
+        while (left := until - time.time()) > 0 and (limit is None or sent < limit):
+            taken = await push.take(min(_HEARTBEAT_SECONDS, left))
+            if taken is None:
+                break
+            rows = taken.rows if limit is None else taken.rows[: limit - sent]
+            sent += len(rows)
+            event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
+            body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
+            body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            written = scope["state"].get(WRITTEN)
+            if written is not None and not await written()(UNREAD_SECONDS):
+                return
+    except HeadraceError as error:
+        body = b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.body())
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -60,6 +60,8 @@ _OPEN_FIRST = {
     "runtime": "supervisor service clock",
     "pipelines": "runs driver_process spec",
     "pipelines/driver": "source_tables flows",
+    "queries": "engine_process routes protocol columns",
+    "queries/engine": "engine table_feed table_file statements pull push",
     "sidecar": "",
     "sidecar/produce": "routes produce produce_request transactions",
     "sidecar/active": "routes instance",

@@ -12,6 +12,7 @@
     |-- DeliveryError          the destination failed; becomes an Outcome
     |-- FunctionError          a function file is wrong, or its worker died
     |-- PipelineError          a pipeline file is wrong, or its driver died
+    |-- ServerBusy             this process, or the one that runs statements, cannot serve the request now; 503
     |-- ...                    this process or a server cannot serve the request now; mostly 503
 
 A leaf exists only where a caller acts differently. A message names what failed, where, the probable cause and

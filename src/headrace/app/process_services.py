@@ -88,9 +88,7 @@ class App:
             PipelineInvalid: A pipeline file is not usable.
         """
         check_properties(config.kafka, config.producer)
-        weak = [text for server in (config.schema_registry, config.ksqldb) if server for text in server.warnings]
-        for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
-            log.warning("%s", warning)
+        _log_warnings(config)
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config)
         self._examine = examination(config, assembly.function_specs, context.admin)
@@ -114,11 +112,11 @@ class App:
         functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads)
         controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
         families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
+        families += self._queries()
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
             families.append(registered.endpoints)
-        families += self._queries()
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
@@ -266,6 +264,12 @@ class App:
         finally:
             await self.context.registry.close()
         return _EXIT_OK
+
+
+def _log_warnings(config: HeadraceConfig) -> None:
+    weak = [text for server in (config.schema_registry, config.ksqldb) if server for text in server.warnings]
+    for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
+        log.warning("%s", warning)
 
 
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:

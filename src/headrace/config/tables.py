@@ -38,9 +38,9 @@ class TableConfig(Section):
     retention_seconds: PositiveSeconds | None = None
     """Age by its timestamp at which a row is deleted. By default no row is."""
     max_rows: Count = 10_000_000
-    """At this size the table stops, and readiness says so. With `retention_seconds` it stays smaller."""
+    """At this size the table stops, and readiness shows it. With `retention_seconds` it stays smaller."""
     max_bytes: Annotated[int, Field(ge=_MIB), Number] = 4096 * _MIB
-    """Size of the table's file at which the table stops, and readiness says so."""
+    """Size of the table's file at which the table stops, and readiness shows it."""
 
 
 class SqlConfig(Section):
@@ -51,5 +51,7 @@ class SqlConfig(Section):
     twice as much and 256 MiB more."""
     max_rows: Count = 10_000
     """Most rows of a response, and its default."""
-    max_timeout_seconds: PositiveSeconds = 60.0
-    """Longest time limit that a request may set."""
+
+
+MAX_TIMEOUT_SECONDS = 60.0
+"""Longest time limit that a request with a statement may set."""

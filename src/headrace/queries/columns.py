@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import sqlglot
 from sqlglot import expressions as exp
 
-from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 
@@ -19,8 +19,6 @@ _BUILT_IN: Final = {
 }
 STORED: Final = "record_"
 """Begins the names under which a file has the built-in columns."""
-PLAIN_TYPES: Final = {"string": "VARCHAR", "binary": "BLOB"}
-_VALUE_TYPES: Final = {**PLAIN_TYPES, "json": "JSON"}
 
 
 class Column(NamedTuple):
@@ -29,6 +27,13 @@ class Column(NamedTuple):
     name: str
     type: str
     """In DuckDB."""
+
+
+def whole_type(format_name: str) -> str:
+    """Return the type of a column that holds a whole key or value of a format."""
+    if format_name == "binary":
+        return "BLOB"
+    return "VARCHAR" if format_name in STRINGS else "JSON"
 
 
 def quoted(name: str) -> str:
@@ -72,9 +77,9 @@ class Columns:
 
     def __init__(self, config: TableConfig, values: Sequence[Column] | None) -> None:
         """Take the columns of the value; None for a table that has the value in one column."""
-        self.values = [Column("value", _VALUE_TYPES.get(config.value_format, "JSON"))] if values is None else [*values]
+        self.values = [Column("value", whole_type(config.value_format))] if values is None else [*values]
         self._whole = values is None
-        self.key_type = PLAIN_TYPES.get(config.key_format, "JSON")
+        self.key_type = whole_type(config.key_format)
         self.built_in = [Column(STORED + KEY, self.key_type)]
         self.built_in += [Column(STORED + name, kind) for name, kind in _BUILT_IN.items()]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -29,17 +30,17 @@ from headrace.queries.protocol import (
     Cancel,
     Changes,
     Ended,
-    Failed,
+    EngineSetup,
     Form,
     Lookup,
     Positions,
+    PushBegun,
     Rebuild,
+    RequestFailed,
     Row,
     Rows,
-    Setup,
     Statuses,
     Subscribe,
-    Subscribed,
     TableStatus,
     ToEngine,
     ToParent,
@@ -96,6 +97,16 @@ def require_duckdb() -> None:
         raise EnvironmentProblem(f"tables need {missing[0]}. Run: pip install 'headrace[queries]'")
 
 
+@dataclasses.dataclass
+class _EngineProcess:
+    """One process of the engine."""
+
+    child: ChildProcess
+    writer: asyncio.StreamWriter
+    end_reason: str = ""
+    """Why it was ended by this process; empty if it ended by itself."""
+
+
 class QueryEngine(Service):
     """Runs the engine process, and restarts it from its files when it ends."""
 
@@ -110,22 +121,19 @@ class QueryEngine(Service):
         # Settings.
         self._config = config
         self._clock = clock
-        self._most_bytes = 2 * config.sql.memory_bytes + _EXTRA_BYTES
-        # This process of the engine.
-        self._writer: asyncio.StreamWriter | None = None
-        self._child: ChildProcess | None = None
+        # The present process of the engine.
+        self._process: _EngineProcess | None = None
         self._tables: dict[str, TableStatus] = {}
         self._problem = "the engine has not started yet"
-        self._end_reason = ""
-        """Why this process has ended the engine; empty if it ended by itself."""
         # In flight.
+        self._number = 0
         self._responses: dict[int, asyncio.Future[ToParent]] = {}
         self._statements: dict[int, str] = {}
-        self._number = 0
         self._pushes: dict[int, PushQuery] = {}
+        # Since the start.
         self._ended_with: Counter[str] = Counter()
         """Statements that were at work when the engine ended."""
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         """Responses to statements by outcome."""
 
     async def start(self) -> None:
@@ -133,7 +141,7 @@ class QueryEngine(Service):
             for name in self._config.tables:
                 self.publish(metric, self._reader(name, field), table=name)
         for outcome in ("ok", "rejected", "unavailable"):
-            count = functools.partial(self.counts.__getitem__, outcome)
+            count = functools.partial(self._counts.__getitem__, outcome)
             self.publish("headrace_query_requests_total", count, outcome=outcome)
         self.publish("headrace_push_queries", lambda: len(self._pushes))
         await super().start()
@@ -193,7 +201,7 @@ class QueryEngine(Service):
             StatementRejected: It is not valid, not run here, or exceeds a limit.
             Forbidden: The caller may not read one of its tables.
             TooManyRequests: Too many statements are in flight.
-            QueriesUnavailable: The engine is restarting, or a table cannot be asked now.
+            QueriesUnavailable: The engine is restarting, or a table is not available now.
         """
         if len(self._statements) >= _MOST_STATEMENTS:
             raise TooManyRequests(f"{_MOST_STATEMENTS} statements are in flight; send this again after a pause")
@@ -206,11 +214,11 @@ class QueryEngine(Service):
             request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
             rows: Rows = await self._request(request, timeout_seconds)
         except HeadraceError as error:
-            self.counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
+            self._counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
             raise
         finally:
             self._statements.pop(number, None)
-        self.counts["ok"] += 1
+        self._counts["ok"] += 1
         return rows
 
     async def look_up(self, table: str, key: str) -> bytes | None:
@@ -238,12 +246,12 @@ class QueryEngine(Service):
         push = self._pushes[number] = PushQuery(number, table, [], after)
         request = Subscribe(number, table, statement.alias, statement.columns, statement.condition, form, after)
         try:
-            subscribed: Subscribed = await self._request(request, _PUSH_SECONDS)
+            subscribed: PushBegun = await self._request(request, _PUSH_SECONDS)
             push.columns = subscribed.columns
             yield push
         finally:
             del self._pushes[number]
-            if self._writer:
+            if self._process:
                 self._send(Unsubscribe(number, table))
 
     async def rebuild(self, table: str) -> None:
@@ -255,7 +263,7 @@ class QueryEngine(Service):
         return self._number
 
     async def _request(self, message: Ask | Lookup | Rebuild | Subscribe, limit_seconds: float) -> Any:
-        if self._writer is None:
+        if self._process is None:
             raise QueriesUnavailable(_RESTARTING)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._responses[message.number] = response
@@ -268,18 +276,18 @@ class QueryEngine(Service):
             self._end("it did not respond")
             raise QueriesUnavailable("the engine did not respond, and is restarted: send the request again") from None
         except asyncio.CancelledError:
-            if isinstance(message, Ask) and self._writer:
+            if isinstance(message, Ask) and self._process:
                 self._send(Cancel(message.number))
             raise
         finally:
             self._responses.pop(message.number, None)
-        if isinstance(result, Failed):
+        if isinstance(result, RequestFailed):
             raise _ERRORS[result.kind](result.reason)
         return result
 
     def _send(self, message: ToEngine) -> None:
-        assert self._writer
-        self._writer.write(frame_of(message))
+        assert self._process
+        self._process.writer.write(frame_of(message))
 
     async def run(self) -> None:
         pauses = RestartPauses(self._clock, 0.1, 30.0, _STEADY_SECONDS)
@@ -298,7 +306,7 @@ class QueryEngine(Service):
         ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         own_end, engine_end = socket.socketpair()
         try:
-            self._child = await ChildProcess.start(
+            child = await ChildProcess.start(
                 self,
                 "engine of tables",
                 [sys.executable, "-P", "-m", "headrace.queries.engine", str(engine_end.fileno())],
@@ -308,21 +316,21 @@ class QueryEngine(Service):
             )
         finally:
             engine_end.close()
-        self._end_reason = ""
-        reader, self._writer = await asyncio.open_unix_connection(sock=own_end)
-        watch = self.spawn(self._watch_memory(), "memory of the engine")
+        reader, writer = await asyncio.open_unix_connection(sock=own_end)
+        process = self._process = _EngineProcess(child, writer)
+        watch = self.spawn(self._watch_memory(process), "memory of the engine")
         try:
-            self._send(Setup(pickle.dumps(self._config)))
+            self._send(EngineSetup(pickle.dumps(self._config)))
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     self._take(decode_to_parent(await read_frame(reader)))
-            await self._child.stop(Deadline(self._clock, _GRACE_SECONDS))  # it may still write why it ends
+            await child.stop(Deadline(self._clock, _GRACE_SECONDS))  # it may still write why it ends
             code = await ended
-            return self._end_reason or (f"signal {-code}" if code < 0 else f"exit code {code}; see the log above")
+            return process.end_reason or (f"signal {-code}" if code < 0 else f"exit code {code}; see the log above")
         finally:
             watch.cancel()
-            self._writer.close()
-            self._writer = None
+            writer.close()
+            self._process = None
             self._tables = {}
             self._fail_all()
 
@@ -340,16 +348,17 @@ class QueryEngine(Service):
         elif (response := self._responses.get(message.number)) and not response.done():
             response.set_result(message)
 
-    async def _watch_memory(self) -> None:
+    async def _watch_memory(self, process: _EngineProcess) -> None:
+        most_bytes = 2 * self._config.sql.memory_bytes + _EXTRA_BYTES
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
-            if self._child and (size := memory_bytes(self._child.pid)) > self._most_bytes:
-                self._end(f"it used {size >> 20} MiB, and {self._most_bytes >> 20} are allowed (sql.memory_bytes)")
+            if (size := memory_bytes(process.child.pid)) > most_bytes:
+                self._end(f"it used {size >> 20} MiB, and {most_bytes >> 20} are allowed (sql.memory_bytes)")
 
     def _end(self, reason: str) -> None:
-        self._end_reason = reason
-        if self._child:
-            self._child.kill()
+        if self._process:
+            self._process.end_reason = reason
+            self._process.child.kill()
 
     def _fail_all(self) -> None:
         self._ended_with.update(set(self._statements.values()))
@@ -362,8 +371,9 @@ class QueryEngine(Service):
                 response.set_exception(QueriesUnavailable(_RESTARTING))
 
     async def stop(self) -> None:
-        if self._writer:
-            self._writer.close()  # the engine ends with its connection
+        process = self._process
+        if process:
+            process.writer.close()  # the engine ends with its connection
         await super().stop()
-        if self._child and self._child.running:
-            self._child.kill()
+        if process and process.child.running:
+            process.child.kill()

@@ -1,9 +1,8 @@
 """The messages between Headrace and its engine of tables, and their frames: a 4-byte big-endian length, and msgpack.
 
-The parent sends `Setup` once, then requests in any order. The engine answers each `Ask`, `Lookup` and `Rebuild` with
-one message that has its number: `Rows`, `Row`, `Rebuilt` or `Failed`. It sends `Statuses` by itself. A `Subscribe` is
-answered with one `Subscribed` or `Failed`, then with `Changes` until `Ended` or `Unsubscribe`. Rows of one
-subscription are in order.
+The parent sends `EngineSetup` once, then requests in any order. The engine responds to each `Ask`, `Lookup` and
+`Rebuild` with one message that has its number: `Rows`, `Row`, `Rebuilt` or `RequestFailed`. A `Subscribe` gets one
+`PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. `Statuses` are sent over and over.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ Positions = dict[int, int]
 """By partition: the offset of the next record."""
 
 
-class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
+class EngineSetup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """The configuration of the process, pickled: it goes from a process to its own child only."""
 
     config: bytes
@@ -103,7 +102,7 @@ class Row(msgspec.Struct, array_like=True, tag=2, frozen=True):
     row: bytes | None
 
 
-class Failed(msgspec.Struct, array_like=True, tag=3, frozen=True):
+class RequestFailed(msgspec.Struct, array_like=True, tag=3, frozen=True):
     """A request was rejected or interrupted."""
 
     number: int
@@ -123,7 +122,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     name: str
     state: Literal["starting", "catching up", "live", "full", "refused", "failing"]
     """`live`: it has had every record of the moment when the process started. `full`: a limit is reached. `refused`:
-    its definition or schema does not fit the rows on disk. `failing`: see `reason`; it goes on by itself."""
+    its definition or schema does not fit the rows on disk. `failing`: see `reason`; it retries by itself."""
     reason: str
     """Why it is not live; empty if it is."""
     topic: str
@@ -152,7 +151,7 @@ class Statuses(msgspec.Struct, array_like=True, tag=5, frozen=True):
     """Resident memory of the engine."""
 
 
-class Subscribed(msgspec.Struct, array_like=True, tag=6, frozen=True):
+class PushBegun(msgspec.Struct, array_like=True, tag=6, frozen=True):
     """A subscription has begun."""
 
     number: int
@@ -175,8 +174,8 @@ class Ended(msgspec.Struct, array_like=True, tag=8, frozen=True):
     reason: str
 
 
-ToEngine = Setup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe
-ToParent = Rows | Row | Failed | Rebuilt | Statuses | Subscribed | Changes | Ended
+ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe
+ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended
 
 _PREFIX_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode

@@ -61,7 +61,7 @@ class PushQuery:
         self._changed.set()
 
     def close(self) -> None:
-        """End because a client has asked for it."""
+        """End because a client has requested it."""
         self._is_closed = True
         self._changed.set()
 

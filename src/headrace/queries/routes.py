@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.config.tables import SqlConfig
+from headrace.config.tables import MAX_TIMEOUT_SECONDS, SqlConfig
 from headrace.errors import NotFound, StatementRejected
 from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ
@@ -40,8 +40,8 @@ class SqlQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Values of `?` by position, or of `$name` by name."""
     limit: Annotated[int, Meta(ge=1)] | None = None
     """Most rows of the response; by default, and at most, `sql.max_rows`."""
-    timeout_seconds: Annotated[float, Meta(gt=0)] = _DEFAULT_SECONDS
-    """When the statement is interrupted; at most `sql.max_timeout_seconds`."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)] = _DEFAULT_SECONDS
+    """When the statement is interrupted."""
 
 
 class ResultColumn(msgspec.Struct):
@@ -152,9 +152,6 @@ class QueryEndpoints:
             await run_while(stream_events(running, push.limit, scope, send), client_closed(receive))
 
     async def _ask(self, scope: Scope, request: SqlQuery, form: Form) -> Rows:
-        most = self._sql.max_timeout_seconds
-        if request.timeout_seconds > most:
-            raise errors.InvalidRequest(f"timeout_seconds is more than {most:g} (sql.max_timeout_seconds)")
         limit = min(request.limit or self._sql.max_rows, self._sql.max_rows)
         readable = readable_of(scope, self._engine)
         return await self._engine.ask(request.sql, request.params, readable, form, limit, request.timeout_seconds)

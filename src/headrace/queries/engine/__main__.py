@@ -18,7 +18,7 @@ import uvloop
 from headrace.config.model import HeadraceConfig
 from headrace.errors import HeadraceError
 from headrace.queries.engine.engine import Engine
-from headrace.queries.protocol import Setup, decode_to_engine, read_frame
+from headrace.queries.protocol import EngineSetup, decode_to_engine, read_frame
 from headrace.runtime import Supervisor, SystemClock
 from headrace.runtime.telemetry.logs import configure_logging
 
@@ -32,7 +32,7 @@ _STOP_SECONDS = 10.0
 async def _main(number: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
     setup = decode_to_engine(await read_frame(reader))
-    assert isinstance(setup, Setup)
+    assert isinstance(setup, EngineSetup)
     config: HeadraceConfig = pickle.loads(setup.config)
     configure_logging(config.log_level)
     clock = SystemClock()

@@ -14,7 +14,7 @@ from headrace.queries.columns import quoted
 log = logging.getLogger(__name__)
 
 _CONFIG: Final = {
-    "threads": "1",  # of DuckDB's own: each statement has a thread of ours
+    "threads": "1",  # of DuckDB's own: each statement has a thread of Headrace
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",

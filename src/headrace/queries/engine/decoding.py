@@ -11,7 +11,7 @@ from headrace.config.tables import TableConfig
 from headrace.errors import FormatError
 from headrace.formats.choice import Codecs, Reader
 from headrace.formats.plain import unframe
-from headrace.queries.columns import PLAIN_TYPES
+from headrace.queries.columns import whole_type
 from headrace.records import RecordBatch
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -76,11 +76,11 @@ class _Side:
     def __init__(self, format_name: str, codecs: Codecs) -> None:
         self.reader: Reader = codecs.for_reading(format_name)
         self._codecs = codecs
-        self._kind = pa.binary() if PLAIN_TYPES.get(format_name) == "BLOB" else pa.string()
+        self._kind = pa.binary() if whole_type(format_name) == "BLOB" else pa.string()
         self._plain = not self.reader.names_schemas
 
     def decode(self, column: list[bytes | None]) -> tuple[pa.Array, dict[int, str]]:
-        """Return a column, and the reasons of those places that cannot be decoded."""
+        """Return a column, and why values cannot be decoded, by index."""
         if self._plain:
             raw = pa.array(column, pa.binary())
             if self._kind == pa.binary():

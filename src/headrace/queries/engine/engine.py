@@ -13,15 +13,15 @@ from headrace.queries.engine.database import open_database
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
-from headrace.queries.engine.table_feed import TableFeed
+from headrace.queries.engine.table_feed import TableContext, TableFeed
 from headrace.queries.engine.table_file import TableFile
 from headrace.queries.protocol import (
     Ask,
     Cancel,
-    Failed,
     Lookup,
     Rebuild,
     Rebuilt,
+    RequestFailed,
     Statuses,
     Subscribe,
     ToParent,
@@ -53,11 +53,10 @@ class Engine(Service):
         self._registry = SchemaRegistry(config.schema_registry, clock)
         codecs = Codecs(self._registry, plain_unions=config.schema_registry.avro_unions == "plain")
         admin = Admin(config.kafka)
+        shared = TableContext(admin, codecs, self._registry)
         connection, paths = open_database(config)
         self._feeds = {
-            name: TableFeed(
-                TableFile(connection.cursor(), name, table, paths[name]), name, table, admin, codecs, self._registry
-            )
+            name: TableFeed(TableFile(connection.cursor(), name, table, paths[name]), name, table, shared)
             for name, table in config.tables.items()
         }
         self._keys = _KeyColumns(self._feeds)
@@ -108,7 +107,9 @@ class Engine(Service):
         try:
             await self._feeds[message.table].rebuild()
         except Exception as cause:  # noqa: BLE001 boundary: the caller gets it
-            self._send(Failed(message.number, "unavailable", f"table {message.table} is not built again: {cause}"))
+            self._send(
+                RequestFailed(message.number, "unavailable", f"table {message.table} is not built again: {cause}")
+            )
         else:
             self._send(Rebuilt(message.number))
 
@@ -128,7 +129,7 @@ class Engine(Service):
 
 
 class _KeyColumns(Mapping[str, str]):
-    """The key column of each table; empty while the table cannot be asked."""
+    """The key column of each table; empty while the table is not available."""
 
     def __init__(self, feeds: Mapping[str, TableFeed]) -> None:
         self._feeds = feeds

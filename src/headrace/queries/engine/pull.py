@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.queries.columns import quoted
 from headrace.queries.engine.statements import Statements, refused
-from headrace.queries.protocol import Ask, ColumnType, Failed, Form, Lookup, Row, Rows, ToParent
+from headrace.queries.protocol import Ask, ColumnType, Form, Lookup, RequestFailed, Row, Rows, ToParent
 from headrace.runtime import Service, ThreadPool
 
 _AT_A_TIME: Final = 4
@@ -33,7 +33,7 @@ _MEMORY: Final = (
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
 
 
-class Results:
+class RowWriter:
     """Turns rows of a cursor into the form that a caller wants."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection, form: Form) -> None:
@@ -83,14 +83,14 @@ class Pulls(Service):
         keys: Mapping[str, str],
         send: Callable[[ToParent], None],
     ) -> None:
-        """Take all tables, each with its key column if it can be asked, and the function that sends responses."""
+        """Take all tables, each with its key column if it is available, and the function that sends responses."""
         super().__init__("statements")
         self._statements = statements
         self._keys = keys
         self._send = send
         self._threads = ThreadPool("statement", _AT_A_TIME)
         self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningStatement] = {}
         self._lookup_thread = ThreadPool("lookup", 1)
         self._lookup_cursor = connection.cursor()
         self._lookups: list[Lookup] = []
@@ -100,7 +100,7 @@ class Pulls(Service):
 
     def ask(self, request: Ask) -> None:
         """Begin a statement; its response is sent soon after its time limit at the latest."""
-        running = self._running[request.number] = _Running(request.timeout_seconds)
+        running = self._running[request.number] = _RunningStatement(request.timeout_seconds)
         self.spawn(self._ask(request, running), f"request {request.number}")
         asyncio.get_running_loop().call_later(request.timeout_seconds, self._interrupt, request.number, running)
 
@@ -109,12 +109,12 @@ class Pulls(Service):
         if running := self._running.get(number):
             self._interrupt(number, running)
 
-    def _interrupt(self, number: int, running: _Running) -> None:
+    def _interrupt(self, number: int, running: _RunningStatement) -> None:
         if self._running.get(number) is running:
             running.interrupt()
             asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._interrupt, number, running)
 
-    async def _ask(self, request: Ask, running: _Running) -> None:
+    async def _ask(self, request: Ask, running: _RunningStatement) -> None:
         response: ToParent
         try:
             response = await self._threads.run(self._run, request, running)
@@ -123,14 +123,14 @@ class Pulls(Service):
                 text = (
                     f"the statement was interrupted after {request.timeout_seconds:g} s: make it cheaper, or give it "
                 )
-                response = Failed(request.number, "timeout", text + "more time (timeout_seconds)")
+                response = RequestFailed(request.number, "timeout", text + "more time (timeout_seconds)")
             else:
                 response = failure(request.number, cause)
         finally:
             del self._running[request.number]
         self._send(response)
 
-    def _run(self, request: Ask, running: _Running) -> Rows:
+    def _run(self, request: Ask, running: _RunningStatement) -> Rows:
         """Run a statement, on a thread."""
         cursor = self._idle.pop()
         try:
@@ -173,14 +173,14 @@ class Pulls(Service):
     def _row(self, request: Lookup) -> bytes | None:
         key = self._keys[request.table]
         if not key:
-            raise QueriesUnavailable(f"table {request.table} cannot be asked now: GET /tables says why")
+            raise QueriesUnavailable(f"table {request.table} is not available now: GET /tables says why")
         statement = f"SELECT * FROM {quoted(request.table)} WHERE {quoted(key)} = ?"
         cursor = self._lookup_cursor.execute(statement, [request.key])
         rows = cursor.fetchmany(1)
-        return Results(cursor, "objects").texts(rows)[0] if rows else None
+        return RowWriter(cursor, "objects").texts(rows)[0] if rows else None
 
 
-class _Running:
+class _RunningStatement:
     """A statement at work."""
 
     def __init__(self, limit_seconds: float) -> None:
@@ -211,8 +211,8 @@ class _Running:
             raise TimeoutError
 
 
-def _rows(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) -> Rows:
-    results = Results(cursor, request.form)
+def _rows(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _RunningStatement) -> Rows:
+    results = RowWriter(cursor, request.form)
     texts: list[bytes] = []
     size = 0
     while rows := cursor.fetchmany(min(_CHUNK, request.max_rows + 1 - len(texts))):
@@ -225,7 +225,7 @@ def _rows(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) ->
     return Rows(request.number, results.columns, texts, more=False)
 
 
-def _arrow(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) -> Rows:
+def _arrow(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _RunningStatement) -> Rows:
     relation = cursor.sql(request.sql, params=request.params or None)
     columns = [ColumnType(name, str(kind)) for name, kind in zip(relation.columns, relation.types, strict=True)]
     reader = relation.to_arrow_reader(_CHUNK)
@@ -244,16 +244,18 @@ def _arrow(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _Running) -
     return Rows(request.number, columns, [sink.getvalue()], more)
 
 
-def failure(number: int, cause: BaseException) -> Failed:
+def failure(number: int, cause: BaseException) -> RequestFailed:
     """Return what the caller of a request gets for an error."""
     if isinstance(cause, Forbidden):
-        return Failed(number, "forbidden", cause.description)
+        return RequestFailed(number, "forbidden", cause.description)
     if isinstance(cause, QueriesUnavailable):
-        return Failed(number, "unavailable", cause.description)
+        return RequestFailed(number, "unavailable", cause.description)
     if isinstance(cause, HeadraceError):
-        return Failed(number, "invalid", cause.description)
+        return RequestFailed(number, "invalid", cause.description)
     if isinstance(cause, duckdb.OutOfMemoryException):
-        return Failed(number, "memory", _MEMORY)
+        return RequestFailed(number, "memory", _MEMORY)
     if isinstance(cause, duckdb.Error):
-        return Failed(number, "invalid", refused(cause).description)
-    return Failed(number, "invalid", f"a value of the result has no form here: {cause!r}; cast its column to VARCHAR")
+        return RequestFailed(number, "invalid", refused(cause).description)
+    return RequestFailed(
+        number, "invalid", f"a value of the result has no form here: {cause!r}; cast its column to VARCHAR"
+    )

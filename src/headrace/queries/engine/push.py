@@ -8,10 +8,10 @@ import duckdb
 
 from headrace.errors import HeadraceError, QueriesUnavailable
 from headrace.queries.columns import quoted
-from headrace.queries.engine.pull import Results, failure
+from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
-from headrace.queries.protocol import Changes, Ended, Form, Positions, Subscribe, Subscribed, ToParent
+from headrace.queries.protocol import Changes, Ended, Form, Positions, PushBegun, Subscribe, ToParent
 from headrace.queries.push_statement import PushStatement
 from headrace.runtime import run_blocking
 
@@ -69,8 +69,8 @@ class Pushes:
         self._busy_until = time.monotonic() + _SNAPSHOT_SECONDS
         try:
             cursor = file.connection.execute(statement.over(file.rows_after(request.after)))
-            results = Results(cursor, request.form)
-            self._send(Subscribed(request.number, results.columns))
+            results = RowWriter(cursor, request.form)
+            self._send(PushBegun(request.number, results.columns))
             if request.after is not None:
                 while rows := cursor.fetchmany(_SNAPSHOT_ROWS):
                     self._send(Changes([request.number], results.texts(rows), {}))
@@ -88,7 +88,7 @@ class Pushes:
             self._busy_until = time.monotonic() + EVALUATION_SECONDS
             try:
                 cursor = self._feed.file.connection.execute(statement.over(relation))
-                self._send(Changes(numbers, Results(cursor, form).texts(cursor.fetchall()), positions))
+                self._send(Changes(numbers, RowWriter(cursor, form).texts(cursor.fetchall()), positions))
             except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
                 late = isinstance(cause, duckdb.InterruptException)
                 for number in numbers:

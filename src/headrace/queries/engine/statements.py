@@ -77,13 +77,13 @@ class Statements:
 
         Args:
             connection: Of the calling thread; it parses the text.
-            tables: Names of all tables, each with its key column, which is empty while the table cannot be asked.
+            tables: Names of all tables, each with its key column, which is empty while the table is not available.
             readable: Names of those that the caller may read.
 
         Raises:
             StatementRejected: It is not one SELECT over tables, or DuckDB does not understand it.
             Forbidden: The caller may not read one of the tables.
-            QueriesUnavailable: A table cannot be asked now.
+            QueriesUnavailable: A table is not available now.
         """
         with self._lock:
             statement = self._accepted.get(text)
@@ -102,7 +102,7 @@ class Statements:
             if by_name[name] not in readable:
                 raise Forbidden(f"the caller may not read the topic of table {by_name[name]}")
             if not tables[by_name[name]]:
-                raise QueriesUnavailable(f"table {by_name[name]} cannot be asked now: GET /tables says why")
+                raise QueriesUnavailable(f"table {by_name[name]} is not available now: GET /tables says why")
         return statement
 
 
@@ -196,12 +196,12 @@ def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
 
 
 def refused(cause: duckdb.Error) -> StatementRejected:
-    """Return the error for a statement that DuckDB has rejected, with its reason and the place."""
+    """Return the error for a statement that DuckDB has rejected, with its reason and position."""
     text = str(cause)
-    place = _CARET.search(text)
+    caret = _CARET.search(text)
     text = _ADVICE.sub("", text).strip()
     kind, _, rest = text.partition(": ")
     text = rest if kind.endswith("Error") else text
     text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())[:500]
-    where = f" (line {place[1]}, near {place[2][len(place[3]) - len(place[1]) - 7 :][:30].strip()!r})" if place else ""
+    where = f" (line {caret[1]}, near {caret[2][len(caret[3]) - len(caret[1]) - 7 :][:30].strip()!r})" if caret else ""
     return StatementRejected(f"the statement was rejected: {text}{where}")

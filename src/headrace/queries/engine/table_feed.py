@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 
@@ -35,44 +36,53 @@ _MOST_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
 _PART_OF_LIMIT: Final = 0.98
-"""A full table goes on when it has shrunk to this part of its limit."""
+"""A full table continues when it has shrunk to this part of its limit."""
 _PROPERTIES: Final = {"queued.max.messages.kbytes": 8192, "fetch.wait.max.ms": 20}
+
+
+class TableContext(NamedTuple):
+    """What all tables use."""
+
+    admin: Admin
+    codecs: Codecs
+    registry: SchemaRegistry
+
+
+@dataclasses.dataclass
+class _TableState:
+    """The state of a table that people see."""
+
+    state: str = "starting"
+    reason: str = "its topic has not been read yet"
+    age_seconds: float = 0.0
+    rows: int = 0
+    progress: _Progress = dataclasses.field(default_factory=lambda: _Progress())
 
 
 class TableFeed(Service):
     """Reads the topic of a table and applies its records."""
 
-    def __init__(
-        self, file: TableFile, name: str, config: TableConfig, admin: Admin, codecs: Codecs, registry: SchemaRegistry
-    ) -> None:
+    def __init__(self, file: TableFile, name: str, config: TableConfig, shared: TableContext) -> None:
         super().__init__(f"table {name}")
-        # What it works with.
         self.file = file
         self.on_applied: Callable[[Positions], None] = lambda positions: None
         """Called on a thread after each transaction with its positions, while `file.arrived` has its records."""
         self.applying = asyncio.Lock()
         """Held while the connection of the file is in use."""
         self.key_column = ""
-        """Name of the column of the key; empty while the table cannot be asked."""
+        """Name of the column of the key; empty while the table is not available."""
         self._table = name
         self._config = config
-        self._admin = admin
-        self._codecs = codecs
-        self._registry = registry
-        # Its state, as people see it.
-        self._state = "starting"
-        self._reason = "its topic has not been read yet"
-        self._age = 0.0
-        self._rows = 0
+        self._shared = shared
+        self._now = _TableState()
         self._pause = _LEAST_SECONDS
-        self._progress = _Progress()
 
     async def run(self) -> None:
         while True:
             try:
                 if not self.key_column and await run_blocking(self.file.open_again):
-                    self.key_column = self.file.columns.key  # it can be asked while Kafka does not respond
-                    self._rows = await run_blocking(lambda: self.file.rows)
+                    self.key_column = self.file.columns.key  # it is available while Kafka does not respond
+                    self._now.rows = await run_blocking(lambda: self.file.rows)
                 await self._keep()
             except ConfigError as refusal:
                 self.key_column = ""
@@ -81,7 +91,7 @@ class TableFeed(Service):
                 return
             except (HeadraceError, duckdb.Error, OSError) as cause:
                 text = cause.description if isinstance(cause, HeadraceError) else str(cause).splitlines()[0]
-                if self._reason != text:
+                if self._now.reason != text:
                     log.warning("%s: %s; will retry", self.name, text)
                 self._show("failing", text)
             await asyncio.sleep(_RETRY_SECONDS)
@@ -91,7 +101,7 @@ class TableFeed(Service):
         await self.cancel_tasks()
         self.key_column = ""
         await run_blocking(self.file.rebuild)
-        self._progress = _Progress()
+        self._now.progress = _Progress()
         self._show("starting", "it is built again")
         self.keep(self.run, "run")
 
@@ -99,14 +109,14 @@ class TableFeed(Service):
         """Return the state for people and metrics."""
         return TableStatus(
             self._table,
-            self._state,  # type: ignore[arg-type]
-            self._reason,
+            self._now.state,  # type: ignore[arg-type]
+            self._now.reason,
             self._config.topic,
             self._config.kind,
-            self._rows,
+            self._now.rows,
             self.file.size_bytes,
-            self._progress.lag,
-            self._age,
+            self._now.progress.lag,
+            self._now.age_seconds,
             self.file.corrupt.count,
             self.file.corrupt.last,
             self.file.gap,
@@ -114,14 +124,14 @@ class TableFeed(Service):
         )
 
     def _show(self, state: str, reason: str = "") -> None:
-        self._state = state
-        self._reason = reason
+        self._now.state = state
+        self._now.reason = reason
 
     async def _keep(self) -> None:
         """Open the table and follow its topic, until a partition is added or the topic is created again."""
         values = await self._columns()
         topic = self._config.topic
-        ids = await self._admin.topic_ids([topic], "Read")
+        ids = await self._shared.admin.topic_ids([topic], "Read")
         if topic not in ids:
             raise KafkaUnavailable(f"topic {topic} does not exist: create it (headrace topics create {topic})")
         await run_blocking(self.file.open, values)
@@ -133,7 +143,7 @@ class TableFeed(Service):
             await run_blocking(self.file.keep_topic_id, ids[topic])
         starts = await self._starts()
         self.key_column = self.file.columns.key
-        self._rows = await run_blocking(lambda: self.file.rows)
+        self._now.rows = await run_blocking(lambda: self.file.rows)
         await self._follow(starts, ids[topic])
 
     async def _columns(self) -> list[Column] | None:
@@ -143,8 +153,8 @@ class TableFeed(Service):
             return None
         subject = f"{self._config.topic}-value"
         try:
-            found = await self._registry.of_subject(subject)
-            texts = await self._registry.texts_of(found.references)
+            found = await self._shared.registry.of_subject(subject)
+            texts = await self._shared.registry.texts_of(found.references)
             return declared(sql_columns(found.type, found.text, texts))
         except FormatError as cause:
             text = f"{cause.description}. Register a schema for {subject}, or write schema: name TYPE, name TYPE"
@@ -155,7 +165,7 @@ class TableFeed(Service):
         positions = await run_blocking(self.file.positions)
         starts: dict[TopicPartition, int] = {}
         ends: dict[int, int] = {}
-        for partition, (first, end) in (await self._admin.topic_offsets(self._config.topic, "Read")).items():
+        for partition, (first, end) in (await self._shared.admin.topic_offsets(self._config.topic, "Read")).items():
             at = positions.get(partition.partition, first)
             if at < first:
                 log.error("%s: offsets %d to %d of %s were removed unread", self.name, at, first - 1, partition)
@@ -168,13 +178,13 @@ class TableFeed(Service):
                 )
             starts[partition] = at
             ends[partition.partition] = end
-        self._progress.begin({each.partition: at for each, at in starts.items()}, ends)
+        self._now.progress.begin({each.partition: at for each, at in starts.items()}, ends)
         return starts
 
     async def _follow(self, starts: dict[TopicPartition, int], topic_id: str) -> None:
         arrived: asyncio.Queue[ReadPart | Exception] = asyncio.Queue(1)
         reader = self.spawn(self._read(starts, arrived), "read")
-        decoder = Decoder(self._config, self._codecs)
+        decoder = Decoder(self._config, self._shared.codecs)
         looks_at = time.monotonic() + _LOOK_SECONDS
         try:
             while not isinstance(part := await arrived.get(), Exception):
@@ -195,12 +205,12 @@ class TableFeed(Service):
 
     async def _read(self, starts: dict[TopicPartition, int], arrived: asyncio.Queue[ReadPart | Exception]) -> None:
         """Read the next part while the one before is applied."""
-        reading = read_batches(self._admin.config, starts, _PROPERTIES, _MOST_RECORDS)
+        reading = read_batches(self._shared.admin.config, starts, _PROPERTIES, _MOST_RECORDS)
         try:
             async with contextlib.aclosing(reading) as parts:
                 async for part in parts:
                     await arrived.put(part)
-        except Exception as cause:  # noqa: BLE001 boundary: whoever takes the parts raises it
+        except Exception as cause:  # noqa: BLE001 boundary: the task that takes the parts raises it
             await arrived.put(cause)
 
     async def _apply(self, part: ReadPart, decoder: Decoder) -> None:
@@ -215,25 +225,25 @@ class TableFeed(Service):
             self._pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, _REST * (time.monotonic() - began)))
             if applied.corrupt:
                 log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
-            self._progress.read(positions)
-            self._age = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
-        self._progress.read({partition.partition: at for partition, at in part.reached.items()})
-        if self._progress.is_complete:
+            self._now.progress.read(positions)
+            self._now.age_seconds = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
+        self._now.progress.read({partition.partition: at for partition, at in part.reached.items()})
+        if self._now.progress.is_complete:
             self._show("live")
         else:
-            self._show("catching up", self._progress.text)
+            self._show("catching up", self._now.progress.text)
 
     async def _is_full(self) -> bool:
         """Return whether a limit is reached, after waiting while it is."""
         config = self._config
         part = 1.0
         while True:
-            self._rows = await run_blocking(lambda: self.file.rows)
-            if self._rows < part * config.max_rows and self.file.size_bytes < part * config.max_bytes:
+            self._now.rows = await run_blocking(lambda: self.file.rows)
+            if self._now.rows < part * config.max_rows and self.file.size_bytes < part * config.max_bytes:
                 return part != 1.0
-            which = f"max_rows ({config.max_rows})" if self._rows >= part * config.max_rows else "max_bytes"
+            which = f"max_rows ({config.max_rows})" if self._now.rows >= part * config.max_rows else "max_bytes"
             remedy = "raise it, set retention_seconds, keep fewer columns, or write to a database with a pipeline"
-            if self._state != "full":
+            if self._now.state != "full":
                 log.error("%s stops: it has reached %s", self.name, which)
             self._show("full", f"it has reached {which} and stopped: {remedy}")
             part = _PART_OF_LIMIT
@@ -244,12 +254,12 @@ class TableFeed(Service):
         """Return whether the topic is another one or has more partitions; delete old rows."""
         await run_blocking(self.file.delete_old)
         topic = self._config.topic
-        ids = await self._admin.topic_ids([topic], "Read")
+        ids = await self._shared.admin.topic_ids([topic], "Read")
         if ids.get(topic) != topic_id:
             return True
-        info = await self._admin.describe_topic(topic, "Read")
-        ends = await self._admin.end_offsets(starts)
-        self._progress.ends_at({partition.partition: end for partition, end in ends.items()})
+        info = await self._shared.admin.describe_topic(topic, "Read")
+        ends = await self._shared.admin.end_offsets(starts)
+        self._now.progress.ends_at({partition.partition: end for partition, end in ends.items()})
         return len(info.partitions) != len(starts)
 
 

@@ -228,8 +228,8 @@ class TableFile:
         """Return the rows of records from these positions on, in their order, as such a relation; none for None."""
         condition = "false"
         if positions is not None:
-            places = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
-            first = f"CASE {STORED}partition{places} ELSE 0 END" if places else "0"
+            cases = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
+            first = f"CASE {STORED}partition{cases} ELSE 0 END" if cases else "0"
             condition = f"{STORED}offset >= {first}"
         order = f"ORDER BY {STORED}partition, {STORED}offset"
         return f"(SELECT {self.columns.view} FROM {self._rows} WHERE {condition} {order})"

@@ -15,11 +15,10 @@ import pyarrow as pa
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 from headrace.queries.columns import STORED, Column, Columns, quoted
+from headrace.queries.engine.batch_rows import ARRIVED, corrupt_records, fitting, load_batch
 
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
-_BATCH: Final = "arrived"
-"""The records of the transaction, in their order: a temporary table with the stored columns, `bad` and `gone`."""
 
 
 class Corrupt(msgspec.Struct):
@@ -132,6 +131,10 @@ class TableFile:
         run("COMMIT")
 
     @property
+    def _needs_key(self) -> bool:
+        return self._config.kind == "latest"
+
+    @property
     def topic_id(self) -> str:
         """Kafka's id of the topic whose records the table has; empty if it is not known."""
         return self._meta("topic_id") or ""
@@ -167,15 +170,15 @@ class TableFile:
         run = self.connection.execute
         run("BEGIN")
         try:
-            bad = self._parse(records)
+            bad = load_batch(self.connection, self.columns, records, needs_key=self._needs_key)
             if bad:
                 self._count_corrupt(bad)
             stored = ", ".join(quoted(column.name) for column in self.columns.stored)
-            if self._config.kind == "log":
-                run(f"INSERT INTO {self._rows} SELECT {stored} FROM {_BATCH} WHERE NOT bad")
+            if not self._needs_key:
+                run(f"INSERT INTO {self._rows} SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
             else:
                 newest = f"QUALIFY row_number() OVER (PARTITION BY {STORED}key ORDER BY seq DESC) = 1"
-                good = f"SELECT * FROM {_BATCH} WHERE NOT bad {newest}"
+                good = f"SELECT * FROM {ARRIVED} WHERE NOT bad {newest}"
                 run(f"DELETE FROM {self._rows} WHERE {STORED}key IN (SELECT {STORED}key FROM ({good}) WHERE gone)")
                 run(f"INSERT OR REPLACE INTO {self._rows} SELECT {stored} FROM ({good}) WHERE NOT gone")
             self._move(positions)
@@ -183,46 +186,17 @@ class TableFile:
         except BaseException:
             run("ROLLBACK")
             raise
-        finally:
-            self.connection.unregister("raw")
         return Applied(len(records) - bad, bad)
 
-    def _parse(self, records: pa.Table) -> int:
-        """Make the table of arrived records, and return how many of them are corrupt."""
-        self.connection.register("raw", records)
-        names = [column.name.removeprefix(STORED) for column in self.columns.built_in]
-        built_in = ", ".join(f"{quoted(name)} AS {quoted(STORED + name)}" for name in names)
-        cells = [
-            f"{cell} AS {quoted(column.name)}"
-            for column, cell in zip(self.columns.values, self.columns.cells, strict=True)
-        ]
-        latest = self._config.kind == "latest"
-        problem = "problem IS NOT NULL" + (" OR key IS NULL" if latest else "")
-        self.connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {_BATCH} AS SELECT seq, problem, value IS NULL AS gone, {built_in}, "
-            f"{', '.join(cells)}, {problem} OR (value IS NOT NULL AND ({self.columns.misfit})) AS bad "
-            f"FROM (SELECT *, {self.columns.parsed} AS r FROM raw)"
-        )
-        found = self.connection.execute(f"SELECT count(*) FROM {_BATCH} WHERE bad").fetchone()
-        return int(found[0]) if found else 0
-
     def _count_corrupt(self, count: int) -> None:
-        row = self.connection.execute(
-            f"SELECT {STORED}partition, {STORED}offset, problem, {STORED}key IS NULL FROM {_BATCH} WHERE bad "
-            "ORDER BY seq DESC LIMIT 1"
-        ).fetchone()
-        assert row
-        partition, offset, problem, no_key = row
-        if not problem:
-            latest = no_key and self._config.kind == "latest"
-            problem = "it has no key" if latest else "its value does not fit the columns"
-        self.corrupt = Corrupt(self.corrupt.count + count, f"partition {partition}, offset {offset}: {problem}")
+        *_, (_, partition, offset, reason) = corrupt_records(self.connection, needs_key=self._needs_key)
+        self.corrupt = Corrupt(self.corrupt.count + count, f"partition {partition}, offset {offset}: {reason}")
         self._set("corrupt", self.corrupt)
 
     @property
     def arrived(self) -> str:
         """The records of the last transaction that fit, as a relation with the columns of statements."""
-        return f"(SELECT {self.columns.view} FROM {_BATCH} WHERE NOT bad ORDER BY seq)"
+        return fitting(self.columns)
 
     def rows_after(self, positions: Mapping[int, int] | None) -> str:
         """Return the rows of records from these positions on, in their order, as such a relation; none for None."""

@@ -1,0 +1,49 @@
+"""Records of a batch as rows of a table: which of them fit its columns, and what each row is."""
+
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+
+from headrace.queries.columns import STORED, Columns, quoted
+
+ARRIVED: Final = "arrived"
+"""The records of the batch, in their order: a temporary table of the connection with the stored columns, `seq` (place
+in the batch), `problem`, `gone` (without a value) and `bad` (corrupt)."""
+
+
+def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> int:
+    """Make `arrived` of decoded records, and return how many of them are corrupt.
+
+    Args:
+        needs_key: Whether a record without a key is corrupt.
+    """
+    connection.register("raw", records)
+    try:
+        names = [column.name.removeprefix(STORED) for column in columns.built_in]
+        built_in = ", ".join(f"{quoted(name)} AS {quoted(STORED + name)}" for name in names)
+        cells = [f"{cell} AS {quoted(column.name)}" for column, cell in zip(columns.values, columns.cells, strict=True)]
+        problem = "problem IS NOT NULL" + (" OR key IS NULL" if needs_key else "")
+        connection.execute(
+            f"CREATE OR REPLACE TEMP TABLE {ARRIVED} AS SELECT seq, problem, value IS NULL AS gone, {built_in}, "
+            f"{', '.join(cells)}, {problem} OR (value IS NOT NULL AND ({columns.misfit})) AS bad "
+            f"FROM (SELECT *, {columns.parsed} AS r FROM raw)"
+        )
+    finally:
+        connection.unregister("raw")
+    found = connection.execute(f"SELECT count(*) FROM {ARRIVED} WHERE bad").fetchone()
+    return int(found[0]) if found else 0
+
+
+def fitting(columns: Columns) -> str:
+    """Return the records of `arrived` that fit, in their order, as a relation with the columns of statements."""
+    return f"(SELECT {columns.view} FROM {ARRIVED} WHERE NOT bad ORDER BY seq)"
+
+
+def corrupt_records(connection: duckdb.DuckDBPyConnection, *, needs_key: bool) -> list[tuple[int, int, int, str]]:
+    """Return place in the batch, partition, offset and reason of each corrupt record of `arrived`, in their order."""
+    no_key = f"WHEN {STORED}key IS NULL THEN 'it has no key' " if needs_key else ""
+    reason = f"CASE WHEN problem IS NOT NULL THEN problem {no_key}ELSE 'its value does not fit the columns' END"
+    return connection.execute(
+        f"SELECT seq, {STORED}partition, {STORED}offset, {reason} FROM {ARRIVED} WHERE bad ORDER BY seq"
+    ).fetchall()

@@ -172,7 +172,7 @@ class TableFeed(Service):
                 await run_blocking(self.file.skip_gap, partition.partition, at, first)
                 at = first
             if at > end:
-                raise ConfigError(
+                raise KafkaUnavailable(
                     f"{partition} ends at offset {end}, and the table has it up to {at}: Kafka has lost records; "
                     f"build the table again (headrace tables rebuild {self._table})"
                 )

@@ -112,6 +112,20 @@ class Function(Written):
         return ended and self.arrived(self.scenario("orders.dlq"), 2 * number + 1)
 
 
+class Tables(Written):
+    titles = ("Tables",)
+
+    def start(self) -> None:
+        table = {"topic": self.scenario("orders"), "kind": "log", "schema": "n BIGINT"}
+        self.scenario.run(tables={"numbers": table}, state_dir=str(self.scenario.folder / "state"))
+
+    def done(self, number: int) -> bool:
+        statement = {"sql": "SELECT n FROM numbers WHERE n = ?", "params": [number]}
+        response = send("POST", f"{self.scenario.url}/query", statement)
+        self.response = json.dumps(response.body)
+        return response.status == 200 and response.body["rows"] == [{"n": number}]
+
+
 class Active(Feature):
     titles = ("Active consumers",)
     repeats = False
@@ -240,6 +254,7 @@ LONG: tuple[type[Feature], ...] = (
     Drop,
     Redrive,
     Registration,
+    Tables,
     Pipeline,
     ExactlyOncePipeline,
 )

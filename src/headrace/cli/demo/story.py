@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
@@ -21,6 +22,7 @@ from headrace.control.runs.routes import JobEndpoints
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, Registry, start_together
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
+from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import run_blocking
 
 FILES = Path(__file__).with_name("files")
@@ -28,6 +30,8 @@ DEAD_LETTERS = "flights.long_delays.dlq"
 _RETRY_TOPIC = "long-delays.retry.2s"
 _TOPICS = {"flights": 4, "flights.enriched": 4, "flights.delays": 2, "flights.long_delays": 2}
 _GROUPS = ("enrich", "long-delays", "headrace.delays.delays_by_hour", "headrace.delays.long_delays")
+_FLIGHTS = "SELECT CAST(sum(flights) AS BIGINT) AS flights FROM delays"
+_WORST = "SELECT carrier, time_hour, mean_delay, flights FROM delays WHERE flights > 4 ORDER BY mean_delay DESC LIMIT 3"
 _BATCH_RECORDS = 500
 _CONNECTIONS = 4
 _AWAY_RESPONSES = 3
@@ -120,7 +124,13 @@ class Story:
         await run_blocking(redrive, {})
         final = await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
         self._mark("redriven")
-        ok = self._table(planned, posted, settled, final)
+        (asked,) = await self._ask(headrace.url, _FLIGHTS)
+        ok = self._table(planned, posted, settled, final, asked["flights"])
+        click.echo("  worst hours, by SQL over the table of flights.delays:")
+        for row in await self._ask(headrace.url, _WORST):
+            click.echo(
+                f"    {row['carrier']} {row['time_hour']}  {row['mean_delay']:.0f} minutes, {row['flights']} flights"
+            )
         if keep:
             await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
@@ -162,11 +172,20 @@ class Story:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)
 
-    def _table(self, planned: Expected, posted: int, settled: FlightCounts, final: FlightCounts) -> bool:
+    async def _ask(self, url: str, statement: str) -> list[dict[str, Any]]:
+        """Return the rows of a statement over the tables of the running Headrace."""
+        asked = await run_blocking(Api(url).call, QueryEndpoints.query, {"sql": statement})
+        rows: list[dict[str, Any]] = asked["rows"]
+        return rows
+
+    def _table(
+        self, planned: Expected, posted: int, settled: FlightCounts, final: FlightCounts, flights_in_table: int
+    ) -> bool:
         rows = [
             ("flights in the file = posted and acknowledged", planned.flights, posted),
             ("= enriched by the function, each exactly once", planned.flights, final.enriched),
             ("= sum of `flights` over the newest row per key", planned.flights, final.aggregated),
+            ("= the same by SQL over a table of that topic", planned.flights, flights_in_table),
             ("long delays in the file = rows from the pipeline", planned.long_delays, final.long_delays),
             ("= delivered to the backend", planned.long_delays, final.delivered),
             ("waited in the retry topic for a second attempt", planned.refused, settled.delayed),

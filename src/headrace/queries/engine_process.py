@@ -39,6 +39,7 @@ from headrace.queries.protocol import (
     RequestFailed,
     Row,
     Rows,
+    Slow,
     Statuses,
     Subscribe,
     TableStatus,
@@ -67,7 +68,7 @@ _WATCH_SECONDS: Final = 0.25
 _EXTRA_BYTES: Final = 256 << 20
 _STEADY_SECONDS: Final = 10.0
 _ENDINGS: Final = 2
-"""A statement that was at work at so many ends of the engine is rejected."""
+"""After this number of ends of the engine at which a statement was at work, the statement is rejected."""
 _RESTARTING: Final = "the process that runs statements is starting: send the request again"
 _TABLE_METRICS: Final = {
     "headrace_table_rows": "rows",
@@ -130,9 +131,10 @@ class QueryEngine(Service):
         self._responses: dict[int, asyncio.Future[ToParent]] = {}
         self._statements: dict[int, str] = {}
         self._pushes: dict[int, PushQuery] = {}
+        self._slow: list[int] = []
         # Since the start.
         self._ended_with: Counter[str] = Counter()
-        """Statements that were at work when the engine ended."""
+        """Statements that were at work for a while when the engine ended."""
         self._counts: Counter[str] = Counter()
         """Responses to statements by outcome."""
 
@@ -203,10 +205,9 @@ class QueryEngine(Service):
             TooManyRequests: Too many statements are in flight.
             QueriesUnavailable: The engine is restarting, or a table is not available now.
         """
-        if len(self._statements) >= _MOST_STATEMENTS:
+        if len(self._statements) - len(self._pushes) >= _MOST_STATEMENTS:
             raise TooManyRequests(f"{_MOST_STATEMENTS} statements are in flight; send this again after a pause")
-        if self._ended_with[sql] >= _ENDINGS:
-            raise StatementRejected("this statement has ended the engine before: it needs too much memory; change it")
+        self._check_endings(sql)
         given = dict(params) if isinstance(params, Mapping) else list(params)
         number = self._next()
         self._statements[number] = sql
@@ -241,22 +242,29 @@ class QueryEngine(Service):
         """
         if len(self._pushes) >= _MOST_PUSHES:
             raise TooManyRequests(f"{_MOST_PUSHES} push queries run; end some, or send this to another process")
+        text = statement.over(statement.table)
+        self._check_endings(text)
         number = self._next()
         table = next(name for name in self._config.tables if name.lower() == statement.table.lower())
         push = self._pushes[number] = PushQuery(number, table, [], after)
+        self._statements[number] = text
         request = Subscribe(number, table, statement.alias, statement.columns, statement.condition, form, after)
         try:
             subscribed: PushBegun = await self._request(request, _PUSH_SECONDS)
             push.columns = subscribed.columns
             yield push
         finally:
-            del self._pushes[number]
+            del self._pushes[number], self._statements[number]
             if self._process:
                 self._send(Unsubscribe(number, table))
 
     async def rebuild(self, table: str) -> None:
         """Build a table again from its topic; raises as `ask`."""
         await self._request(Rebuild(self._next(), table), _LOOKUP_SECONDS)
+
+    def _check_endings(self, text: str) -> None:
+        if self._ended_with[text] >= _ENDINGS:
+            raise StatementRejected("this statement has ended the engine before: it needs too much memory; change it")
 
     def _next(self) -> int:
         self._number += 1
@@ -338,6 +346,8 @@ class QueryEngine(Service):
         if isinstance(message, Statuses):
             self._tables = {table.name: table for table in message.tables}
             self._problem = ""
+        elif isinstance(message, Slow):
+            self._slow = message.numbers
         elif isinstance(message, Changes):
             for number in message.numbers:
                 if push := self._pushes.get(number):
@@ -361,7 +371,8 @@ class QueryEngine(Service):
             self._process.child.kill()
 
     def _fail_all(self) -> None:
-        self._ended_with.update(set(self._statements.values()))
+        self._ended_with.update({self._statements[number] for number in self._slow if number in self._statements})
+        self._slow = []
         if len(self._ended_with) > _MOST_LOOKUPS:
             self._ended_with.clear()
         for push in self._pushes.values():

@@ -2,7 +2,8 @@
 
 The parent sends `EngineSetup` once, then requests in any order. The engine responds to each `Ask`, `Lookup` and
 `Rebuild` with one message that has its number: `Rows`, `Row`, `Rebuilt` or `RequestFailed`. A `Subscribe` gets one
-`PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. `Statuses` are sent over and over.
+`PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. `Statuses` and
+`Slow` are sent over and over.
 """
 
 import asyncio
@@ -174,8 +175,14 @@ class Ended(msgspec.Struct, array_like=True, tag=8, frozen=True):
     reason: str
 
 
+class Slow(msgspec.Struct, array_like=True, tag=9, frozen=True):
+    """All statements that have been at work for a moment. If the engine ends now, one of them may be the reason."""
+
+    numbers: list[int]
+
+
 ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe
-ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended
+ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow
 
 _PREFIX_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode

@@ -35,6 +35,7 @@ class PushQuery:
         self._size = 0
         self._problem: HeadraceError | None = None
         self._is_closed = False
+        self._has_begun = False
         self._changed = asyncio.Event()
 
     @property
@@ -52,8 +53,9 @@ class PushQuery:
         if self._size > MOST_WAITING_BYTES:
             self._rows = []
             self.end(QueriesUnavailable(_SLOW))
-        if rows:
-            self._changed.set()
+        if rows or not self._has_begun:
+            self._changed.set()  # the first positions are sent without rows, so that the client can continue from them
+        self._has_begun = True
 
     def end(self, problem: HeadraceError) -> None:
         """End with an error, behind the rows that wait."""

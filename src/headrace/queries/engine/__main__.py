@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 _OOM_SCORE = "500"
 """When the machine has no memory left, the kernel ends this process rather than its parent."""
 _STOP_SECONDS = 10.0
+_ADDRESS_FACTOR = 8
+"""An allocation beyond this multiple of `sql.memory_bytes` fails: it rejects its statement, and ends no process."""
 
 
 async def _main(number: int) -> None:
@@ -35,6 +38,8 @@ async def _main(number: int) -> None:
     assert isinstance(setup, EngineSetup)
     config: HeadraceConfig = pickle.loads(setup.config)
     configure_logging(config.log_level)
+    limit = _ADDRESS_FACTOR * config.sql.memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     clock = SystemClock()
     engine = Engine(config, writer, clock)
     supervisor = Supervisor(engine.services, clock, _STOP_SECONDS)

@@ -22,6 +22,7 @@ from headrace.queries.protocol import (
     Rebuild,
     Rebuilt,
     RequestFailed,
+    Slow,
     Statuses,
     Subscribe,
     ToParent,
@@ -34,7 +35,7 @@ from headrace.runtime import Clock, Service
 from headrace.runtime.memory import give_back_memory, memory_bytes
 
 _STATUS_SECONDS: Final = 0.5
-_WATCH_SECONDS: Final = 0.25
+_WATCH_SECONDS: Final = 0.1
 
 
 class Engine(Service):
@@ -77,7 +78,7 @@ class Engine(Service):
     async def start(self) -> None:
         await super().start()
         self.keep(lambda: give_back_memory(self._clock), "memory")
-        self.keep(self._interrupt_late, "limits of push queries")
+        self.keep(self._watch, "slow statements")
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Serve messages until the parent closes the connection."""
@@ -113,11 +114,15 @@ class Engine(Service):
         else:
             self._send(Rebuilt(message.number))
 
-    async def _interrupt_late(self) -> None:
+    async def _watch(self) -> None:
+        """Interrupt what takes too long, and tell the parent what takes a while."""
+        reported: list[int] = []
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
-            for pushes in self._pushes.values():
-                pushes.interrupt_late()
+            slow = [number for pushes in self._pushes.values() for number in pushes.watch()] + self._pulls.slow()
+            if slow != reported:
+                self._send(Slow(slow))
+                reported = slow
 
     def _post(self, message: ToParent) -> None:
         """Send a message from any thread."""

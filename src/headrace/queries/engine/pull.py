@@ -26,6 +26,7 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 """Limit of the rows of a response."""
 _AGAIN_SECONDS: Final = 0.1
 """An interrupt that comes before the statement begins has no effect, so it is repeated."""
+_MOMENT_SECONDS: Final = 0.2
 _MEMORY: Final = (
     "the statement needs more memory than sql.memory_bytes allows: select fewer rows or columns, or raise it; "
     "what outgrows one machine belongs to a pipeline"
@@ -103,6 +104,10 @@ class Pulls(Service):
         running = self._running[request.number] = _RunningStatement(request.timeout_seconds)
         self.spawn(self._ask(request, running), f"request {request.number}")
         asyncio.get_running_loop().call_later(request.timeout_seconds, self._interrupt, request.number, running)
+
+    def slow(self) -> list[int]:
+        """Return the statements that have been at work for a moment."""
+        return [number for number, running in self._running.items() if running.is_slow]
 
     def cancel(self, number: int) -> None:
         """Interrupt a statement."""
@@ -187,16 +192,23 @@ class _RunningStatement:
         self.is_late = False
         self._ends_at = time.monotonic() + limit_seconds
         self._cursor: duckdb.DuckDBPyConnection | None = None
+        self._began_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self, cursor: duckdb.DuckDBPyConnection) -> Iterator[None]:
         """Let interrupts end what this cursor does meanwhile."""
         self._cursor = cursor
+        self._began_at = time.monotonic()
         try:
             self.check()
             yield
         finally:
             self._cursor = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has been at work for a moment."""
+        return self._cursor is not None and time.monotonic() - self._began_at > _MOMENT_SECONDS
 
     def interrupt(self) -> None:
         """End the statement; called on the loop."""

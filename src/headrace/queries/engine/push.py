@@ -1,7 +1,8 @@
 """Runs push queries over the records of each transaction: once per statement, for all of its subscribers."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import duckdb
@@ -13,7 +14,6 @@ from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
 from headrace.queries.protocol import Changes, Ended, Form, Positions, PushBegun, Subscribe, ToParent
 from headrace.queries.push_statement import PushStatement
-from headrace.runtime import run_blocking
 
 EVALUATION_SECONDS: Final = 2.0
 """A statement that takes longer for one transaction is ended."""
@@ -33,7 +33,11 @@ class Pushes:
         self._send = send
         self._groups: dict[tuple[PushStatement, Form], list[int]] = {}
         """Numbers of subscriptions."""
-        self._busy_until = float("inf")
+        self._began_at = float("inf")
+        """When the evaluation that runs now has begun; infinite if none does."""
+        self._limit_seconds = EVALUATION_SECONDS
+        self._evaluated: list[int] = []
+        """The subscriptions of that evaluation."""
         feed.on_applied = self._applied
 
     async def subscribe(self, request: Subscribe, keys: Mapping[str, str]) -> None:
@@ -41,8 +45,7 @@ class Pushes:
         try:
             if len(self._groups) >= _MOST_STATEMENTS:
                 raise QueriesUnavailable(f"{_MOST_STATEMENTS} different push queries of a table run; end some")
-            async with self._feed.applying:
-                await run_blocking(self._begin, request, keys)
+            await self._feed.exclusive(self._begin, request, keys)
         except (HeadraceError, duckdb.Error) as cause:
             self._send(failure(request.number, cause))
 
@@ -55,10 +58,22 @@ class Pushes:
                 if not numbers:
                     del self._groups[key]
 
-    def interrupt_late(self) -> None:
-        """Interrupt an evaluation that takes too long; called on the loop, over and over."""
-        if time.monotonic() > self._busy_until:
+    def watch(self) -> list[int]:
+        """Interrupt an evaluation that takes too long, and return the subscriptions of one that takes a while."""
+        seconds = time.monotonic() - self._began_at
+        if seconds > self._limit_seconds:
             self._feed.file.connection.interrupt()
+        return self._evaluated if seconds > 0 else []
+
+    @contextlib.contextmanager
+    def _watched(self, numbers: list[int], limit_seconds: float) -> Iterator[None]:
+        self._evaluated = numbers
+        self._limit_seconds = limit_seconds
+        self._began_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began_at = float("inf")
 
     def _begin(self, request: Subscribe, keys: Mapping[str, str]) -> None:
         """Send the columns and the rows from the positions on, then take the subscription up."""
@@ -66,16 +81,13 @@ class Pushes:
         statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
         self._statements.check(file.connection, statement.over(quoted(request.table)), keys, [request.table])
         positions = file.positions()
-        self._busy_until = time.monotonic() + _SNAPSHOT_SECONDS
-        try:
+        with self._watched([request.number], _SNAPSHOT_SECONDS):
             cursor = file.connection.execute(statement.over(file.rows_after(request.after)))
             results = RowWriter(cursor, request.form)
             self._send(PushBegun(request.number, results.columns))
             if request.after is not None:
                 while rows := cursor.fetchmany(_SNAPSHOT_ROWS):
                     self._send(Changes([request.number], results.texts(rows), {}))
-        finally:
-            self._busy_until = float("inf")
         self._send(Changes([request.number], [], positions))
         self._groups.setdefault((statement, request.form), []).append(request.number)
 
@@ -85,14 +97,13 @@ class Pushes:
             return
         relation = self._feed.file.arrived
         for (statement, form), numbers in [*self._groups.items()]:
-            self._busy_until = time.monotonic() + EVALUATION_SECONDS
             try:
-                cursor = self._feed.file.connection.execute(statement.over(relation))
-                self._send(Changes(numbers, RowWriter(cursor, form).texts(cursor.fetchall()), positions))
+                with self._watched(numbers, EVALUATION_SECONDS):
+                    cursor = self._feed.file.connection.execute(statement.over(relation))
+                    rows = RowWriter(cursor, form).texts(cursor.fetchall())
+                self._send(Changes(numbers, rows, positions))
             except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
                 late = isinstance(cause, duckdb.InterruptException)
                 for number in numbers:
                     self._send(Ended(number, _TOO_LONG if late else failure(number, cause).reason))
                 self._groups.pop((statement, form), None)
-            finally:
-                self._busy_until = float("inf")

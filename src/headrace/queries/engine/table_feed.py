@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError, FormatError, HeadraceError, KafkaUnavailable
@@ -20,12 +22,15 @@ from headrace.formats.sql_types import sql_columns
 from headrace.kafka import Admin, ReadPart, read_batches
 from headrace.queries.columns import Column, declared, needs_registry
 from headrace.queries.engine.decoding import Decoder
-from headrace.queries.engine.table_file import TableFile
+from headrace.queries.engine.table_file import Applied, TableFile
 from headrace.queries.protocol import Positions, TableStatus
 from headrace.records import TopicPartition
 from headrace.runtime import Service, run_blocking
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MOST_RECORDS: Final = 10_000
 _LEAST_SECONDS: Final = 0.02
@@ -67,8 +72,8 @@ class TableFeed(Service):
         self.file = file
         self.on_applied: Callable[[Positions], None] = lambda positions: None
         """Called on a thread after each transaction with its positions, while `file.arrived` has its records."""
-        self.applying = asyncio.Lock()
-        """Held while the connection of the file is in use."""
+        self._lock = threading.Lock()
+        """Held while the connection of the file is in use; a call may outlive the task that waits for it."""
         self.key_column = ""
         """Name of the column of the key; empty while the table is not available."""
         self._table = name
@@ -80,9 +85,9 @@ class TableFeed(Service):
     async def run(self) -> None:
         while True:
             try:
-                if not self.key_column and await run_blocking(self.file.open_again):
+                if not self.key_column and await self.exclusive(self.file.open_again):
                     self.key_column = self.file.columns.key  # it is available while Kafka does not respond
-                    self._now.rows = await run_blocking(lambda: self.file.rows)
+                    self._now.rows = await self.exclusive(lambda: self.file.rows)
                 await self._keep()
             except ConfigError as refusal:
                 self.key_column = ""
@@ -100,7 +105,7 @@ class TableFeed(Service):
         """Forget every row, and read the topic again from its start."""
         await self.cancel_tasks()
         self.key_column = ""
-        await run_blocking(self.file.rebuild)
+        await self.exclusive(self.file.rebuild)
         self._now.progress = _Progress()
         self._show("starting", "it is built again")
         self.keep(self.run, "run")
@@ -134,16 +139,16 @@ class TableFeed(Service):
         ids = await self._shared.admin.topic_ids([topic], "Read")
         if topic not in ids:
             raise KafkaUnavailable(f"topic {topic} does not exist: create it (headrace topics create {topic})")
-        await run_blocking(self.file.open, values)
-        if (before := await run_blocking(lambda: self.file.topic_id)) != ids[topic]:
+        await self.exclusive(self.file.open, values)
+        if (before := await self.exclusive(lambda: self.file.topic_id)) != ids[topic]:
             if before:
                 log.error("%s: topic %s was deleted and created again; the table starts anew", self.name, topic)
-                await run_blocking(self.file.rebuild)
-                await run_blocking(self.file.open, values)
-            await run_blocking(self.file.keep_topic_id, ids[topic])
+                await self.exclusive(self.file.rebuild)
+                await self.exclusive(self.file.open, values)
+            await self.exclusive(self.file.keep_topic_id, ids[topic])
         starts = await self._starts()
         self.key_column = self.file.columns.key
-        self._now.rows = await run_blocking(lambda: self.file.rows)
+        self._now.rows = await self.exclusive(lambda: self.file.rows)
         await self._follow(starts, ids[topic])
 
     async def _columns(self) -> list[Column] | None:
@@ -162,14 +167,14 @@ class TableFeed(Service):
 
     async def _starts(self) -> dict[TopicPartition, int]:
         """Return where to continue, and note what Kafka has removed before it was read."""
-        positions = await run_blocking(self.file.positions)
+        positions = await self.exclusive(self.file.positions)
         starts: dict[TopicPartition, int] = {}
         ends: dict[int, int] = {}
         for partition, (first, end) in (await self._shared.admin.topic_offsets(self._config.topic, "Read")).items():
             at = positions.get(partition.partition, first)
             if at < first:
                 log.error("%s: offsets %d to %d of %s were removed unread", self.name, at, first - 1, partition)
-                await run_blocking(self.file.skip_gap, partition.partition, at, first)
+                await self.exclusive(self.file.skip_gap, partition.partition, at, first)
                 at = first
             if at > end:
                 raise KafkaUnavailable(
@@ -218,11 +223,7 @@ class TableFeed(Service):
             await decoder.prepare(part.batches)
             records = await run_blocking(decoder.to_arrow, part.batches)
             positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
-            async with self.applying:
-                applied = await run_blocking(self.file.apply, records, positions)
-                began = time.monotonic()
-                await run_blocking(self.on_applied, positions)
-            self._pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, _REST * (time.monotonic() - began)))
+            applied = await self.exclusive(self._apply_records, records, positions)
             if applied.corrupt:
                 log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
             self._now.progress.read(positions)
@@ -233,12 +234,29 @@ class TableFeed(Service):
         else:
             self._show("catching up", self._now.progress.text)
 
+    def _apply_records(self, records: pa.Table, positions: Positions) -> Applied:
+        """Apply records and run the push queries, on a thread."""
+        applied = self.file.apply(records, positions)
+        began = time.monotonic()
+        self.on_applied(positions)
+        self._pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, _REST * (time.monotonic() - began)))
+        return applied
+
+    async def exclusive(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call on a thread, behind the other calls that use the connection of the file."""
+
+        def run() -> T:
+            with self._lock:
+                return call(*args, **kwargs)
+
+        return await run_blocking(run)
+
     async def _is_full(self) -> bool:
         """Return whether a limit is reached, after waiting while it is."""
         config = self._config
         part = 1.0
         while True:
-            self._now.rows = await run_blocking(lambda: self.file.rows)
+            self._now.rows = await self.exclusive(lambda: self.file.rows)
             if self._now.rows < part * config.max_rows and self.file.size_bytes < part * config.max_bytes:
                 return part != 1.0
             which = f"max_rows ({config.max_rows})" if self._now.rows >= part * config.max_rows else "max_bytes"
@@ -248,11 +266,11 @@ class TableFeed(Service):
             self._show("full", f"it has reached {which} and stopped: {remedy}")
             part = _PART_OF_LIMIT
             await asyncio.sleep(_LOOK_SECONDS)
-            await run_blocking(self.file.delete_old)
+            await self.exclusive(self.file.delete_old)
 
     async def _has_changed(self, starts: dict[TopicPartition, int], topic_id: str) -> bool:
         """Return whether the topic is another one or has more partitions; delete old rows."""
-        await run_blocking(self.file.delete_old)
+        await self.exclusive(self.file.delete_old)
         topic = self._config.topic
         ids = await self._shared.admin.topic_ids([topic], "Read")
         if ids.get(topic) != topic_id:

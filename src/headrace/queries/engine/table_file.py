@@ -61,9 +61,21 @@ class TableFile:
         Raises:
             ConfigError: The definition has changed in another way.
         """
-        run = self.connection.execute
         self._prepare()
-        self.columns = Columns(self._config, values)
+        self.connection.execute("BEGIN")
+        try:
+            self._make(Columns(self._config, values), values)
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        view = f"memory.main.{quoted(self._name)}"
+        self.connection.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
+        rows = self.connection.execute(f"DESCRIBE {view}").fetchall()
+        self.described = [(name, kind) for name, kind, *_ in rows]
+
+    def _make(self, columns_made: Columns, values: list[Column] | None) -> None:
+        self.columns = columns_made
         definition = self._config.model_dump(include={"topic", "kind", "key_format", "value_format"})
         known = self._meta("definition")
         columns = [[*column] for column in self.columns.stored]
@@ -79,9 +91,6 @@ class TableFile:
         self._set("values", None if values is None else [[*column] for column in values])
         self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
         self.gap = self._meta("gap") or ""
-        view = f"memory.main.{quoted(self._name)}"
-        run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
-        self.described = [(name, kind) for name, kind, *_ in run(f"DESCRIBE {view}").fetchall()]
 
     def open_again(self) -> bool:
         """Open the table with the columns that it has; return whether it has any.

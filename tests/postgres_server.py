@@ -52,6 +52,12 @@ class PostgresServer:
     def stop(self) -> None:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-m", "immediate", "stop")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which `psql` and other clients find it."""
+        login = {"HOST": "127.0.0.1", "PORT": str(self.port), "DATABASE": "postgres"}
+        return {f"PG{name}": value for name, value in {**login, "USER": "app", "PASSWORD": PASSWORD}.items()}
+
     def sink(self, table: str, *keys: str, **more: Any) -> dict[str, Any]:
         """Return the sink of a flow."""
         postgres = {"host": "127.0.0.1", "port": self.port, "database": "postgres", "user": "app", "password": PASSWORD}

@@ -44,6 +44,7 @@ from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import HttpDestination
 from headrace.testing.secured import SecuredCluster
 from tests.docs.forked_commands import forked_commands
+from tests.postgres_server import PostgresServer, binaries, postgres_server
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -241,6 +242,13 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             json.loads(block.text)
 
 
+def test_files_of_the_examples_are_shown_as_they_are() -> None:
+    """A reader who copies them from the page has the same."""
+    shown = dict(files_of(ROOT / "docs" / "audit-postgres.md"))
+    examples = {path.name: path.read_text() for path in (ROOT / "examples" / "audit").iterdir()}
+    assert examples == {name: shown[name] for name in examples}
+
+
 BACKENDS = {
     "results": "backend.py",
     "status": "backend.py",
@@ -330,10 +338,18 @@ def background() -> Iterator[Any]:
 
 
 @pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL of the test."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the start of a `PATH` for the commands of the pages."""
     with forked_commands(tmp_path_factory.mktemp("bin")) as folder:
-        yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        of_postgres = [str(found)] if (found := binaries()) else []
+        yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"], *of_postgres])
 
 
 def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
@@ -349,6 +365,8 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
         (folder / ".headrace/dev/kafka/security").symlink_to(kafka.security.folder)
     if "SCHEMA_REGISTRY_URL" in page.read_text():
         services["SCHEMA_REGISTRY_URL"] = request.getfixturevalue("schema_registry").url
+    if "\npsql " in page.read_text():
+        services |= request.getfixturevalue("postgres").environment
     return services
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, Record, RecordBatch
@@ -19,6 +19,7 @@ _REDRIVE_OF: Final = "headrace.redrive.of"
 _UNKNOWN: Final = (KafkaTimeout, FatalKafkaError)
 _MOST_RANGES: Final = 100
 """Ranges of one event: more could exceed the size of a record."""
+_NUL: Final = rb"\u0000"
 _NO_DETAILS: Final[Mapping[str, str]] = {}
 _encode_json = msgspec.json.Encoder().encode
 
@@ -50,8 +51,14 @@ class AuditEvent(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 
     @property
     def line(self) -> Line:
-        """The event as it is written."""
-        return self.correlation_id.encode(), _encode_json(self)
+        """The event as it is written; databases reject texts with NUL, so it becomes U+FFFD."""
+        text = _encode_json(self)
+        if _NUL in text:
+            fields = {name: value for name, value in asdict(self).items() if isinstance(value, str)}
+            text = _encode_json(
+                replace(self, **{name: value.replace("\0", "\ufffd") for name, value in fields.items()})
+            )
+        return self.correlation_id.encode(), text
 
 
 class OffsetRange(msgspec.Struct, rename="camel", gc=False):

@@ -344,6 +344,33 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
     return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
+def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
+    """Return the endpoints that need no part of the server except Kafka and the formats."""
+    work = work_of(kafka)
+    control = control_of(kafka)
+    registered = registered_of(kafka)
+    reactive: Any = SimpleNamespace(
+        kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
+    )
+    active = active_of(kafka, codecs)
+    trigger = SimpleNamespace(name="in", group="g", topics=["t"])
+    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), kafka_triggers=[trigger])
+    lag_of = calls(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
+    reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
+    return [
+        DocumentEndpoints(),
+        JobEndpoints(work, work, work),
+        ControlEndpoints(control, control, control),
+        FunctionEndpoints([function], lag_of, reloads),
+        PipelineEndpoints({"t": pipeline_of(kafka)}),
+        ActiveStatusEndpoints(active, "here"),
+        ActiveDeadLetterEndpoints(ActiveConsumersConfig(), active, kafka, codecs, {"r": reactive}, kafka.produce, None),
+        RegistrationEndpoints(registered, lambda _: Readiness(True)),
+        ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
+        TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
+    ]
+
+
 @contextlib.asynccontextmanager
 async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     security = SecurityConfig.model_validate(settings.pop("security", {}))
@@ -358,37 +385,14 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None
     dead_letters = dead_letters_of(kafka)
-    work = work_of(kafka)
-    control = control_of(kafka)
-    registered = registered_of(kafka)
-    reactive: Any = SimpleNamespace(
-        kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
-    )
-    active = active_of(kafka, Codecs(registry))
     produce_route = ProduceRoute(produce, writing, metrics, config)
-    trigger = SimpleNamespace(name="in", group="g", topics=["t"])
-    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), kafka_triggers=[trigger])
-
-    lag_of = calls(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
-    reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     families = [
         produce_route,
         TransactionRoute(writing, config),
         HealthEndpoints(lambda: services, "t", metrics),
-        DocumentEndpoints(),
         AuditEndpoints(events, config.max_records),
         DeadLetterEndpoints(dead_letters, dead_letters),
-        JobEndpoints(work, work, work),
-        ControlEndpoints(control, control, control),
-        FunctionEndpoints([function], lag_of, reloads),
-        PipelineEndpoints({"t": pipeline_of(kafka)}),
-        ActiveStatusEndpoints(active, "here"),
-        ActiveDeadLetterEndpoints(
-            ActiveConsumersConfig(), active, kafka, Codecs(registry), {"r": reactive}, kafka.produce, None
-        ),
-        RegistrationEndpoints(registered, lambda _: Readiness(True)),
-        ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
-        TopicEndpoints(ActiveConsumersConfig(), kafka, Codecs(registry), kind_by_name, None),
+        *_further_endpoints(kafka, Codecs(registry)),
     ]
     application = Application(config, families, metrics, authenticator, events)
     fast_path = FastPath(config, produce, metrics, application.gate, application.checks, authenticator)

@@ -56,6 +56,7 @@ class ServerRows:
     """The rows of one statement, in batches as they arrive. Iterate once."""
 
     def __init__(self, lines: AsyncIterator[list[bytes]], header: _Header, rest: list[bytes]) -> None:
+        """Read the header; ValueError if its names and types differ in number."""
         self.query_id = header.queryId or ""
         """Empty if the server gives none to pull queries."""
         pairs = zip(header.columnNames, header.columnTypes, strict=True)
@@ -150,7 +151,7 @@ class KsqldbServer:
                 async for lines in batches:
                     present = [line for line in lines if line]
                     if present:
-                        return ServerRows(batches, _header_of(present[0]), present[1:])
+                        return ServerRows(batches, _decode_header(present[0]), present[1:])
         except TimeoutError as cause:
             raise self._too_late() from cause
         except (msgspec.MsgspecError, ValueError) as cause:
@@ -261,13 +262,6 @@ class KsqldbServer:
                 connector=aiohttp.TCPConnector(ssl=self.tls.context if self.tls else True, limit=0),
             )
         return self._session
-
-
-def _header_of(line: bytes) -> _Header:
-    header = _decode_header(line)
-    if len(header.columnNames) != len(header.columnTypes):
-        raise ValueError("its names and types differ in number")
-    return header
 
 
 def _read(lines: list[bytes]) -> tuple[list[bytes], HeadraceError | None]:

@@ -28,18 +28,19 @@ def response(status: int, body: bytes) -> bytes:
 
 
 def in_chunks(server: Server, body: bytes, size: int, *, ends: bool) -> Talk:
-    """Answer one request in chunks of a size; then end the response, or keep it open."""
+    """Answer in chunks of a size; then end the response and answer the next request, or keep it open."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await server.request(reader)
-        writer.write(CHUNKED)
-        for start in range(0, len(body), size):
-            piece = body[start : start + size]
-            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await asyncio.sleep(0)
-        if ends:
+        while True:
+            await server.request(reader)
+            writer.write(CHUNKED)
+            for start in range(0, len(body), size):
+                piece = body[start : start + size]
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                await asyncio.sleep(0)
+            if not ends:
+                await reader.read()
             writer.write(b"0\r\n\r\n")
-        await reader.read()
 
     return talk
 

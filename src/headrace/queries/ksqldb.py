@@ -99,11 +99,11 @@ class Renderer:
     """
 
     media_type: ClassVar[str] = DELIMITED
-    blank: ClassVar[bytes] = b"\n"
-    """Bytes that mean nothing, between two rows of a push query."""
 
     def __init__(self, *, push: bool) -> None:
         self._push = push
+        self.blank = b"\n" if push else b" "
+        """Bytes that mean nothing, between two rows. Those of a pull query do not begin a line."""
 
     def header(self, query_id: str, columns: Sequence[KsqlColumn]) -> bytes:
         """Begin the response."""

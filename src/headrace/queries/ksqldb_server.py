@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.config.remote_server import KsqldbConfig
 from headrace.errors import HeadraceError, KsqldbUnavailable, StatementRejected
-from headrace.queries.ksqldb import DELIMITED, KSQL_JSON, KsqlColumn
+from headrace.queries.ksqldb import BLANK_SECONDS, DELIMITED, KSQL_JSON, KsqlColumn
 from headrace.runtime import Clock
 from headrace.runtime.tls import ClientTlsFiles
 
@@ -63,11 +63,16 @@ class ServerRows:
         self.columns = [KsqlColumn(name, kind) for name, kind in pairs]
         self.ended = False
         """Whether the response is complete, or an error ended it."""
+        self._closing = False
         self._lines = lines
         self._rest = rest
 
+    def close(self) -> None:
+        """End the rows at the next moment without one; the end of the context closes the query on the server."""
+        self._closing = True
+
     async def __aiter__(self) -> AsyncIterator[list[bytes]]:
-        """Yield rows; each is the text of a JSON array.
+        """Yield rows; each is the text of a JSON array. An empty batch is a second without rows.
 
         Raises:
             StatementRejected: The server reports an error of the query.
@@ -77,10 +82,12 @@ class ServerRows:
             lines: list[bytes] | None = self._rest
             while lines is not None:
                 rows, error = _read(lines)
-                if rows:
+                if rows or lines is not self._rest:
                     yield rows
                 if error:
                     raise error
+                if self._closing:
+                    return
                 lines = await anext(self._lines, None)
         except HeadraceError:
             self.ended = True
@@ -159,10 +166,18 @@ class KsqldbServer:
         raise self._unavailable("its response is empty", self._url_advice)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> Any:
-        """Yield the lines of a response, those of each piece that arrives together."""
+        """Yield the lines of a response, those of each piece that arrives together; none after a second of silence."""
         pending = bytearray()
         try:
-            async for piece in response.content.iter_any():
+            while True:
+                try:
+                    async with asyncio.timeout(BLANK_SECONDS):
+                        piece = await response.content.readany()
+                except TimeoutError:
+                    yield []
+                    continue
+                if not piece:
+                    break
                 pending += piece
                 *lines, last = pending.split(b"\n") if b"\n" in piece else (pending,)
                 if max(map(len, (*lines, last))) > MAX_LINE_BYTES:

@@ -103,7 +103,7 @@ class KsqldbStatements:
     ) -> OpenQuery:
         statement = read_statement(text, ksqldb=True, variables=variables)
         rows = await stack.enter_async_context(server.query(text, properties, variables))
-        return OpenQuery(rows.columns, aiter(rows), push=statement.is_push)
+        return OpenQuery(rows.columns, aiter(rows), push=statement.is_push, close=rows.close)
 
     async def _on_tables(
         self,

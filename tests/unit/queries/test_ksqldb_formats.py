@@ -52,12 +52,18 @@ def test_the_format_is_that_of_accept() -> None:
     ]
 
 
-@pytest.mark.parametrize("form", ["query", "application/json"])
-def test_blank_bytes_do_not_change_an_array(form: str) -> None:
-    """A client that reads the whole response reads JSON."""
-    renderer = query_renderer(push=True) if form == "query" else query_stream_renderer(form, push=True)
+@pytest.mark.parametrize("form", ["query", "application/json", ""])
+@pytest.mark.parametrize("push", [True, False])
+def test_blank_bytes_mean_nothing(form: str, push: bool) -> None:
+    """A client that reads the whole response reads JSON; one that reads lines finds one object in each, or nothing."""
+    renderer = query_renderer(push=push) if form == "query" else query_stream_renderer(form, push=push)
     sent = renderer.header("q1", COLUMNS) + renderer.blank + renderer.rows([b"[1,null]"]) + renderer.blank
-    assert len(json.loads(sent + renderer.end())) >= 2
+    sent += renderer.rows([b"[2,null]"]) + renderer.end()
+    if form:
+        assert len(json.loads(sent)) >= 3
+    if form != "application/json":
+        lines = [line.strip() for line in sent.decode().splitlines() if line.strip()]
+        assert all(json.loads(line if form == "" else line.removesuffix("]").removesuffix(",")) for line in lines[1:])
 
 
 @pytest.mark.parametrize(("name", "kind"), table(__file__, "types"))

@@ -14,9 +14,10 @@ from yaml_table import table
 
 from headrace import errors
 from headrace.config.remote_server import KsqldbConfig
-from headrace.errors import KsqldbUnavailable
+from headrace.errors import KsqldbUnavailable, StatementRejected
 from headrace.queries.ksqldb import KsqlColumn
 from headrace.queries.ksqldb_server import MAX_LINE_BYTES, KsqldbServer
+from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.testing import ManualClock
 from tests.raw_server import OK, Authority, Server, Talk, always, served, until
 
@@ -82,7 +83,7 @@ async def test_a_request_has_the_statement_and_its_properties() -> None:
     pull = response(200, table(__file__, "pull").encode())
     async with served(always(pull, pull)) as server, client_of(server, username="u", password="p") as client:
         async with client.query("SELECT 1 -- one", {"auto.offset.reset": "earliest"}, {"n": 1}) as rows:
-            assert [batch async for batch in rows] == [[b"[1.50]"]]
+            assert [row async for batch in rows for row in batch] == [b"[1.50]"]
         assert rows.query_id == ""
         assert await rows_of(client, "SELECT 1; ") == [b"[1.50]"]
         (head, first), (_, second) = server.requests
@@ -115,6 +116,38 @@ async def test_a_push_query_is_closed_when_its_reader_leaves() -> None:
         assert head.startswith("POST /close-query HTTP/1.1\r\n")
         assert json.loads(closed) == {"queryId": "transient_ORDERS_7"}
         await until(lambda: server.ended == 1, "the connection of the query")
+
+
+async def test_a_silent_push_query_can_be_closed() -> None:
+    """Each second without rows is an empty batch, so that a client gets a sign of life; then the rows end."""
+    body = table(__file__, "push").encode()
+    talks = (lambda server: in_chunks(server, body, 1000, ends=False), always(OK))
+    async with served(*talks) as server, client_of(server) as client:
+        batches: list[int] = []
+        async with client.query("SELECT * FROM ORDERS EMIT CHANGES", {}) as rows:
+            async for batch in rows:
+                batches.append(len(batch))
+                if not batch:
+                    rows.close()
+        assert batches == [3, 0]
+        assert [head.split()[1] for head, _ in server.requests] == ["/query-stream", "/close-query"]
+
+
+async def test_the_endpoints_use_the_server_and_close_its_query() -> None:
+    """Only the owner closes a query, under the id that Headrace gave it; names and types are the server's."""
+    body = table(__file__, "push").encode()
+    talks = (lambda server: in_chunks(server, body, 1000, ends=False), always(OK))
+    async with served(*talks) as server, client_of(server) as client:
+        statements = KsqldbStatements(None, client, 10)
+        text, properties = "SELECT * FROM `Orders` EMIT CHANGES;", {"auto.offset.reset": "earliest"}
+        async with statements.run(text, properties, {}, [], "me") as query:
+            assert (query.push, query.columns[1]) == (True, KsqlColumn("NAME", "STRING"))
+            with pytest.raises(StatementRejected, match="No query with id"):
+                statements.close(query.id, "you")
+            statements.close(query.id, "me")
+            assert [len(batch) async for batch in query.rows] == [3]
+        assert json.loads(server.requests[0][1]) == {"sql": text, "properties": properties}
+        assert json.loads(server.requests[1][1]) == {"queryId": "transient_ORDERS_7"}
 
 
 @pytest.mark.parametrize(("status", "body", "error", "problem"), table(__file__, "refusals"))

@@ -13,6 +13,7 @@ from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
+from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import PipelineInvalid
 from headrace.functions.load import load_function
@@ -24,6 +25,9 @@ from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
+from headrace.queries.engine_process import QueryEngine
+from headrace.queries.filtered_destination import FilteredDestination
+from headrace.queries.standing import standing_queries
 from headrace.runtime import Service
 from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import get_offset
@@ -49,11 +53,12 @@ class Assembly:
         owner: str = "",
         may_read: Callable[[str], bool] | None = None,
         restarts: bool = True,
+        engine: QueryEngine | None = None,
     ) -> None:
         """Make every consumer; nothing is started or contacted.
 
         `owner` is empty for those of the file. Without `may_read`, patterns match every topic that is not internal.
-        Without `restarts`, the caller restarts the services itself.
+        Without `restarts`, the caller restarts the services itself. `engine` evaluates standing queries.
 
         Raises:
             ConfigError: A client property is not allowed, or two consumers have the same name.
@@ -64,6 +69,8 @@ class Assembly:
         self._config = config
         self._owner = owner
         self._may_read = may_read
+        self._engine = engine
+        self._standing = standing_queries(config) if engine else {}
         self.parts = ConsumerParts(context, config, restarts=restarts)
         """The consumers, and what they need."""
         self.function_specs = [load_function(file, config) for file in config.functions]
@@ -85,7 +92,10 @@ class Assembly:
         self.parts.formats |= {reactive.key_format, reactive.value_format}
         for warning in reactive.warnings(self._config.kafka.properties):
             log.warning("%s: %s", label, warning)
-        tls, destination = self._backend(label, reactive)
+        tls, destination = self._backend(label, name, reactive)
+        delivers: Destination = destination
+        if self._engine and name in self._standing:
+            delivers = FilteredDestination(self._engine, self._standing[name], destination)
         dead_letters = self.parts.dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
         offsets_of = (
@@ -97,7 +107,7 @@ class Assembly:
             reactive.group,
             reactive.topics,
             reactive,
-            destination,
+            delivers,
             dead_letters,
             hooks,
             policy=ReadPolicy(on_gap=reactive.on_gap, member=reactive.consumer),
@@ -117,7 +127,7 @@ class Assembly:
             delivery=reactive,
             topics=reactive.topics,
             matches=matches,
-            destination=destination,
+            destination=delivers,
             destination_name=destination.client.url,
             dead_letter=reactive.dead_letter,
             dead_letters=dead_letters,
@@ -131,14 +141,25 @@ class Assembly:
         self.parts.add(running)
         return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
 
-    def _backend(self, label: str, reactive: ReactiveConsumerConfig) -> tuple[list[ClientTlsFiles], HttpDestination]:
+    def _backend(
+        self, label: str, name: str, reactive: ReactiveConsumerConfig
+    ) -> tuple[list[ClientTlsFiles], HttpDestination]:
         backend, codecs, clock = reactive.backend, self._context.codecs, self._context.clock
-        keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(reactive.value_format)
-        payloads = PayloadDecoder(keys, reactive.key_format, values, reactive.value_format)
+        rows = name in self._standing
+        value_format = "json" if rows else reactive.value_format
+        keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(value_format)
+        payloads = PayloadDecoder(keys, reactive.key_format, values, value_format)
         tls = [ClientTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
         return tls, HttpDestination(
-            f"{label} backend", backend, reactive.retry, payloads, clock, tls_context, reactive.max_response_bytes
+            f"{label} backend",
+            backend,
+            reactive.retry,
+            payloads,
+            clock,
+            tls_context,
+            reactive.max_response_bytes,
+            rows=rows,
         )
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:

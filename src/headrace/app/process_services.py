@@ -90,9 +90,11 @@ class App:
         check_properties(config.kafka, config.producer)
         _log_warnings(config)
         self.context = context = make_context(config, clock)
-        assembly = Assembly(context, config)
+        engine = QueryEngine(config, clock) if config.tables else None
+        assembly = Assembly(context, config, engine=engine)
         self._examine = examination(config, assembly.function_specs, context.admin)
         self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
+        self.services += [engine] if engine else []  # standing queries need it
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
@@ -112,11 +114,11 @@ class App:
         functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads)
         controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
         families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
-        families += self._queries()
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
             families.append(registered.endpoints)
+        families += self._queries(engine)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
@@ -155,12 +157,11 @@ class App:
             )
         return found
 
-    def _queries(self) -> list[object]:
+    def _queries(self, engine: QueryEngine | None) -> list[object]:
         """Make the endpoints of SQL, and add the services that they need."""
         config, clock = self.context.config, self.context.clock
-        engine = QueryEngine(config, clock) if config.tables else None
         server = KsqldbServer(config.ksqldb, clock) if config.ksqldb else None
-        self.services += [each for each in (engine, server.tls if server else None) if each]
+        self.services += [server.tls] if server and server.tls else []
         statements = KsqldbStatements(engine, server, config.sql.max_rows)
         if not engine and not server:
             return []

@@ -97,7 +97,18 @@ def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
     """
     if file is None and not DEFAULT_FILE.exists():
         return None
-    return with_environment(load_config(file or DEFAULT_FILE, variables(), only))
+    return load_settings(file or DEFAULT_FILE, only)
+
+
+def load_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConfig:
+    """Return what a file and the environment set, with standing queries as reactive consumers.
+
+    Raises:
+        ConfigError: The file is not valid.
+    """
+    from headrace.queries.standing import problems_of, with_standing_queries
+
+    return with_standing_queries(with_environment(load_config(file, variables(), only, problems_of)))
 
 
 def with_environment(settings: HeadraceConfig) -> HeadraceConfig:

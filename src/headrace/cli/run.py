@@ -3,17 +3,19 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.cluster_options import DEFAULT_FILE, variables, with_environment
+from headrace.cli.cluster_options import DEFAULT_FILE, load_settings, variables, with_environment
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.config.explain import json_schema, masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
+from headrace.config.yaml_tree import KeyPath
 from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 
@@ -39,7 +41,7 @@ def run(file: Path) -> int:
 
     Example: headrace run -c headrace.yaml
     """
-    settings = with_environment(load_config(file, variables()))
+    settings = load_settings(file)
     from headrace.app.process_services import run as run_everything
 
     return run_everything(settings, announce=click.echo)
@@ -104,13 +106,13 @@ def check(file: Path, output: str) -> None:
     """
     with collected_warnings() as warnings:
         try:
-            settings, problems, files = read_config(file, variables())
+            settings, problems, files = read_config(file, variables(), _check_queries)
         except ConfigError as error:
             settings, problems, files = None, [error.description], {}
         problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
-    parts = ("reactive_consumers", "functions", "pipelines")
+    parts = ("reactive_consumers", "functions", "pipelines", *(("queries",) if settings and settings.queries else ()))
     counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part, ()))}" for part in parts)
     print_check(ConfigError, problems, warnings, f"{file}: ok ({counts})", output)
 
@@ -139,6 +141,20 @@ def show(file: Path, output: str) -> None:
     print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
 
 
+def _check_queries(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the problems of standing queries, also those that only DuckDB finds."""
+    from headrace.queries.standing import problems_of, standing_queries
+
+    problems = [*problems_of(settings)]
+    yield from problems
+    if not problems and settings.queries and find_spec("duckdb"):
+        from headrace.queries.engine.filter import statement_problem
+
+        for name, query in standing_queries(settings).items():
+            if problem := statement_problem(query.statement, settings.tables[query.table]):
+                yield ("queries", name, "sql"), problem
+
+
 def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
     from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipeline
@@ -161,10 +177,11 @@ def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig |
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
     from headrace.app.process_services import App
+    from headrace.queries.standing import with_standing_queries
     from headrace.runtime import SystemClock
 
     async def make() -> None:
-        App(settings, SystemClock())
+        App(with_standing_queries(settings), SystemClock())
 
     try:
         asyncio.run(make())

@@ -196,13 +196,9 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
         raise ValueError(f"topics or dead_letter.topic is {taken}, a retry topic of this group: use another topic")
 
 
-class PushConfig(DeliveryConfig):
-    """How records are read and pushed to a backend."""
+class SourceConfig(DeliveryConfig):
+    """How records of topics are read and delivered."""
 
-    key_format: FormatName = "string"
-    """Format of keys in the delivery."""
-    value_format: FormatName = "json"
-    """Format of values in the delivery."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     """The topic for undeliverable records."""
     flow: FlowControl = FlowControl()
@@ -214,6 +210,15 @@ class PushConfig(DeliveryConfig):
     on_gap: Literal["stop", "continue"] = "stop"
     """What to do when the log no longer has the next records of a group. `stop`: the partition stalls, and readiness
     reports it. `continue`: resume at the start of the log. Both name the missing offsets."""
+
+
+class PushConfig(SourceConfig):
+    """How records are read and pushed to a backend."""
+
+    key_format: FormatName = "string"
+    """Format of keys in the delivery."""
+    value_format: FormatName = "json"
+    """Format of values in the delivery."""
 
 
 class ReactiveConsumerConfig(PushConfig):

@@ -49,6 +49,7 @@ _QUOTED_CHARACTERS = 80
 _TABLES = {
     "producer": (PRODUCER_KEYS, CONSUMER_KEYS),
     "reactive_consumers": (CONSUMER_KEYS,),
+    "queries": (CONSUMER_KEYS,),
     "schema_registry": (PRODUCER_KEYS,),
 }
 """Sections in which people write keys of Java's clients, and the tables of these keys."""

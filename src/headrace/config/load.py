@@ -4,7 +4,7 @@ Order: defaults, file, environment. Only `config` interprets the file and its re
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.remote_server import RemoteServer
 from headrace.config.section import Section
+from headrace.config.standing_query import StandingQueryConfig
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
 
@@ -26,6 +27,10 @@ _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = ("functions", "watched_functions", "pipelines")
 _REMOTE = {"schema_registry", "ksqldb"}
 _PROPERTIES = ("kafka", "properties")
+
+
+Check = Callable[[HeadraceConfig], Iterable[tuple[KeyPath, str]]]
+"""Returns the path of each setting that is not valid, and what to do."""
 
 
 class ConfigReading(NamedTuple):
@@ -39,7 +44,9 @@ class ConfigReading(NamedTuple):
     """Existing files that it names, under `functions`, `watched_functions` and `pipelines`."""
 
 
-def load_config(path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> HeadraceConfig:
+def load_config(
+    path: Path | None, environ: Mapping[str, str], only: Collection[str] = (), check: Check | None = None
+) -> HeadraceConfig:
     """Return the effective configuration; the arguments are those of `read_config`.
 
     With `only`, the other sections of the file keep their defaults, and problems in them are ignored.
@@ -47,13 +54,13 @@ def load_config(path: Path | None, environ: Mapping[str, str], only: Collection[
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
     """
-    config, problems, _ = _FileReader(path, environ, only).read()
+    config, problems, _ = _FileReader(path, environ, only).read(check)
     if problems or not config:
         raise ConfigError("\n".join(problems))
     return config
 
 
-def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
+def read_config(path: Path | None, environ: Mapping[str, str], check: Check | None = None) -> ConfigReading:
     """Read the configuration and find every problem in it.
 
     Args:
@@ -61,11 +68,12 @@ def read_config(path: Path | None, environ: Mapping[str, str]) -> ConfigReading:
         environ: The environment: for `${env:NAME}`, `${NAME:default}` and overrides such as
             `HEADRACE__HTTP__PORT=9000`. An override that starts with `[` or `{` is read as YAML. Any other value is
             converted to the type of its setting.
+        check: Finds further problems of a configuration whose values are valid.
 
     Raises:
         ConfigError: The file cannot be read.
     """
-    return _FileReader(path, environ).read()
+    return _FileReader(path, environ).read(check)
 
 
 class _FileReader:
@@ -87,7 +95,7 @@ class _FileReader:
         self._tree = {name: value for name, value in self._tree.items() if name not in self._problems.ignored}
         self._references = FileReferences(path, self._folder, environ, self._report)
 
-    def read(self) -> ConfigReading:
+    def read(self, check: Check | None) -> ConfigReading:
         self._split_jaas()
         self._tree = self._references.replaced(self._tree, ())
         self._apply_overrides()
@@ -97,7 +105,7 @@ class _FileReader:
         config = validated(HeadraceConfig, self._tree, self._problems, known.unresolved, known.texts)
         if config:
             config = self._with_absolute_paths(config)
-            for path, sentence in unprotected(config):
+            for path, sentence in (*unprotected(config), *(check(config) if check else ())):
                 self._report(path, sentence)
         return ConfigReading(config, self._problems.ordered, files)
 
@@ -198,6 +206,10 @@ class _FileReader:
         for name, consumer in config.reactive_consumers.items():
             backend = self._with_files(consumer.backend, "reactive_consumers", name, "backend", "tls")
             reactive[name] = consumer.model_copy(update={"backend": backend})
+        queries: dict[str, StandingQueryConfig] = {}
+        for name, query in config.queries.items():
+            backend = self._with_files(query.backend, "queries", name, "backend", "tls")
+            queries[name] = query.model_copy(update={"backend": backend})
         secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
         if secrets and not secrets.is_dir():
             self._report(("functions_secrets_dir",), f"folder not found: {secrets}")
@@ -214,6 +226,7 @@ class _FileReader:
                 "cluster": self._with_files(config.cluster, "cluster", "tls"),
                 "security": self._with_files(config.security, "security", "jwt"),
                 "reactive_consumers": reactive,
+                "queries": queries,
             }
         )
 

@@ -16,6 +16,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.remote_server import KsqldbConfig
 from headrace.config.section import PositiveSeconds, Section, TopicName
+from headrace.config.standing_query import StandingQueryConfig
 from headrace.config.tables import SqlConfig, TableConfig, TableName
 
 
@@ -67,6 +68,8 @@ class HeadraceConfig(Section):
     """Tables of SQL that are kept from topics, by name. They need the extra `queries`."""
     sql: SqlConfig = SqlConfig()
     """The process that keeps the tables and runs statements over them."""
+    queries: dict[str, StandingQueryConfig] = Field(default_factory=dict)
+    """Standing queries by name. Each is also a reactive consumer of this name for commands and the HTTP API."""
     ksqldb: KsqldbConfig | None = None
     """Connection to a ksqlDB server. When set, it runs the statements of the ksqlDB endpoints."""
     durability: Literal["report", "strict"] = "report"

@@ -31,6 +31,8 @@ from headrace.queries.protocol import (
     Changes,
     Ended,
     EngineSetup,
+    Filter,
+    Filtered,
     Form,
     Lookup,
     Positions,
@@ -52,6 +54,8 @@ from headrace.queries.protocol import (
 )
 from headrace.queries.push_query import PushQuery
 from headrace.queries.push_statement import PushStatement
+from headrace.queries.standing import StandingQuery, sources_of
+from headrace.records import RecordBatch
 from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.runtime.memory import memory_bytes
 
@@ -62,6 +66,7 @@ _MOST_LOOKUPS: Final = 1_000
 _LOOKUP_SECONDS: Final = 10.0
 _MOST_PUSHES: Final = 1_000
 _PUSH_SECONDS: Final = 30.0
+_FILTER_SECONDS: Final = 30.0
 _GRACE_SECONDS: Final = 5.0
 """An engine that has not responded this long after a request's time limit is ended."""
 _WATCH_SECONDS: Final = 0.25
@@ -183,10 +188,7 @@ class QueryEngine(Service):
     @property
     def sources(self) -> Mapping[str, SourceTopic]:
         """What each table is kept from, by its name in lower case."""
-        return {
-            name.lower(): SourceTopic(table.topic, table.value_format, table.value_schema or "")
-            for name, table in self._config.tables.items()
-        }
+        return sources_of(self._config)
 
     async def ask(
         self,
@@ -258,6 +260,32 @@ class QueryEngine(Service):
             if self._process:
                 self._send(Unsubscribe(number, table))
 
+    async def filter(self, query: StandingQuery, records: RecordBatch) -> Filtered:
+        """Evaluate a standing query over records of its table's topic.
+
+        Raises:
+            StatementRejected: It cannot be evaluated for these records. Without one of them it may be.
+            QueriesUnavailable: The engine is restarting, or the statement does not fit the columns of the table; the
+                metadata have `interrupted` if the engine ended meanwhile.
+        """
+        statement, (_, partition) = query.statement, records.topic_partition
+        request = Filter(
+            self._next(),
+            query.table,
+            statement.alias,
+            statement.columns,
+            statement.condition,
+            query.form,
+            partition,
+            records.offsets,
+            records.timestamps_ms,
+            records.keys,
+            records.values,
+            records.headers,
+        )
+        found: Filtered = await self._request(request, _FILTER_SECONDS)
+        return found
+
     async def rebuild(self, table: str) -> None:
         """Build a table again from its topic; raises as `ask`."""
         await self._request(Rebuild(self._next(), table), _LOOKUP_SECONDS)
@@ -270,7 +298,7 @@ class QueryEngine(Service):
         self._number += 1
         return self._number
 
-    async def _request(self, message: Ask | Lookup | Rebuild | Subscribe, limit_seconds: float) -> Any:
+    async def _request(self, message: Ask | Lookup | Rebuild | Subscribe | Filter, limit_seconds: float) -> Any:
         if self._process is None:
             raise QueriesUnavailable(_RESTARTING)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -282,7 +310,8 @@ class QueryEngine(Service):
         except TimeoutError:
             log.error("the engine of tables did not respond within %g s; restarting it", limit_seconds + _GRACE_SECONDS)
             self._end("it did not respond")
-            raise QueriesUnavailable("the engine did not respond, and is restarted: send the request again") from None
+            text = "the engine did not respond, and is restarted: send the request again"
+            raise QueriesUnavailable(text, interrupted=True) from None
         except asyncio.CancelledError:
             if isinstance(message, Ask) and self._process:
                 self._send(Cancel(message.number))
@@ -379,7 +408,7 @@ class QueryEngine(Service):
             push.end(QueriesUnavailable(_RESTARTING))
         for response in self._responses.values():
             if not response.done():
-                response.set_exception(QueriesUnavailable(_RESTARTING))
+                response.set_exception(QueriesUnavailable(_RESTARTING, interrupted=True))
 
     async def stop(self) -> None:
         process = self._process

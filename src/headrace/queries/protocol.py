@@ -2,8 +2,8 @@
 
 The parent sends `EngineSetup` once, then requests in any order. The engine responds to each `Ask`, `Lookup` and
 `Rebuild` with one message that has its number: `Rows`, `Row`, `Rebuilt` or `RequestFailed`. A `Subscribe` gets one
-`PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. `Statuses` and
-`Slow` are sent over and over.
+`PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. A `Filter` gets `Filtered` or
+`RequestFailed`. `Statuses` and `Slow` are sent over and over.
 """
 
 import asyncio
@@ -75,6 +75,23 @@ class Unsubscribe(msgspec.Struct, array_like=True, tag=7, frozen=True):
 
     number: int
     table: str
+
+
+class Filter(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """Evaluate a statement over records of a table's topic, each alone; the parts are those of `PushStatement`."""
+
+    number: int
+    table: str
+    alias: str
+    columns: str
+    condition: str
+    form: Form
+    partition: int
+    offsets: list[int]
+    timestamps_ms: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[list[tuple[str, bytes | None]] | None] | None
 
 
 class ColumnType(msgspec.Struct, array_like=True, frozen=True):
@@ -181,8 +198,18 @@ class Slow(msgspec.Struct, array_like=True, tag=9, frozen=True):
     numbers: list[int]
 
 
-ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe
-ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow
+class Filtered(msgspec.Struct, array_like=True, tag=10, frozen=True):
+    """The rows of a batch."""
+
+    number: int
+    rows: list[bytes | None]
+    """Of each record: JSON text; None if the condition or a problem leaves it out."""
+    problems: dict[int, str]
+    """Why records do not fit the table, by their place in the batch."""
+
+
+ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter
+ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow | Filtered
 
 _PREFIX_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode

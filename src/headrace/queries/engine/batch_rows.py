@@ -31,8 +31,8 @@ def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records:
         )
     finally:
         connection.unregister("raw")
-    found = connection.execute(f"SELECT count(*) FROM {ARRIVED} WHERE bad").fetchone()
-    return int(found[0]) if found else 0
+    [(count,)] = connection.execute(f"SELECT count(*) FROM {ARRIVED} WHERE bad").fetchall()
+    return int(count)
 
 
 def fitting(columns: Columns) -> str:

@@ -10,6 +10,7 @@ from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.queries.engine.database import open_database
+from headrace.queries.engine.filter import Filters
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
@@ -18,6 +19,7 @@ from headrace.queries.engine.table_file import TableFile
 from headrace.queries.protocol import (
     Ask,
     Cancel,
+    Filter,
     Lookup,
     Rebuild,
     Rebuilt,
@@ -64,8 +66,10 @@ class Engine(Service):
         statements = Statements()
         self._pulls = Pulls(connection, statements, self._keys, self._send)
         self._pushes = {name: Pushes(feed, statements, self._post) for name, feed in self._feeds.items()}
+        self._filters = Filters(connection, config.tables, self._feeds, codecs, statements, self._send)
         watches = [self._registry.tls] if self._registry.tls else []
-        self.services: Sequence[Service] = [admin.reachability, *watches, self._pulls, *self._feeds.values(), self]
+        answering = [self._pulls, self._filters]
+        self.services: Sequence[Service] = [admin.reachability, *watches, *answering, *self._feeds.values(), self]
         """Downstream first."""
 
     async def run(self) -> None:
@@ -89,6 +93,8 @@ class Engine(Service):
                     self._pulls.ask(message)
                 elif isinstance(message, Lookup):
                     self._pulls.look_up(message)
+                elif isinstance(message, Filter):
+                    self._filters.filter(message)
                 elif isinstance(message, Cancel):
                     self._pulls.cancel(message.number)
                 elif isinstance(message, Rebuild):
@@ -119,6 +125,7 @@ class Engine(Service):
         reported: list[int] = []
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
+            self._filters.interrupt_late()
             slow = [number for pushes in self._pushes.values() for number in pushes.watch()] + self._pulls.slow()
             if slow != reported:
                 self._send(Slow(slow))

@@ -37,8 +37,9 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
 class RowWriter:
     """Turns rows of a cursor into the form that a caller wants."""
 
-    def __init__(self, cursor: duckdb.DuckDBPyConnection, form: Form) -> None:
-        description = cursor.description or []
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, form: Form, *, leave_out: int = 0) -> None:
+        """Take a cursor that has run a statement; the rows come without this number of first columns."""
+        description = (cursor.description or [])[leave_out:]
         self.columns = [ColumnType(column[0], str(column[1])) for column in description]
         self._names = _distinct([column.name for column in self.columns])
         self._json = [at for at, column in enumerate(self.columns) if column.type == "JSON"]

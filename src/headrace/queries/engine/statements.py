@@ -110,12 +110,11 @@ def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
     if len(text) > MOST_CHARACTERS:
         raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
     try:
-        found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+        found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()
     except duckdb.Error as cause:
         raise refused(cause) from None
-    assert found
     try:
-        tree = msgspec.json.decode(found[0])
+        tree = msgspec.json.decode(found[0][0])
     except RecursionError:
         raise _too_deep() from None
     if tree["error"]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-from headrace.config.backend import BackendConfig
+from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
@@ -36,7 +36,14 @@ class HttpDestination(Service):
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        *,
+        rows: bool = False,
     ) -> None:
+        """Prepare; no connection is opened. With `rows` the values are JSON texts that are posted without the records.
+
+        Args:
+            tls: Context of `https` connections; the system's authorities when None.
+        """
         super().__init__(name)
         self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
@@ -46,7 +53,8 @@ class HttpDestination(Service):
         self._retry = retry
         self._payloads = payloads
         self._clock = clock
-        self._request = functools.partial(_WRITERS[backend.mode], payloads)
+        write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
+        self._request = functools.partial(write, payloads)
 
     async def stop(self) -> None:
         self.client.close()
@@ -114,6 +122,10 @@ class HttpDestination(Service):
 def _records(payloads: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
     body = array_of(delivery, records, payloads.keys.texts(records.keys), payloads.values.texts(records.values))
     return body, [_JSON, *replay_header(delivery)]
+
+
+def _rows(_: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
+    return b"[%b]" % b",".join(value or b"null" for value in records.values), [_JSON, *replay_header(delivery)]
 
 
 _JSON: Final = ("Content-Type", "application/json")

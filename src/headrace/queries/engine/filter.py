@@ -1,0 +1,203 @@
+"""Evaluates standing queries over records of deliveries: which of them pass, and what the row of each is."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import duckdb
+
+from headrace.config.tables import TableConfig
+from headrace.errors import FormatError, HeadraceError, QueriesUnavailable, StatementRejected
+from headrace.formats.choice import Codecs
+from headrace.queries.columns import Columns, declared, needs_registry, quoted
+from headrace.queries.engine.batch_rows import corrupt_records, fitting, load_batch
+from headrace.queries.engine.decoding import Decoder
+from headrace.queries.engine.pull import RowWriter, failure
+from headrace.queries.engine.statements import Statements, refused
+from headrace.queries.engine.table_feed import TableFeed
+from headrace.queries.protocol import Filter, Filtered, Form, RequestFailed, ToParent
+from headrace.queries.push_statement import PushStatement
+from headrace.records import RecordBatch, TopicPartition
+from headrace.runtime import Service, ThreadPool
+
+log = logging.getLogger(__name__)
+
+LIMIT_SECONDS: Final = 30.0
+"""Each batch has its response within this time."""
+_EVALUATION_SECONDS: Final = 5.0
+_AT_A_TIME: Final = 2
+_OF_VALUES: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.OutOfMemoryException, FormatError)
+_FITTING: Final = "fitting"
+_PLACE: Final = "rowid"
+"""DuckDB's number of a row in a table, which `*` does not select."""
+_TOO_LONG: Final = f"the statement took more than {_EVALUATION_SECONDS:g} s for it: make its condition cheaper"
+
+
+class Filters(Service):
+    """Evaluates batches on its threads; each thread has a cursor."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        tables: Mapping[str, TableConfig],
+        feeds: Mapping[str, TableFeed],
+        codecs: Codecs,
+        statements: Statements,
+        send: Callable[[ToParent], None],
+    ) -> None:
+        """Take all tables, and the function that sends responses."""
+        super().__init__("standing queries")
+        self._tables = tables
+        self._feeds = feeds
+        self._statements = statements
+        self._send = send
+        self._decoders = {name: Decoder(table, codecs) for name, table in tables.items()}
+        self._threads = ThreadPool("standing query", _AT_A_TIME)
+        self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
+        self._busy: dict[duckdb.DuckDBPyConnection, float] = {}
+        """When the evaluation of each cursor at work is late."""
+
+    async def start(self) -> None:
+        """Start nothing: a batch starts a task."""
+
+    def filter(self, request: Filter) -> None:
+        """Begin a batch."""
+        self.spawn(self._filter(request), f"batch {request.number}")
+
+    def interrupt_late(self) -> None:
+        """Interrupt evaluations that take too long; called on the loop, over and over."""
+        for cursor, end in list(self._busy.items()):  # threads change it
+            if time.monotonic() > end:
+                cursor.interrupt()
+
+    async def _filter(self, request: Filter) -> None:
+        response: ToParent
+        arrived_at = time.monotonic()
+        try:
+            batch = _batch(request, self._tables[request.table].topic)
+            await self._decoders[request.table].prepare([batch])
+            response = await self._threads.run(self._evaluate, request, batch, arrived_at)
+        except Exception as cause:  # noqa: BLE001 boundary: whatever a statement raises is the caller's response
+            response = _failure(request.number, cause)
+        self._send(response)
+
+    def _evaluate(self, request: Filter, batch: RecordBatch, arrived_at: float) -> Filtered:
+        """Evaluate a batch, on a thread."""
+        if time.monotonic() > arrived_at + LIMIT_SECONDS - _EVALUATION_SECONDS:
+            raise QueriesUnavailable("too many batches of standing queries wait; raise batch.max_records")
+        table = self._tables[request.table]
+        columns = self._columns(request.table, table)
+        records = self._decoders[request.table].to_arrow([batch])
+        statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
+        cursor = self._idle.pop()
+        self._busy[cursor] = time.monotonic() + _EVALUATION_SECONDS
+        try:
+            text = statement.over(quoted(request.table))
+            self._statements.check(cursor, text, dict.fromkeys(self._tables, "key"), [request.table])
+            load_batch(cursor, columns, records, needs_key=table.kind == "latest")
+            found = corrupt_records(cursor, needs_key=table.kind == "latest")
+            problems = {place: reason for place, _, _, reason in found}
+            rows = _rows(cursor, columns, statement, request.form)
+        finally:
+            del self._busy[cursor]
+            self._idle.append(cursor)
+        sound = [place for place in range(len(batch)) if place not in problems]
+        return Filtered(request.number, _spread(rows, sound, len(batch)), problems)
+
+    def _columns(self, name: str, table: TableConfig) -> Columns:
+        if not needs_registry(table):
+            return _declared_columns(table)
+        if not self._feeds[name].key_column:
+            raise QueriesUnavailable(f"the columns of table {name} are not known yet: GET /tables says why")
+        return self._feeds[name].file.columns
+
+
+def statement_problem(statement: PushStatement, table: TableConfig) -> str:
+    """Return why a statement does not fit the columns of a table; empty if it does, or they are in the registry.
+
+    It is run over a record that has no field, so that constants of a wrong type are seen.
+    """
+    if needs_registry(table):
+        return ""
+    connection = duckdb.connect(":memory:")
+    name = statement.table
+    try:
+        columns = _declared_columns(table)
+        shown = dict(columns.shown)
+        empty = ", ".join(f"NULL::{column.type} AS {quoted(shown[column.name])}" for column in columns.stored)
+        Statements().check(connection, statement.over(quoted(name)), {name: "key"}, [name])
+        connection.execute(f"CREATE TEMP TABLE {quoted(name)} AS SELECT {empty}")
+        _check_place(columns)
+        connection.execute(statement.over(quoted(name))).fetchall()
+    except HeadraceError as cause:
+        return cause.description
+    except duckdb.Error as cause:
+        return refused(cause).description
+    finally:
+        connection.close()
+    return ""
+
+
+def _declared_columns(table: TableConfig) -> Columns:
+    return Columns(table, declared(table.value_schema) if table.value_schema else None)
+
+
+def _batch(request: Filter, topic: str) -> RecordBatch:
+    return RecordBatch(
+        TopicPartition(topic, request.partition),
+        request.offsets,
+        request.timestamps_ms,
+        request.keys,
+        request.values,
+        request.headers,
+        [],
+    )
+
+
+def _rows(
+    cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement, form: Form
+) -> dict[int, bytes]:
+    """Return the row of each record that passes, by its place among those that fit."""
+    cursor.execute(f"CREATE OR REPLACE TEMP TABLE {_FITTING} AS SELECT * FROM {fitting(columns)}")
+    found = _run(cursor, columns, statement).fetchall()
+    try:
+        texts = RowWriter(cursor, form, leave_out=1).texts([row[1:] for row in found])
+    except StatementRejected as cause:
+        raise FormatError(cause.description) from None
+    rows = dict(zip((row[0] for row in found), texts, strict=True))
+    if len(rows) < len(found):
+        raise QueriesUnavailable("the statement makes several rows of a record: select a list, or use a pipeline")
+    return rows
+
+
+def _run(cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement) -> duckdb.DuckDBPyConnection:
+    _check_place(columns)
+    try:
+        return cursor.execute(statement._replace(columns=f"{_PLACE}, {statement.columns}").over(_FITTING))
+    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as cause:
+        raise refused(cause) from None
+
+
+def _check_place(columns: Columns) -> None:
+    if any(name.lower() == _PLACE for _, name in columns.shown):
+        raise StatementRejected(f"a table with a column {_PLACE} has no standing queries: use a pipeline")
+
+
+def _spread(rows: Mapping[int, bytes], sound: list[int], count: int) -> list[bytes | None]:
+    found: list[bytes | None] = [None] * count
+    for at, text in rows.items():
+        found[sound[at]] = text
+    return found
+
+
+def _failure(number: int, cause: BaseException) -> RequestFailed:
+    """Return what went wrong. Only what a value may cause is for the records; they wait for an end of all else."""
+    if isinstance(cause, duckdb.InterruptException):
+        return RequestFailed(number, "timeout", _TOO_LONG)
+    if isinstance(cause, _OF_VALUES):
+        return failure(number, cause)
+    if isinstance(cause, HeadraceError):
+        return RequestFailed(number, "unavailable", cause.description)
+    log.error("a batch of a standing query is not evaluated", exc_info=cause)
+    return RequestFailed(number, "unavailable", f"the statement is not evaluated: {cause!r}"[:500])

@@ -1,0 +1,71 @@
+"""Standing queries in a running process: rows of a table's topic reach the backend, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess, PlannedResponse
+from headrace.testing.scenario import Scenario
+
+SQL = 'SELECT key, n * 2 AS twice, "offset" AS at FROM stock WHERE n < 5 EMIT CHANGES'
+RETRY = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2}
+
+
+def kill_engine(process: HeadraceProcess) -> None:
+    pid = process.server.id.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    [engine] = [
+        int(child) for child in children if b"headrace.queries.engine" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    os.kill(engine, signal.SIGKILL)
+
+
+def write(site: Scenario, topic: str, start: int, count: int) -> None:
+    """Write a record for each offset from `start` on, whose `n` is the last digit of it."""
+    values = [json.dumps({"item": "i", "n": offset % 10}).encode() for offset in range(start, start + count)]
+    site.write(topic, *(OutgoingRecord(topic, b"k%d" % at, value) for at, value in enumerate(values, start)))
+
+
+def test_each_row_of_a_standing_query_reaches_the_backend(
+    site: Scenario, topic: Any, headrace: Any, backend: Any
+) -> None:
+    """Filter and columns; one bad row and one corrupt record are dead letters; nothing is lost with a process."""
+    name = topic()
+    backend.response = lambda request: PlannedResponse(400 if any(row["at"] == 13 for row in request.body) else 200)
+    write(site, name, 0, 20)
+    site.write(name, OutgoingRecord(name, b"k20", b"{"), OutgoingRecord(name, b"k0", None))
+    query = {"sql": SQL, "backend": {"url": backend.url}, "retry": RETRY, "batch": {"max_records": 8}}
+    config = {
+        **site.config,
+        "tables": {"stock": {"topic": name, "schema": "item STRING, n BIGINT"}},
+        "queries": {"low": query},
+    }
+    process = headrace(config)
+    site.wait_committed("headrace.query.low", name, 22)
+    expected = {offset for offset in range(20) if offset % 10 < 5 and offset != 13}
+    assert {row["at"] for row in backend.accepted} == expected
+    assert backend.accepted[0] == {"key": "k0", "twice": 0, "at": 0}
+    assert [(dead.key, dict(dead.headers)["headrace.dlq.error"]) for dead in site.records(f"{name}.dlq")] == [
+        (b"k13", b"HTTP 400"),
+        (b"k20", b"DecodeError"),
+    ]
+    listed = site.ask(f"{process.url}/adm/reactive-consumers/low").body
+    assert listed["group"] == "headrace.query.low"
+
+    kill_engine(process)
+    write(site, name, 22, 30)
+    site.wait_committed("headrace.query.low", name, 52)
+    write(site, name, 52, 200)
+    backend.wait_for(lambda b: any(row["at"] > 60 for row in b.accepted))
+    process.kill()
+    write(site, name, 252, 10)
+    process.start()
+    site.wait_committed("headrace.query.low", name, 262)
+    expected |= {offset for offset in range(22, 262) if offset % 10 < 5}
+    assert {row["at"] for row in backend.accepted} == expected
+    assert len(site.records(f"{name}.dlq")) == 2

@@ -1,0 +1,92 @@
+"""A standing query over batches of records: the row of each, and what is said of records and statements that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import duckdb
+import pytest
+from yaml_table import table
+
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.tables import TableConfig
+from headrace.formats.choice import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.queries.engine.filter import Filters, statement_problem
+from headrace.queries.engine.statements import Statements
+from headrace.queries.protocol import Filter, Filtered, Form, RequestFailed
+from headrace.queries.push_statement import read_push
+from headrace.runtime import SystemClock
+
+TABLES = {
+    "stock": TableConfig(topic="stock", schema="item STRING, n BIGINT, parts ARRAY<INT>"),  # type: ignore[call-arg]
+    "moves": TableConfig(topic="stock", kind="log", schema="item STRING, n BIGINT"),  # type: ignore[call-arg]
+    "raw": TableConfig(topic="raw"),
+}
+RECORDS: list[tuple[bytes | None, bytes | None]] = [
+    (b"a", b'{"item": "pen", "n": 1, "parts": [1, 2]}'),
+    (b"b", b'{"item": "ink", "n": 9}'),
+    (b"c", b"{"),
+    (b"d", None),
+    (None, b'{"item": "cap", "n": 3}'),
+    (b"e", b'{"item": "x", "n": "many"}'),
+    (b"f\xff", b'{"item": "y", "n": 2}'),
+    (b"g", b'{"item": "12", "n": 4}'),
+]
+
+
+def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filtered | RequestFailed:
+    statement = read_push(sql, {})
+
+    async def run() -> Any:
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
+        filters = Filters(duckdb.connect(), TABLES, {}, Codecs(registry), Statements(), response.set_result)
+        keys, values = zip(*records, strict=True)
+        parts = (statement.table, statement.alias, statement.columns, statement.condition, form)
+        places = [*range(len(records))]
+        filters.filter(Filter(7, *parts, 0, places, [1000] * len(records), [*keys], [*values], None))
+        found = await response
+        await filters.stop()
+        await registry.close()
+        return found
+
+    return asyncio.run(run())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("sql", "form", "rows"), table(__file__, "rows"))
+def test_each_record_has_its_row_or_none(sql: str, form: Form, rows: dict[int, Any]) -> None:
+    """A condition that is null leaves a record out; a tombstone has null columns; names are those of the statement."""
+    found = evaluate(sql, form)
+    assert isinstance(found, Filtered), found
+    assert {at: json.loads(row) for at, row in enumerate(found.rows) if row is not None} == rows
+
+
+def test_records_that_do_not_fit_the_table_are_named() -> None:
+    """By their place, with the reason; in a log a record needs no key."""
+    unfit = "its value does not fit the columns"
+    utf8 = "not UTF-8 text: invalid start byte at byte 1"
+    latest, log = evaluate("SELECT n FROM stock"), evaluate("SELECT n FROM moves")
+    assert isinstance(latest, Filtered)
+    assert isinstance(log, Filtered)
+    assert latest.problems == {2: unfit, 4: "it has no key", 5: unfit, 6: utf8}
+    assert log.problems == {2: unfit, 5: unfit, 6: utf8}
+
+
+@pytest.mark.parametrize(("sql", "kind", "reason"), table(__file__, "failures"))
+def test_only_what_a_value_causes_is_held_against_records(sql: str, kind: str, reason: str) -> None:
+    """For any other error they wait: a statement that does not fit must not make dead letters."""
+    found = evaluate(sql)
+    assert isinstance(found, RequestFailed), found
+    assert (found.number, found.kind) == (7, kind)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(("sql", "problem"), table(__file__, "misfits"))
+def test_a_statement_is_checked_against_declared_columns(sql: str, problem: str) -> None:
+    """Before any record is there; the place is that in the statement."""
+    statement = read_push(sql, {})
+    found = statement_problem(statement, TABLES[statement.table])
+    assert (found == "") if not problem else (problem in found)

@@ -1,0 +1,127 @@
+"""Standing queries in headrace.yaml: which consumer each is, what is refused where, and who gets its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yaml_table import table
+
+from headrace.config.load import load_config
+from headrace.config.model import HeadraceConfig
+from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
+from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
+from headrace.pipelines.load import load_pipeline
+from headrace.queries.filtered_destination import FilteredDestination
+from headrace.queries.protocol import Filtered
+from headrace.queries.push_statement import PushStatement
+from headrace.queries.standing import StandingQuery, problems_of, with_standing_queries
+from headrace.records import Record
+
+TEXTS = table(__file__, "texts")
+QUERY = StandingQuery(PushStatement("n", "stock", "", "", None), "stock", "objects")
+
+
+def config_of(tmp_path: Path, text: str) -> HeadraceConfig:
+    file = tmp_path / "headrace.yaml"
+    file.write_text(text)
+    return load_config(file, {}, check=problems_of)
+
+
+@pytest.mark.parametrize(("query", "where", "problem"), table(__file__, "refused"))
+def test_a_wrong_query_is_refused_with_its_line(tmp_path: Path, query: str, where: str, problem: str) -> None:
+    """The sentence says what to write instead."""
+    with pytest.raises(ConfigError) as refused:
+        config_of(tmp_path, f"{TEXTS['tables']}queries:\n  low: {query}\n")
+    assert f"headrace.yaml:5: {where}: " in refused.value.description
+    assert re.search(problem, refused.value.description, re.DOTALL)
+
+
+def test_a_statement_over_several_rows_is_shown_as_a_pipeline(tmp_path: Path) -> None:
+    """The file that the error has is valid, and pushes to the backend of the query."""
+    with pytest.raises(ConfigError) as refused:
+        config_of(tmp_path, TEXTS["tables"] + TEXTS["aggregate"])
+    _, _, text = refused.value.description.partition("\n\n")
+    (tmp_path / "p.yaml").write_text(text)
+    (flow,) = load_pipeline(tmp_path / "p.yaml", check=True).flows.values()
+    assert flow.sink.backend.url == "http://b/low"  # type: ignore[union-attr]
+
+
+def test_a_query_is_a_reactive_consumer_of_the_tables_topic(tmp_path: Path) -> None:
+    """With the formats of the table, a group of its own, and its settings; a status is the response by default."""
+    config = config_of(tmp_path, TEXTS["tables"] + TEXTS["queries"])
+    made = with_standing_queries(config).reactive_consumers
+    low = made["low"]
+    assert (low.topics, low.group, low.key_format, low.backend.mode) == (
+        ["s"],
+        "headrace.query.low",
+        "binary",
+        "status",
+    )
+    assert (made["one"].group, made["one"].batch.max_records, made["one"].retry.attempts) == ("g", 1, 2)
+
+
+class _Engine:
+    """Responds to batches with what a test has prepared."""
+
+    def __init__(self, *found: Any) -> None:
+        self._found = [*found]
+
+    async def filter(self, query: StandingQuery, records: Any) -> Any:
+        found = self._found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class _Backend:
+    """Takes rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, bytes | None]] = []
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        self.rows += [(record.offset, record.value) for record in delivery.records]
+        return [ACK if record.value == b"1" else Reply("HTTP 500", status=500) for record in delivery.records]
+
+
+def deliver(engine: _Engine, count: int, times: int = 1) -> tuple[list[Any], _Backend]:
+    backend = _Backend()
+    destination = FilteredDestination(engine, QUERY, backend)  # type: ignore[arg-type]
+    records = [Record("s", 0, offset, 0, b"k", b"{}") for offset in range(count)]
+    results: list[Any] = []
+    for _ in range(times):
+        try:
+            delivery = Delivery("g", records[0].topic_partition, 1, records, 1)
+            results.append(asyncio.run(destination.deliver(delivery)))  # type: ignore[arg-type]
+        except DestinationUnavailable as cause:
+            results.append(cause.description)
+    return results, backend
+
+
+def test_each_record_has_the_reply_for_its_row() -> None:
+    """One that is left out is completed without a request; one that does not fit never gets another attempt."""
+    [replies], backend = deliver(_Engine(Filtered(1, [None, b"1", None, b"2"], {2: "no JSON"})), 4)
+    assert backend.rows == [(1, b"1"), (3, b"2")]
+    assert replies[:2] == [HANDED_OFF, ACK]
+    assert (replies[2].error, replies[2].reason, replies[2].permanent) == ("DecodeError", "no JSON", True)
+    assert replies[3].status == 500
+
+
+def test_records_wait_for_the_engine_and_are_blamed_only_for_their_values() -> None:
+    """A third end of the engine at the same records is held against them, and a batch is taken apart then."""
+    ended = QueriesUnavailable("it restarts", interrupted=True)
+    good = Filtered(1, [b"1"], {})
+    waits = "waiting for table stock: it restarts"
+    results, _ = deliver(_Engine(QueriesUnavailable("it restarts"), ended, ended, good, ended, ended, ended), 1, 8)
+    assert results[:3] == [waits] * 3
+    assert results[3] == [ACK]
+    assert results[4:7] == [waits] * 3
+    assert (results[7][0].permanent, results[7][0].shared) == (True, False)
+    [[first, second]], backend = deliver(_Engine(StatementRejected("no number")), 2)
+    assert (first.reason, first.shared, first.permanent, second) == ("no number", True, True, first)
+    assert backend.rows == []

@@ -76,6 +76,13 @@ class Api:
             body = {}
         return self._response(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
 
+    def fetch(self, endpoint: Endpoint, body: Any, media_type: str) -> bytes:
+        """Send a request to an endpoint and return the body of the response, of this type; raises as `request`."""
+        status, content = self._send(endpoint.method, endpoint.url({}), json.dumps(body).encode(), media_type)
+        if status >= 400:
+            self._response(status, content, ())
+        return content
+
     def _response(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
         """Return the JSON of a response.
 
@@ -96,8 +103,10 @@ class Api:
             ) from None
         raise HeadraceError(description, status=status, code=code)
 
-    def _send(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, data: bytes | None, accept: str = "") -> tuple[int, bytes]:
         headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
+        if accept:
+            headers["Accept"] = accept
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             try:

@@ -49,7 +49,9 @@ class ClusterSettings(NamedTuple):
     file: HeadraceConfig | None
 
 
-def kafka_options(command: Callable[..., Any], only: Collection[str] = ()) -> Callable[..., Any]:
+def kafka_options(
+    command: Callable[..., Any], only: Collection[str] = (), output: Callable[..., Any] = output_option
+) -> Callable[..., Any]:
     """Give a command, which may be a coroutine function, `-b`, `-c` and `--output`; it gets `cluster` and `output`.
 
     `registry_option` goes below it. With `only`, the command reads these sections of the file, and gets no `file`.
@@ -61,7 +63,8 @@ def kafka_options(command: Callable[..., Any], only: Collection[str] = ()) -> Ca
         return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
     servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
-    return servers(config_option(output_option(run)))
+    command_with_options: Callable[..., Any] = servers(config_option(output(run)))
+    return command_with_options
 
 
 connection_options = functools.partial(kafka_options, only=("kafka", "schema_registry"))

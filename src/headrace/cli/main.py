@@ -25,6 +25,8 @@ _COMMANDS = {
     "groups": "List consumer groups; show their lag.",
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
+    "sql": "Ask topics, or the tables of a running Headrace, in SQL.",
+    "tables": "Tables kept from topics: list, show, rebuild.",
     "dlq": "Dead letters: list, show, search, stats, redrive, quarantine, drop.",
     "replay": "Deliver a window of a topic again: to a backend, a function or a topic.",
     "jobs": "Replays and other jobs: show, pause, resume, stop.",
@@ -34,6 +36,7 @@ _COMMANDS = {
 }
 """Command to its line in the help. Each is the object of this name in its module."""
 _MODULES = {"ready": "run", "config": "run", "groups": "topics", "consumers": "active_consumers"}
+_MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
 

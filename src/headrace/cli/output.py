@@ -41,13 +41,16 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> No
     elif not rows:
         click.echo(empty)
     else:
-        lines = [
-            [name.upper().replace("_", " ") for name in rows[0]],
-            *([_printable(_cell(v)) for v in row.values()] for row in rows),
-        ]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(rows[0]))]
-        for line in lines:
-            click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        names = [name.upper().replace("_", " ") for name in rows[0]]
+        print_columns([names, *([_cell(v) for v in row.values()] for row in rows)])
+
+
+def print_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines of the same number of cells, aligned; control characters are escaped."""
+    lines = [[*map(_printable, line)] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def counted(number: int, noun: str) -> str:

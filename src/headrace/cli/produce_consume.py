@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import IO, Any
 
 import click
@@ -20,6 +20,7 @@ from headrace.formats.choice import Codecs, Reader, SchemaChoice
 from headrace.formats.plain import JsonCodec
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin, Reachability, read_records, read_window, window
+from headrace.queries.engine_process import require_duckdb
 from headrace.records import OutgoingRecord, Record
 from headrace.runtime import SystemClock, run_blocking
 
@@ -154,6 +155,7 @@ class _StartChoice(click.Choice[str]):
 @click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition.")
 @_format_options
+@click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL.")
 @click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".')
 @connection_options
 @registry_option
@@ -163,12 +165,16 @@ async def consume(
     limit: int | None,
     follow: bool,
     partition: int | None,
+    where: str | None,
     cluster: ClusterSettings,
     **shown: Any,
 ) -> None:
     """Print the records of a topic, one per line; with --output json as objects with partition, offset and headers.
 
     The order is that of each partition. Binary values are printed as base64, values with a schema as JSON.
+
+    CONDITION is over key, value, partition, offset, timestamp and headers, in DuckDB's SQL: "value.amount > 100" for
+    a field of JSON or of a value with a schema, "key = 'k1'", "value LIKE '%late%'". --max counts what is printed.
 
     Example: headrace consume orders --value-format json --max 10
     """
@@ -186,8 +192,9 @@ async def consume(
     ):
         keys = codecs.for_reading(shown["key_format"]) if shown["keys"] or as_json else None
         values = codecs.for_reading(shown["value_format"])
+        matching = _filter(where, codecs, shown["key_format"], shown["value_format"]) if where else _all
         async for batch in batches:
-            records = batch[: None if limit is None else limit - seen]
+            records = (await matching(batch))[: None if limit is None else limit - seen]
             if keys:
                 await keys.prepare(record.key for record in records)
             await values.prepare(record.value for record in records)
@@ -197,7 +204,20 @@ async def consume(
             if seen == limit:
                 return
     if not seen:
-        click.echo(f"no records in {topic}", err=True)
+        click.echo(f"no records in {topic}{' meet the condition' if where else ''}", err=True)
+
+
+async def _all(records: list[Record]) -> list[Record]:
+    return records
+
+
+def _filter(
+    where: str, codecs: Codecs, key_format: str, value_format: str
+) -> Callable[[list[Record]], Awaitable[list[Record]]]:
+    require_duckdb()
+    from headrace.queries.record_filter import RecordFilter
+
+    return RecordFilter(where, codecs, key_format, value_format).matching
 
 
 @contextlib.asynccontextmanager

@@ -18,12 +18,12 @@ from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError, FormatError, HeadraceError, KafkaUnavailable
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.formats.sql_types import sql_columns
 from headrace.kafka import Admin, ReadPart, read_batches
 from headrace.queries.columns import Column, declared, needs_registry
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.table_file import Applied, TableFile
 from headrace.queries.protocol import Positions, TableStatus
+from headrace.queries.registered_columns import registered_columns
 from headrace.records import TopicPartition
 from headrace.runtime import Service, run_blocking
 
@@ -156,13 +156,11 @@ class TableFeed(Service):
             return declared(self._config.value_schema)
         if not needs_registry(self._config):
             return None
-        subject = f"{self._config.topic}-value"
+        topic = self._config.topic
         try:
-            found = await self._shared.registry.of_subject(subject)
-            texts = await self._shared.registry.texts_of(found.references)
-            return declared(sql_columns(found.type, found.text, texts))
+            return await registered_columns(self._shared.registry, topic)
         except FormatError as cause:
-            text = f"{cause.description}. Register a schema for {subject}, or write schema: name TYPE, name TYPE"
+            text = f"{cause.description}. Register a schema for {topic}-value, or write schema: name TYPE, name TYPE"
             raise KafkaUnavailable(text) from cause
 
     async def _starts(self) -> dict[TopicPartition, int]:

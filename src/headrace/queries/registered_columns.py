@@ -1,0 +1,17 @@
+"""The columns of a topic that the schema registry has."""
+
+from headrace.formats.registry import SchemaRegistry
+from headrace.formats.sql_types import sql_columns
+from headrace.queries.columns import Column, declared
+
+
+async def registered_columns(registry: SchemaRegistry, topic: str) -> list[Column]:
+    """Return the columns of the newest schema of `<topic>-value`.
+
+    Raises:
+        FormatError: The registry does not have it, or a part of it has no type in SQL.
+        RegistryUnavailable: The registry does not respond.
+    """
+    found = await registry.of_subject(f"{topic}-value")
+    texts = await registry.texts_of(found.references)
+    return declared(sql_columns(found.type, found.text, texts))

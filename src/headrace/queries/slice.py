@@ -1,0 +1,250 @@
+"""SQL over bounded slices of topics, in memory: which records are read, what their columns are, and who runs it."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Self
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from headrace.config.kafka import KafkaConfig
+from headrace.config.tables import TableConfig
+from headrace.errors import FormatError, StatementRejected
+from headrace.formats.choice import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.kafka import read_window
+from headrace.queries.columns import Column, needs_registry, quoted
+from headrace.queries.engine.decoding import Decoder
+from headrace.queries.engine.pull import Results
+from headrace.queries.engine.statements import Statements, refused
+from headrace.queries.engine.table_file import TableFile
+from headrace.queries.inference import format_of, inferred, structure_of
+from headrace.queries.registered_columns import registered_columns
+from headrace.records import Offsets, Record, RecordBatch, TopicPartition
+
+MOST_BYTES: Final = 128 << 20
+"""Of the keys and values of a topic."""
+_MEMORY: Final = "1GiB"
+_CONFIG: Final[dict[str, Any]] = {
+    "memory_limit": _MEMORY,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+_CHUNK: Final = 1_000
+_APPLIED: Final = 50_000
+_VALUES: Final = "FROM (SELECT TRY_CAST(value AS JSON) AS v FROM slice)"
+_IS_OBJECT: Final = "json_type(v) = 'OBJECT'"
+_INTERRUPTED: Final = "Query interrupted"
+_TOO_LARGE: Final = (
+    f"the statement needs more than {_MEMORY} of memory: select fewer rows or columns, or read fewer records (--last)"
+)
+
+
+def locked_database() -> duckdb.DuckDBPyConnection:
+    """Return an empty database in memory, without a way to files, networks or settings."""
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection.execute(_LOCK)
+    return connection
+
+
+def newest(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
+    """Return later starts that leave at most so many offsets: an equal share of each partition, its newest."""
+    left = most
+    found: dict[TopicPartition, int] = {}
+    by_size = sorted(starts, key=lambda partition: ends[partition] - starts[partition])
+    for at, partition in enumerate(by_size):
+        share = min(ends[partition] - starts[partition], left // (len(by_size) - at))
+        found[partition] = ends[partition] - share
+        left -= share
+    return found
+
+
+class SliceSpec(NamedTuple):
+    """Which records of a topic are read, and how."""
+
+    topic: str
+    starts: Offsets
+    ends: Offsets
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Records outside of these times are left out."""
+    key_format: str | None = None
+    value_format: str | None = None
+    """None: what the first records look like."""
+
+
+class Slices:
+    """Tables in memory, each with a slice of a topic."""
+
+    def __init__(self, codecs: Codecs, registry: SchemaRegistry) -> None:
+        self._codecs = codecs
+        self._registry = registry
+        self._connection = locked_database()
+        self.columns: dict[str, list[tuple[str, str]]] = {}
+        """Names and types of the columns of each table."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def tables_of(self, sql: str, topics: Sequence[str]) -> list[str]:
+        """Return the topics whose names are tables of a statement.
+
+        Raises:
+            StatementRejected: It is not one SELECT over topics.
+        """
+        tables = self._check(sql, topics)
+        found = [topic for topic in topics if topic.lower() in tables]
+        if len(found) > len(tables):
+            raise StatementRejected(f"topics {found[0]} and {found[1]} differ in case only, and SQL ignores case")
+        return found
+
+    def _check(self, sql: str, topics: Sequence[str]) -> frozenset[str]:
+        return Statements(self._connection).check(sql, dict.fromkeys(topics, "key"), topics).tables
+
+    async def add(self, kafka: KafkaConfig, spec: SliceSpec) -> list[str]:
+        """Read a slice into a table with the name of its topic; return what people should know of it.
+
+        Raises:
+            HeadraceError: Kafka or the schema registry does not respond, or refuses.
+        """
+        batches, remarks = await _read(kafka, spec)
+        config = TableConfig(
+            topic=spec.topic,
+            kind="log",
+            key_format=spec.key_format or format_of(chain.from_iterable(b.keys for b in batches), of_keys=True),
+            value_format=spec.value_format or format_of(chain.from_iterable(b.values for b in batches), of_keys=False),
+        )
+        decoder = Decoder(config, self._codecs)
+        await decoder.prepare(batches)
+        records = _between(decoder.to_arrow(batches), spec)
+        values = await self._registered(config)
+        with _in_words():
+            self._connection.execute(f"ATTACH ':memory:' AS {quoted(f'{spec.topic}_file')}")
+            file = TableFile(self._connection, spec.topic, config, Path())
+            file.open(self._inferred(config, records) if values is None else values)
+            for start in range(0, len(records), _APPLIED):
+                file.apply(records.slice(start, _APPLIED), {})
+        self.columns[spec.topic] = file.described
+        if file.corrupt.count:
+            text = f"{spec.topic}: records left out: {file.corrupt.count}; the last is {file.corrupt.last}"
+            remarks.append(f"{text}. Values were read as {config.value_format}, keys as {config.key_format}")
+        if not len(records):
+            remarks.append(f"{spec.topic}: no records in this slice")
+        return remarks
+
+    async def _registered(self, config: TableConfig) -> list[Column] | None:
+        if not needs_registry(config):
+            return None
+        try:
+            return await registered_columns(self._registry, config.topic)
+        except FormatError:  # it is of another subject; the records have columns, too
+            return None
+
+    def _inferred(self, config: TableConfig, records: pa.Table) -> list[Column] | None:
+        if config.value_format != "json" and not needs_registry(config):
+            return None
+        run = self._connection.execute
+        self._connection.register("slice", records)
+        try:
+            objects, valid = run(f"SELECT count(*) FILTER ({_IS_OBJECT}), count(v) {_VALUES}").fetchall()[0]
+            if 2 * objects <= valid:
+                return None
+            (found,) = run(f"SELECT json_group_structure(v) {_VALUES} WHERE {_IS_OBJECT}").fetchall()
+            return inferred(structure_of(found[0]))
+        finally:
+            self._connection.unregister("slice")
+
+    def rows(self, sql: str) -> tuple[list[str], Iterator[bytes]]:
+        """Run a statement; return the names of its columns, and its rows as JSON objects.
+
+        Raises:
+            StatementRejected: It is not one SELECT over the tables, fails, or needs too much memory.
+            KeyboardInterrupt: The user has interrupted it.
+        """
+        self._check(sql, [*self.columns])
+        with _in_words():
+            cursor = self._connection.cursor().execute(sql)
+            results = Results(cursor, "objects")
+        return [column.name for column in results.columns], _texts(cursor, results)
+
+    def write_parquet(self, sql: str, file: IO[bytes]) -> None:
+        """Run a statement, and write its rows as a Parquet file; raises as `rows`."""
+        self._check(sql, [*self.columns])
+        with _in_words():
+            _write_parquet(self._connection.cursor().sql(sql).to_arrow_reader(), file)
+
+
+def arrow_to_parquet(stream: bytes, file: IO[bytes]) -> None:
+    """Write the rows of an Arrow stream as a Parquet file."""
+    with pa.ipc.open_stream(stream) as reader:
+        _write_parquet(reader, file)
+
+
+def _texts(cursor: duckdb.DuckDBPyConnection, results: Results) -> Iterator[bytes]:
+    while True:
+        with _in_words():
+            rows = cursor.fetchmany(_CHUNK)
+        if not rows:
+            return
+        yield from results.texts(rows)
+
+
+def _write_parquet(reader: Any, file: IO[bytes]) -> None:
+    with pyarrow.parquet.ParquetWriter(file, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+
+
+async def _read(kafka: KafkaConfig, spec: SliceSpec) -> tuple[list[RecordBatch], list[str]]:
+    """Return the records of a slice, and a remark if it is cut."""
+    batches: list[RecordBatch] = []
+    size = 0
+    async with contextlib.aclosing(read_window(kafka, spec.starts, spec.ends)) as reading:
+        async for records in reading:
+            batches += batches_of(records)
+            size += sum(record.size_bytes for record in records)
+            if size > MOST_BYTES:
+                count = sum(map(len, batches))
+                text = f"{spec.topic}: stopped after {count} records, at {MOST_BYTES >> 20} MiB of keys and values"
+                return batches, [f"{text}: pass a smaller --last, or a shorter time (--since, --until)"]
+    return batches, []
+
+
+def batches_of(records: Sequence[Record]) -> list[RecordBatch]:
+    """Return records as batches of columns, each of one partition."""
+    runs = groupby(records, lambda record: record.topic_partition)
+    return [RecordBatch.of([*run]) for _, run in runs]
+
+
+def _between(records: pa.Table, spec: SliceSpec) -> pa.Table:
+    """Return the records whose timestamps are in the slice: they need not be in the order of offsets."""
+    times = pc.field("timestamp").cast(pa.int64())
+    if spec.since_ms is not None:
+        records = records.filter(times >= spec.since_ms)
+    return records if spec.until_ms is None else records.filter(times < spec.until_ms)
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Turn the errors of DuckDB into those of people."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException:
+        raise StatementRejected(_TOO_LARGE) from None
+    except duckdb.Error as cause:
+        raise refused(cause) from None
+    except RuntimeError as cause:
+        if _INTERRUPTED in str(cause):
+            raise KeyboardInterrupt from None
+        raise

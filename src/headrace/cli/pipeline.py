@@ -105,14 +105,25 @@ async def _run_once(spec: PipelineSpec, cluster: ClusterSettings, settings: Head
 
 @pipeline.command()
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--sql", is_flag=True, help="Print the SQL of each flow instead, with the views that it reads in it.")
 @output_option
-def validate(files: Sequence[Path], output: str) -> None:
+def validate(files: Sequence[Path], sql: bool, output: str) -> None:
     """Check pipeline files: settings, SQL, columns and types; never starts Spark. Exit code 78 if there is a problem.
 
     `headrace pipeline plan` finds what only Spark can find.
 
     Example: headrace pipeline validate tolls.yaml
     """
+    if sql:
+        specs = load_pipelines(files, check=True)
+        prefixes = [f"{spec.name}." if len(specs) > 1 else "" for spec in specs]
+        found = {
+            f"{prefix}{flow}": resolved_sql(spec, flow)
+            for prefix, spec in zip(prefixes, specs, strict=True)
+            for flow in spec.flows
+        }
+        print_result(found, "\n\n".join(f"-- flow {flow}\n{text};" for flow, text in found.items()), output)
+        return
     problems: list[str] = []
     with collected_warnings() as warnings:
         try:
@@ -121,21 +132,6 @@ def validate(files: Sequence[Path], output: str) -> None:
             problems = invalid.description.splitlines()
     fine = "\n".join(f"{file}: ok" for file in files)
     print_check(PipelineInvalid, problems, warnings, fine, output)
-
-
-@pipeline.command("compile")
-@_file
-@click.argument("flow", required=False)
-@output_option
-def compile_(file: Path, flow: str | None, output: str) -> None:
-    """Print the SQL of each flow, or of one, with the views that it reads in it; never starts Spark.
-
-    Example: headrace pipeline compile tolls.yaml heavy_ones
-    """
-    spec = load_pipeline(file)
-    found = {name: resolved_sql(spec, name) for name in ([_known(flow, list(spec.flows))] if flow else spec.flows)}
-    text = "\n\n".join(sql if flow else f"-- flow {name}\n{sql};" for name, sql in found.items())
-    print_result(found, text, output)
 
 
 @pipeline.command()

@@ -80,16 +80,16 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
     assert "other.yaml: name: tolls.yaml has the name tolls too" in capsys.readouterr().err
 
 
-def test_compile_prints_views_as_ctes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_the_sql_with_views_as_ctes(capsys: pytest.CaptureFixture[str]) -> None:
     """Before the CTEs of the query itself."""
-    assert headrace("pipeline", "compile", "tolls.yaml", "all_gates") == 0
-    sql = " ".join(capsys.readouterr().out.split())
-    assert sql == (
+    assert headrace("pipeline", "validate", "tolls.yaml", "--sql") == 0
+    assert "-- flow all_gates\n" in capsys.readouterr().out
+    assert headrace("pipeline", "validate", "tolls.yaml", "--sql", "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"by_gate", "all_gates"}
+    assert " ".join(found["all_gates"].split()) == (
         "WITH heavy AS ( SELECT * FROM passages WHERE cents >= 500 ), own AS (SELECT gate FROM heavy) SELECT * FROM own"
     )
-    assert headrace("pipeline", "compile", "tolls.yaml", "--output", "json") == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"by_gate", "all_gates"}
-    assert headrace("pipeline", "compile", "tolls.yaml", "none") == 2
 
 
 def test_plan_prints_graph_state_and_problems(

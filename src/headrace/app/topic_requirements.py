@@ -34,7 +34,7 @@ def examination(
 def topic_requirements(
     config: HeadraceConfig, functions: Sequence[FunctionSpec]
 ) -> Sequence[tuple[KafkaConfig, list[TopicRequirement]]]:
-    """Return the topics of every consumer and function by cluster and login, those of the configuration first."""
+    """Return the topics of consumers, functions and tables by cluster and login, those of the configuration first."""
     internal = InternalTopics(config, triggers_of(functions))
     own: list[TopicRequirement] = []
     found = [(config.kafka, own)]
@@ -49,6 +49,8 @@ def topic_requirements(
                 reactive.retry.topic_names(reactive.group),
             )
         )
+    for name, table in config.tables.items():
+        own.append(TopicRequirement(f"table {name}", "", [table.topic], table=table))
     for spec in functions:
         for trigger in spec.kafka_triggers:
             cluster = trigger.kafka.cluster(config.kafka)

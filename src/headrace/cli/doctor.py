@@ -1,6 +1,7 @@
 """`headrace doctor`: whether cluster and machine meet the preconditions of durability."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import click
 
@@ -10,10 +11,11 @@ from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine
 from headrace.control.health.preconditions import Finding, TopicRequirement
-from headrace.errors import HeadraceError, KafkaUnauthorized
+from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnauthorized
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function
 from headrace.kafka import Admin
+from headrace.queries.engine_process import require_duckdb
 from headrace.runtime import SystemClock
 from headrace.runtime.jvm import find_java
 
@@ -26,8 +28,8 @@ _JAVA = 17
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
     """Check the preconditions of durability, and print what to do.
 
-    With a headrace.yaml it checks every topic that is read or written, and the schema registry and Java if needed.
-    Without one it checks the cluster and TOPICS. Exit code 1 if a check fails; warnings do not count.
+    With a headrace.yaml it checks every topic that is read or written, and what is needed of schema registry, Java and
+    DuckDB. Without one it checks the cluster and TOPICS. Exit code 1 if a check fails; warnings do not count.
 
     Example: headrace doctor -c headrace.yaml
     """
@@ -58,6 +60,12 @@ async def _machine(config: HeadraceConfig) -> list[Finding]:
             found.append(Finding("machine", "Java", "ok", str(java.home)))
         except HeadraceError as error:
             found.append(Finding("machine", "Java", "failing", "no suitable version", error.description))
+    if config.tables:
+        try:
+            require_duckdb()
+            found.append(Finding("machine", "DuckDB", "ok", version("duckdb")))
+        except EnvironmentProblem as error:
+            found.append(Finding("machine", "DuckDB", "failing", "no", error.description))
     if "schema_registry" in config.model_fields_set:
         registry = SchemaRegistry(config.schema_registry, SystemClock())
         try:

@@ -1,10 +1,10 @@
 """`headrace run`, `headrace ready`, which waits until it is ready, and `headrace config`."""
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -18,6 +18,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath
 from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
+from headrace.queries.engine_process import require_duckdb
 
 _POLL_SECONDS = 0.2
 file_option = click.option(
@@ -106,13 +107,14 @@ def check(file: Path, output: str) -> None:
     """
     with collected_warnings() as warnings:
         try:
-            settings, problems, files = read_config(file, variables(), _check_queries)
+            settings, problems, files = read_config(file, variables(), _check_sql)
         except ConfigError as error:
             settings, problems, files = None, [error.description], {}
         problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
-    parts = ("reactive_consumers", "functions", "pipelines", *(("queries",) if settings and settings.queries else ()))
+    rare = [part for part in ("tables", "queries") if getattr(settings, part, None)]
+    parts = ("reactive_consumers", "functions", "pipelines", *rare)
     counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part, ()))}" for part in parts)
     print_check(ConfigError, problems, warnings, f"{file}: ok ({counts})", output)
 
@@ -141,18 +143,27 @@ def show(file: Path, output: str) -> None:
     print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
 
 
-def _check_queries(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the problems of standing queries, also those that only DuckDB finds."""
+def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the problems of tables and standing queries, also those that only DuckDB and the parser of types find."""
     from headrace.queries.standing import problems_of, standing_queries
 
     problems = [*problems_of(settings)]
-    yield from problems
-    if not problems and settings.queries and find_spec("duckdb"):
-        from headrace.queries.engine.filter import statement_problem
+    if settings.tables and not problems:
+        with contextlib.suppress(EnvironmentProblem):  # the assembly reports the missing library
+            require_duckdb()
+            from headrace.queries.columns import declared
+            from headrace.queries.engine.filter import statement_problem
 
-        for name, query in standing_queries(settings).items():
-            if problem := statement_problem(query.statement, settings.tables[query.table]):
-                yield ("queries", name, "sql"), problem
+            for name, table in settings.tables.items():
+                try:
+                    if table.value_schema is not None:
+                        declared(table.value_schema)
+                except ConfigError as problem:
+                    problems.append((("tables", name, "schema"), problem.description))
+            for name, query in standing_queries(settings).items() if not problems else ():
+                if problem_text := statement_problem(query.statement, settings.tables[query.table]):
+                    problems.append((("queries", name, "sql"), problem_text))
+    yield from problems
 
 
 def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:

@@ -106,8 +106,8 @@ class TopicSlices:
                     topic,
                     starts,
                     window.ends,
-                    span.since and milliseconds(span.since),
-                    span.until and milliseconds(span.until),
+                    milliseconds(span.since) if span.since else None,
+                    milliseconds(span.until) if span.until else None,
                     self._options.key_format,
                     self._options.value_format,
                 )

@@ -41,6 +41,9 @@ def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "headrace.yaml: ok (reactive consumers: 0, functions: 0, pipelines: 0)\n"
     assert headrace("config", "check", "--output", "json") == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "warnings": []}
+    (folder / "headrace.yaml").write_text("tables: {stock: {topic: stock, schema: 'item STRING, n BIGINT'}}")
+    assert headrace("config", "check") == 0
+    assert capsys.readouterr().out.endswith("pipelines: 0, tables: 1)\n")
 
 
 def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from headrace.config.tables import TableConfig
 from headrace.control.health.preconditions import (
     Finding,
     Topic,
@@ -11,6 +12,7 @@ from headrace.control.health.preconditions import (
     judge_dead_letters,
     judge_servers,
     judge_source,
+    judge_table,
     judge_topic,
     summarize,
 )
@@ -57,6 +59,9 @@ class _Examination:
             found.append(Finding("cluster", "configuration", "warning", "unknown", cluster.refused))
         known = [topic.name for topic in await self._admin.list_topics()]
         for each in required:
+            if each.table:
+                found += await self._table(each.reader, each.table)
+                continue
             for name in dict.fromkeys([*each.topics, *filter(each.matches or (lambda _: False), known)]):
                 found += await self._source(name, each.group, each.dead_letter_topic, kept_ms)
             for name in filter(each.retry_topics.__contains__, known):
@@ -68,12 +73,17 @@ class _Examination:
     ) -> list[Finding]:
         source = await self._topic(self._admin, name)
         if source is None:
-            advice = f"headrace topics create {name}, with the required partitions and replicas"
-            return [Finding(f"topic {name}", "exists", "failing", "no", advice)]
+            return [_missing(name)]
         found = [*judge_topic(source), *judge_source(source, kept_ms, group)]
         if dead_letter_topic:
             found += await self._dead_letters(dead_letter_topic(name), source)
         return found
+
+    async def _table(self, reader: str, table: TableConfig) -> list[Finding]:
+        source = await self._topic(self._admin, table.topic)
+        if source is None:
+            return [_missing(table.topic)]
+        return [*judge_topic(source), judge_table(reader, table, source)]
 
     async def _dead_letters(self, name: str, source: Topic) -> list[Finding]:
         if dead_letters := await self._topic(self._dead_letters_admin, name):
@@ -91,6 +101,11 @@ class _Examination:
             except TopicNotFound:
                 self._topics[admin, name] = None
         return self._topics[admin, name]
+
+
+def _missing(topic: str) -> Finding:
+    advice = f"headrace topics create {topic}, with the required partitions and replicas"
+    return Finding(f"topic {topic}", "exists", "failing", "no", advice)
 
 
 async def require(examine_all: Examine) -> None:

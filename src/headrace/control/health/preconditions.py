@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from headrace.config.tables import TableConfig
 from headrace.kafka import TopicInfo
 
 State = Literal["ok", "warning", "failing"]
@@ -16,7 +17,7 @@ _HOURS_MS = 3_600_000
 
 
 class TopicRequirement(NamedTuple):
-    """The topics that one reactive consumer or function reads and writes on one cluster."""
+    """The topics that one reactive consumer, function or table reads and writes on one cluster."""
 
     reader: str
     """Its name for people."""
@@ -29,6 +30,8 @@ class TopicRequirement(NamedTuple):
     """Returns the dead letter topic of a topic; None if dead letters are off."""
     retry_topics: Collection[str] = ()
     """Its retry group reads them; a missing one is created, or writing to it fails with that error."""
+    table: TableConfig | None = None
+    """The table that is kept from them. It has no group, so nothing is checked of offsets."""
 
 
 class Finding(NamedTuple):
@@ -146,6 +149,21 @@ def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> 
         _hours(offsets_retention_ms),
         f"set it to {required_ms // 60_000} on the brokers: a group that is down for longer loses its offsets, and "
         "starts from the beginning",
+    )
+
+
+def judge_table(reader: str, table: TableConfig, topic: Topic) -> Finding:
+    """Judge whether a table that is built again from its topic has every row that it had before."""
+    name, kept = topic.info.name, topic.retention_ms
+    wanted_ms = table.retention_seconds and 1000 * table.retention_seconds
+    lacks = table.kind == "latest" and kept >= 0 and (wanted_ms is None or wanted_ms > kept)
+    return _judged(
+        reader,
+        f"retention of {name}",
+        "warning" if lacks else "ok",
+        _hours(kept),
+        f"kafka-configs --alter --topic {name} --add-config cleanup.policy=compact: Kafka deletes the newest record of "
+        "a key, too, so the row of such a key is missing after a rebuild",
     )
 
 

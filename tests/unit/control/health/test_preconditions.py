@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from headrace.config.tables import TableConfig
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.preconditions import (
     ONE_BROKER,
@@ -17,6 +18,7 @@ from headrace.control.health.preconditions import (
     judge_brokers,
     judge_dead_letters,
     judge_source,
+    judge_table,
     judge_topic,
     summarize,
 )
@@ -48,6 +50,15 @@ def test_what_an_acknowledged_record_rests_on(changes: dict[str, Any], expected:
 def test_what_a_downtime_may_last(changes: dict[str, Any], forgotten_days: int, expected: dict[str, str]) -> None:
     """The records must be there still, and the group's place in them."""
     assert states(list(judge_source(topic(**changes), forgotten_days * DAY_MS, "g"))) == expected
+
+
+@pytest.mark.parametrize(("changes", "settings", "expected"), table(__file__, "tables"))
+def test_a_table_can_be_built_again(
+    changes: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """The newest record of each key is in the topic as long as the table has its row; a log has what the topic has."""
+    config = TableConfig(topic="t", **settings)
+    assert states([judge_table("table stock", config, topic(**changes))]) == expected
 
 
 def test_dead_letters_wait_longer_than_their_origin() -> None:

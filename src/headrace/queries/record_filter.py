@@ -31,7 +31,7 @@ class RecordFilter:
         """
         self._connection = locked_database()
         self._statement = f"SELECT seq FROM {_TABLE} WHERE (\n{condition}\n)"
-        Statements(self._connection).check(self._statement, {_TABLE: "key"}, [_TABLE])
+        Statements().check(self._connection, self._statement, {_TABLE: "key"}, [_TABLE])
         self._fields = [*self._paths()]
         """Fields of the value that the condition reads."""
         config = TableConfig(topic=_TABLE, key_format=key_format, value_format=value_format)

@@ -19,7 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import read_window
 from headrace.queries.columns import Column, needs_registry, quoted
 from headrace.queries.engine.decoding import Decoder
-from headrace.queries.engine.pull import Results
+from headrace.queries.engine.pull import RowWriter
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.engine.table_file import TableFile
 from headrace.queries.inference import format_of, inferred, structure_of
@@ -110,7 +110,7 @@ class Slices:
         return found
 
     def _check(self, sql: str, topics: Sequence[str]) -> frozenset[str]:
-        return Statements(self._connection).check(sql, dict.fromkeys(topics, "key"), topics).tables
+        return Statements().check(self._connection, sql, dict.fromkeys(topics, "key"), topics).tables
 
     async def add(self, kafka: KafkaConfig, spec: SliceSpec) -> list[str]:
         """Read a slice into a table with the name of its topic; return what people should know of it.
@@ -175,7 +175,7 @@ class Slices:
         self._check(sql, [*self.columns])
         with _in_words():
             cursor = self._connection.cursor().execute(sql)
-            results = Results(cursor, "objects")
+            results = RowWriter(cursor, "objects")
         return [column.name for column in results.columns], _texts(cursor, results)
 
     def write_parquet(self, sql: str, file: IO[bytes]) -> None:
@@ -191,7 +191,7 @@ def arrow_to_parquet(stream: bytes, file: IO[bytes]) -> None:
         _write_parquet(reader, file)
 
 
-def _texts(cursor: duckdb.DuckDBPyConnection, results: Results) -> Iterator[bytes]:
+def _texts(cursor: duckdb.DuckDBPyConnection, results: RowWriter) -> Iterator[bytes]:
     while True:
         with _in_words():
             rows = cursor.fetchmany(_CHUNK)

@@ -70,7 +70,7 @@ def rows_of(postgres: PostgresServer) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in found}
 
 
-class Audited:
+class AuditedProcess:
     """A Headrace whose audit is a topic, with one reactive consumer and the pipeline of the example."""
 
     def __init__(self, site: Scenario, process: HeadraceProcess, topics: Sequence[str]) -> None:
@@ -142,7 +142,7 @@ def test_rows_equal_the_events_also_when_the_driver_is_killed(
     more = {"audit": {"to": "topic", "topic": topics[2]}, "pipelines": [str(tmp_path / "audit.yaml")]}
     more["security"] = {"mode": "token", "principals": PRINCIPALS}
     env = postgres.environment | {name: f"{name:->16}" for name in TOKENS}
-    audited = Audited(site, push(topics[1], more=more, env=env, wait=False), topics)
+    audited = AuditedProcess(site, push(topics[1], more=more, env=env, wait=False), topics)
     audited.process.wait_ready(LIMIT_SECONDS)
 
     def wait_for_rows(count: int) -> None:

@@ -116,10 +116,17 @@ def configuration_page() -> str:
 
 
 def _sections(schema: Schema) -> Iterator[str]:
-    """Yield one table per part of the file: first the settings at its top, then each part below it."""
+    """Yield one table per part of the file: first the settings at its top, then each part below it.
+
+    A part with the settings of an earlier one refers to it.
+    """
     waiting: list[tuple[str, Schema, str, str]] = [("", schema, "", "")]
+    listed: dict[int, str] = {}
     while waiting:
         path, node, text, kind = waiting.pop(0)
+        if (first := listed.setdefault(id(node), path)) != path:
+            yield f"### `{path}`{kind}\n\n{text} Its settings are those of `{first}`.\n"
+            continue
         rows, below = [], []
         for name, setting in node["properties"].items():
             where = f"{path}.{name}" if path else name

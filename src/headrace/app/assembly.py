@@ -93,9 +93,7 @@ class Assembly:
         for warning in reactive.warnings(self._config.kafka.properties):
             log.warning("%s: %s", label, warning)
         tls, destination = self._backend(label, name, reactive)
-        delivers: Destination = destination
-        if self._engine and name in self._standing:
-            delivers = FilteredDestination(self._engine, self._standing[name], destination)
+        delivers = self._filtered(name, destination)
         dead_letters = self.parts.dead_letters(reactive.dead_letter, {topic: topic for topic in reactive.topics})
         matches = self._matches(reactive)
         offsets_of = (
@@ -140,6 +138,12 @@ class Assembly:
         )
         self.parts.add(running)
         return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
+
+    def _filtered(self, name: str, destination: HttpDestination) -> Destination:
+        """Return what a consumer delivers to: behind a filter if it is a standing query."""
+        if self._engine and name in self._standing:
+            return FilteredDestination(self._engine, self._standing[name], destination)
+        return destination
 
     def _backend(
         self, label: str, name: str, reactive: ReactiveConsumerConfig

@@ -87,14 +87,13 @@ class App:
             FunctionInvalid: A function file is not usable.
             PipelineInvalid: A pipeline file is not usable.
         """
-        check_properties(config.kafka, config.producer)
-        _log_warnings(config)
+        _check(config)
         self.context = context = make_context(config, clock)
         engine = QueryEngine(config, clock) if config.tables else None
         assembly = Assembly(context, config, engine=engine)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
-        self.services += [engine] if engine else []  # standing queries need it
+        before = [*_preparation(context, assembly), *([engine] if engine else [])]  # standing queries need it
+        self.services: list[Service] = [*context.services, *before]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
@@ -267,7 +266,9 @@ class App:
         return _EXIT_OK
 
 
-def _log_warnings(config: HeadraceConfig) -> None:
+def _check(config: HeadraceConfig) -> None:
+    """Check the client properties, and log warnings about settings."""
+    check_properties(config.kafka, config.producer)
     weak = [text for server in (config.schema_registry, config.ksqldb) if server for text in server.warnings]
     for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
         log.warning("%s", warning)

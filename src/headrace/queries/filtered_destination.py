@@ -35,22 +35,22 @@ class FilteredDestination:
         except StatementRejected as cause:
             return [_failed(type(cause).__name__, cause.description, shared=len(records) > 1)] * len(records)
         replies = [HANDED_OFF] * len(records)
-        for place, reason in problems.items():
-            replies[place] = _failed("DecodeError", reason)
-        if passed := [place for place, row in enumerate(rows) if row is not None]:
+        for at, reason in problems.items():
+            replies[at] = _failed("DecodeError", reason)
+        if passed := [at for at, row in enumerate(rows) if row is not None]:
             chosen = records.select(passed)
             batch = RecordBatch(
                 chosen.topic_partition,
                 chosen.offsets,
                 chosen.timestamps_ms,
                 chosen.keys,
-                [rows[place] for place in passed],
+                [rows[at] for at in passed],
                 chosen.headers,
                 chosen.sizes,
             )
             sent = await self._rows.deliver(delivery._replace(records=batch))
-            for place, reply in zip(passed, sent, strict=True):
-                replies[place] = reply
+            for at, reply in zip(passed, sent, strict=True):
+                replies[at] = reply
         return replies
 
     async def _evaluate(self, records: RecordBatch) -> tuple[Sequence[bytes | None], dict[int, str]]:

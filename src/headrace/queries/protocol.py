@@ -205,7 +205,7 @@ class Filtered(msgspec.Struct, array_like=True, tag=10, frozen=True):
     rows: list[bytes | None]
     """Of each record: JSON text; None if the condition or a problem leaves it out."""
     problems: dict[int, str]
-    """Why records do not fit the table, by their place in the batch."""
+    """Why records do not fit the table, by their index in the batch."""
 
 
 ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter

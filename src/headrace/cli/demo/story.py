@@ -124,8 +124,8 @@ class Story:
         await run_blocking(redrive, {})
         final = await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
         self._mark("redriven")
-        (asked,) = await self._ask(headrace.url, _FLIGHTS)
-        ok = self._table(planned, posted, settled, final, asked["flights"])
+        (response,) = await self._ask(headrace.url, _FLIGHTS)
+        ok = self._table(planned, posted, settled, final, response["flights"])
         click.echo("  worst hours, by SQL over the table of flights.delays:")
         for row in await self._ask(headrace.url, _WORST):
             click.echo(
@@ -174,8 +174,8 @@ class Story:
 
     async def _ask(self, url: str, statement: str) -> list[dict[str, Any]]:
         """Return the rows of a statement over the tables of the running Headrace."""
-        asked = await run_blocking(Api(url).call, QueryEndpoints.query, {"sql": statement})
-        rows: list[dict[str, Any]] = asked["rows"]
+        response = await run_blocking(Api(url).call, QueryEndpoints.query, {"sql": statement})
+        rows: list[dict[str, Any]] = response["rows"]
         return rows
 
     def _table(

@@ -155,8 +155,8 @@ def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> 
 def judge_table(reader: str, table: TableConfig, topic: Topic) -> Finding:
     """Judge whether a table that is built again from its topic has every row that it had before."""
     name, kept = topic.info.name, topic.retention_ms
-    wanted_ms = table.retention_seconds and 1000 * table.retention_seconds
-    lacks = table.kind == "latest" and kept >= 0 and (wanted_ms is None or wanted_ms > kept)
+    needed_ms = table.retention_seconds and 1000 * table.retention_seconds
+    lacks = table.kind == "latest" and kept >= 0 and (needed_ms is None or needed_ms > kept)
     return _judged(
         reader,
         f"retention of {name}",

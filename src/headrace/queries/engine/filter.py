@@ -29,7 +29,7 @@ _EVALUATION_SECONDS: Final = 5.0
 _AT_A_TIME: Final = 2
 _OF_VALUES: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.OutOfMemoryException, FormatError)
 _FITTING: Final = "fitting"
-_PLACE: Final = "rowid"
+_ROW_NUMBER: Final = "rowid"
 """DuckDB's number of a row in a table, which `*` does not select."""
 _TOO_LONG: Final = f"the statement took more than {_EVALUATION_SECONDS:g} s for it: make its condition cheaper"
 
@@ -97,12 +97,12 @@ class Filters(Service):
             self._statements.check(cursor, text, dict.fromkeys(self._tables, "key"), [request.table])
             load_batch(cursor, columns, records, needs_key=table.kind == "latest")
             found = corrupt_records(cursor, needs_key=table.kind == "latest")
-            problems = {place: reason for place, _, _, reason in found}
+            problems = {at: reason for at, _, _, reason in found}
             rows = _rows(cursor, columns, statement, request.form)
         finally:
             del self._busy[cursor]
             self._idle.append(cursor)
-        sound = [place for place in range(len(batch)) if place not in problems]
+        sound = [at for at in range(len(batch)) if at not in problems]
         return Filtered(request.number, _spread(rows, sound, len(batch)), problems)
 
     def _columns(self, name: str, table: TableConfig) -> Columns:
@@ -128,7 +128,7 @@ def statement_problem(statement: PushStatement, table: TableConfig) -> str:
         empty = ", ".join(f"NULL::{column.type} AS {quoted(shown[column.name])}" for column in columns.stored)
         Statements().check(connection, statement.over(quoted(name)), {name: "key"}, [name])
         connection.execute(f"CREATE TEMP TABLE {quoted(name)} AS SELECT {empty}")
-        _check_place(columns)
+        _check_row_number(columns)
         connection.execute(statement.over(quoted(name))).fetchall()
     except HeadraceError as cause:
         return cause.description
@@ -158,7 +158,7 @@ def _batch(request: Filter, topic: str) -> RecordBatch:
 def _rows(
     cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement, form: Form
 ) -> dict[int, bytes]:
-    """Return the row of each record that passes, by its place among those that fit."""
+    """Return the row of each record that passes, by its index among those that fit."""
     cursor.execute(f"CREATE OR REPLACE TEMP TABLE {_FITTING} AS SELECT * FROM {fitting(columns)}")
     found = _run(cursor, columns, statement).fetchall()
     try:
@@ -172,16 +172,16 @@ def _rows(
 
 
 def _run(cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement) -> duckdb.DuckDBPyConnection:
-    _check_place(columns)
+    _check_row_number(columns)
     try:
-        return cursor.execute(statement._replace(columns=f"{_PLACE}, {statement.columns}").over(_FITTING))
+        return cursor.execute(statement._replace(columns=f"{_ROW_NUMBER}, {statement.columns}").over(_FITTING))
     except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as cause:
         raise refused(cause) from None
 
 
-def _check_place(columns: Columns) -> None:
-    if any(name.lower() == _PLACE for _, name in columns.shown):
-        raise StatementRejected(f"a table with a column {_PLACE} has no standing queries: use a pipeline")
+def _check_row_number(columns: Columns) -> None:
+    if any(name.lower() == _ROW_NUMBER for _, name in columns.shown):
+        raise StatementRejected(f"a table with a column {_ROW_NUMBER} has no standing queries: use a pipeline")
 
 
 def _spread(rows: Mapping[int, bytes], sound: list[int], count: int) -> list[bytes | None]:

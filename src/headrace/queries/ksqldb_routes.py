@@ -94,7 +94,7 @@ async def _stream(query: OpenQuery, renderer: Renderer, scope: Scope, send: Send
             written = scope["state"].get(WRITTEN)
             if written is not None and not await written()(UNREAD_SECONDS):
                 return
-        body += renderer.end(limit_reached=query.push)
+        body += renderer.end(limit_reached=not query.closed)
     except HeadraceError as error:
         body += renderer.error(error)
     await send({"type": "http.response.body", "body": body})

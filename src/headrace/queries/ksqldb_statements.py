@@ -34,8 +34,14 @@ class OpenQuery:
         self.rows = rows
         """JSON arrays, in batches; an empty batch is a moment without rows."""
         self.push = push
-        self.close = close
-        """Ends the rows of a push query soon."""
+        self.closed = False
+        """Whether a client has closed it; otherwise a push query ends at its limit."""
+        self._close = close
+
+    def close(self) -> None:
+        """End the rows of a push query soon."""
+        self.closed = True
+        self._close()
 
 
 class KsqldbStatements:

@@ -44,8 +44,6 @@ class SqlPrompt:
         self._ask = ask
         self._lines: list[str] = []
         """Of the statement that is being typed."""
-        self._names: list[str] = []
-        """Tables and columns, for completion."""
 
     def run(self) -> None:
         """Run each statement.
@@ -92,7 +90,6 @@ class SqlPrompt:
         self._lines = []
         if statement.strip():
             self._ask(statement)
-            self._learn()
 
     def _run_command(self, words: list[str]) -> bool:
         if not words:
@@ -104,22 +101,16 @@ class SqlPrompt:
         elif len(words) > 1:
             name = words[1].strip('";')
             print_rows([{"column": column, "type": kind} for column, kind in self._source.columns(name)], "text", "")
-            self._learn()
         else:
             print_rows([{"table": name} for name in self._source.tables()], "text", "no tables here")
         return True
 
-    def _learn(self) -> None:
-        """Take the names for completion; a source that fails completes fewer names."""
-        if sys.stdin.isatty():
-            with contextlib.suppress(HeadraceError):
-                tables = self._source.tables()
-                columns = [name for known in tables.values() for name, _ in known]
-                self._names = sorted({quoted_if_needed(name) for name in (*tables, *columns)})
-
     def complete(self, text: str, number: int) -> str | None:
         """Return a word that begins with a text, by its number; None after the last."""
-        found = [word for word in (*self._names, *_KEYWORDS, *_FUNCTIONS) if word.lower().startswith(text.lower())]
+        known = self._source.known
+        columns = [name for columns in known.values() for name, _ in columns]
+        names = sorted({quoted_if_needed(name) for name in (*known, *columns)})
+        found = [word for word in (*names, *_KEYWORDS, *_FUNCTIONS) if word.lower().startswith(text.lower())]
         return found[number] if number < len(found) else None
 
     @contextlib.contextmanager
@@ -137,7 +128,8 @@ class SqlPrompt:
         readline.set_completer(self.complete)
         readline.set_completer_delims(" \t\n,()=<>+-*/;")
         readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
-        self._learn()
+        with contextlib.suppress(HeadraceError):  # without names there is less to complete
+            self._source.tables()
         try:
             yield
         finally:

@@ -31,6 +31,9 @@ class SqlRows(NamedTuple):
 class SqlSource(Protocol):
     """What answers statements."""
 
+    known: dict[str, list[tuple[str, str]]]
+    """Tables and columns that responses have named so far."""
+
     def rows(self, sql: str) -> SqlRows:
         """Run a statement.
 
@@ -69,7 +72,7 @@ class TopicSlices:
         require_duckdb()
         self._cluster = cluster
         self._options = options
-        self._known: dict[str, list[tuple[str, str]]] = {}
+        self.known: dict[str, list[tuple[str, str]]] = {}
 
     def rows(self, sql: str) -> SqlRows:
         slices = asyncio.run(self._read(sql))
@@ -80,11 +83,12 @@ class TopicSlices:
 
     def tables(self) -> dict[str, list[tuple[str, str]]]:
         topics = asyncio.run(Admin(self._cluster.kafka).list_topics())
-        return {topic.name: self._known.get(topic.name, []) for topic in topics}
+        self.known = {topic.name: self.known.get(topic.name, []) for topic in topics}
+        return self.known
 
     def columns(self, table: str) -> list[tuple[str, str]]:
         asyncio.run(self._read('SELECT * FROM "{}"'.format(table.replace('"', '""'))))
-        return next(columns for name, columns in self._known.items() if name.lower() == table.lower())
+        return next(columns for name, columns in self.known.items() if name.lower() == table.lower())
 
     async def _read(self, sql: str) -> Any:
         """Read a slice of each topic that a statement names."""
@@ -116,7 +120,7 @@ class TopicSlices:
                     click.echo(remark, err=True)
         finally:
             await registry.close()
-        self._known |= slices.columns
+        self.known |= slices.columns
         return slices
 
 
@@ -124,6 +128,7 @@ class ServerTables:
     """Asks the tables of a running Headrace."""
 
     def __init__(self, api: Api, timeout_seconds: float) -> None:
+        self.known: dict[str, list[tuple[str, str]]] = {}
         self._api = api
         self._timeout_seconds = timeout_seconds
         api.limit_seconds = max(api.limit_seconds, 2 * timeout_seconds)
@@ -145,7 +150,8 @@ class ServerTables:
         return self._api.fetch(QueryEndpoints.query, request, media_type)
 
     def tables(self) -> dict[str, list[tuple[str, str]]]:
-        return {table["name"]: table["columns"] for table in self._api.call(QueryEndpoints.tables)["tables"]}
+        self.known = {table["name"]: table["columns"] for table in self._api.call(QueryEndpoints.tables)["tables"]}
+        return self.known
 
     def columns(self, table: str) -> list[tuple[str, str]]:
         return [(name, kind) for name, kind in self._api.call(QueryEndpoints.table, name=table)["columns"]]

@@ -30,7 +30,8 @@ class RecordFilter:
             StatementRejected: It is not a condition.
         """
         self._connection = locked_database()
-        self._statement = f"SELECT seq FROM {_TABLE} WHERE (\n{condition}\n)"
+        # CASE, because a closing parenthesis of the condition cannot end it.
+        self._statement = f"SELECT seq FROM {_TABLE} WHERE CASE WHEN (\n{condition}\n) THEN true END"
         Statements().check(self._connection, self._statement, {_TABLE: "key"}, [_TABLE])
         self._fields = [*self._paths()]
         """Fields of the value that the condition reads."""

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Self
+from typing import IO, Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -90,12 +90,6 @@ class TopicSlices:
         self._connection = locked_database()
         self.columns: dict[str, list[tuple[str, str]]] = {}
         """Names and types of the columns of each table."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
 
     def tables_of(self, sql: str, topics: Sequence[str]) -> list[str]:
         """Return the topics whose names are tables of a statement.

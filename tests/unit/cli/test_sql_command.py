@@ -1,0 +1,100 @@
+"""`headrace sql`: how rows are printed, what its prompt does, and which options go together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO
+
+import pytest
+from yaml_table import table
+
+from headrace.cli.sql_command import print_statement
+from headrace.cli.sql_prompt import SqlPrompt
+from headrace.cli.sql_sources import SqlRows
+from tests.command_line import headrace
+
+ROW = b'{"text":"a\\nb, \\"c\\"","n":0.10,"none":null,"yes":true,"list":[1,2]}'
+PRINTED = {
+    "text": 'text         n     none  yes   list\na\\nb, "c"  0.10  -     true  [1,2]\n',
+    "csv": 'text,n,none,yes,list\n"a\nb, ""c""",0.10,,true,"[1,2]"\n',
+}
+
+
+class FakeSource:
+    """A source of one row, whose tables have the given columns."""
+
+    def __init__(self, *rows: bytes) -> None:
+        self.asked: list[str] = []
+        self._rows = rows
+        self.known = {"orders.eu": [("amount", "DOUBLE")]}
+
+    def rows(self, sql: str) -> SqlRows:
+        self.asked.append(sql)
+        return SqlRows(["text", "n", "none", "yes", "list"], iter(self._rows))
+
+    def write_parquet(self, sql: str, file: IO[bytes]) -> None:
+        file.write(b"PAR1")
+
+    def tables(self) -> dict[str, list[tuple[str, str]]]:
+        return self.known
+
+    def columns(self, table: str) -> list[tuple[str, str]]:
+        return self.known[table]
+
+
+def test_rows_are_printed_without_losing_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    """In each form; without rows the names are left."""
+    for form in ("text", "csv"):
+        print_statement(FakeSource(ROW), "SELECT 1;", form)
+        assert capsys.readouterr().out.split() == PRINTED[form].split()
+    print_statement(FakeSource(ROW, ROW), "SELECT 1", "json")
+    out = capsys.readouterr().out
+    assert json.loads(out) == [json.loads(ROW)] * 2
+    assert '"n":0.10' in out
+    print_statement(FakeSource(), "SELECT 1", "json")
+    assert json.loads(capsys.readouterr().out) == []
+    print_statement(FakeSource(), "SELECT 1", "csv")
+    assert capsys.readouterr().out == "text,n,none,yes,list\n"
+
+
+def test_a_long_table_is_cut_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the table for people; other forms have every row."""
+    print_statement(FakeSource(*[ROW] * 1_001), "SELECT 1", "text")
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), "add a LIMIT" in err) == (1_001, True)
+    print_statement(FakeSource(*[ROW] * 1_001), "SELECT 1", "json")
+    assert len(json.loads(capsys.readouterr().out)) == 1_001
+
+
+def test_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    """A statement ends with a semicolon, wherever its lines end; commands describe tables."""
+    source = FakeSource(ROW)
+    prompt = SqlPrompt(source, lambda text: print_statement(source, text, "csv"))
+    assert all(map(prompt.take, ("", "SELECT 1\n", "FROM orders;  \n")))
+    assert source.asked == ["SELECT 1\nFROM orders"]
+    capsys.readouterr()
+    assert prompt.take("\\d")
+    assert capsys.readouterr().out == "TABLE\norders.eu\n"
+    assert prompt.take('\\d "orders.eu";')
+    assert capsys.readouterr().out == "COLUMN  TYPE\namount  DOUBLE\n"
+    assert prompt.take("\\x")
+    assert "\\x is not known" in capsys.readouterr().err
+    assert not prompt.take("\\q")
+
+
+def test_names_are_completed() -> None:
+    """Tables and columns, quoted if they must be, and the words of a SELECT."""
+    prompt = SqlPrompt(FakeSource(), print)
+    assert [prompt.complete('"ord', number) for number in range(2)] == ['"orders.eu"', None]
+    assert [prompt.complete("am", 0), prompt.complete("sel", 0)] == ["amount", "SELECT"]
+
+
+@pytest.mark.parametrize(("words", "problem"), table(__file__, "wrong_usage"))
+def test_wrong_usage(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Kafka or a server gets a request."""
+    monkeypatch.chdir(tmp_path)
+    assert headrace("sql", *words) == 2
+    assert problem in " ".join(capsys.readouterr().err.split())

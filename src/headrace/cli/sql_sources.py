@@ -92,12 +92,12 @@ class TopicSlices:
 
     async def _read(self, sql: str) -> Any:
         """Read a slice of each topic that a statement names."""
-        from headrace.queries.slice import SliceSpec, TopicSlices, newest
+        from headrace.queries.slice import SliceReader, SliceSpec, newest
 
         admin = Admin(self._cluster.kafka)
         settings = self._cluster.registry
         registry = SchemaRegistry(settings, SystemClock())
-        slices = TopicSlices(Codecs(registry, plain_unions=settings.avro_unions == "plain"), registry)
+        slices = SliceReader(Codecs(registry, plain_unions=settings.avro_unions == "plain"), registry)
         span = self._options.span
         try:
             for topic in slices.tables_of(sql, [topic.name for topic in await admin.list_topics()]):

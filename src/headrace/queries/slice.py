@@ -81,7 +81,7 @@ class SliceSpec(NamedTuple):
     """None: what the first records look like."""
 
 
-class TopicSlices:
+class SliceReader:
     """Tables in memory, each with a slice of a topic."""
 
     def __init__(self, codecs: Codecs, registry: SchemaRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Slices of topics: which records are read, what their columns are, and which records meet a condition."""
+"""SliceReader of topics: which records are read, what their columns are, and which records meet a condition."""
 
 from __future__ import annotations
 

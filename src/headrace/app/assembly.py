@@ -69,7 +69,8 @@ class Assembly:
         self._config = config
         self._owner = owner
         self._may_read = may_read
-        self._engine = engine
+        self.engine = engine
+        """Keeps the tables of the file; None without tables."""
         self._standing = standing_queries(config) if engine else {}
         self.parts = ConsumerParts(context, config, restarts=restarts)
         """The consumers, and what they need."""
@@ -89,7 +90,6 @@ class Assembly:
 
     def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
         context, label, backend = self._context, f"reactive {name}", reactive.backend
-        self.parts.formats |= {reactive.key_format, reactive.value_format}
         for warning in reactive.warnings(self._config.kafka.properties):
             log.warning("%s: %s", label, warning)
         tls, destination = self._backend(label, name, reactive)
@@ -139,16 +139,16 @@ class Assembly:
         self.parts.add(running)
         return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
 
-    def _filtered(self, name: str, destination: HttpDestination) -> Destination:
-        """Return what a consumer delivers to: behind a filter if it is a standing query."""
-        if self._engine and name in self._standing:
-            return FilteredDestination(self._engine, self._standing[name], destination)
-        return destination
+    def _filtered(self, name: str, rows: HttpDestination) -> Destination:
+        """Return the destination of records: that of rows, behind the filter of a standing query."""
+        query = self._standing.get(name)
+        return FilteredDestination(self.engine, query, rows) if self.engine and query else rows
 
     def _backend(
         self, label: str, name: str, reactive: ReactiveConsumerConfig
     ) -> tuple[list[ClientTlsFiles], HttpDestination]:
         backend, codecs, clock = reactive.backend, self._context.codecs, self._context.clock
+        self.parts.formats |= {reactive.key_format, reactive.value_format}
         rows = name in self._standing
         value_format = "json" if rows else reactive.value_format
         keys, values = codecs.for_reading(reactive.key_format), codecs.for_reading(value_format)

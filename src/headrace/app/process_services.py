@@ -89,11 +89,9 @@ class App:
         """
         _check(config)
         self.context = context = make_context(config, clock)
-        engine = QueryEngine(config, clock) if config.tables else None
-        assembly = Assembly(context, config, engine=engine)
+        assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        before = [*_preparation(context, assembly), *([engine] if engine else [])]  # standing queries need it
-        self.services: list[Service] = [*context.services, *before]
+        self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
@@ -117,7 +115,7 @@ class App:
             registered = RegisteredConsumers(context, assembly, table, control)
             self.services += registered.services
             families.append(registered.endpoints)
-        families += self._queries(engine)
+        families += self._queries(assembly.engine)
         if config.durability == "report" and (config.reactive_consumers or config.functions):
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
@@ -275,9 +273,9 @@ def _check(config: HeadraceConfig) -> None:
 
 
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
-    """Make the watch of the schema registry, if one is used, and the creator of topics, if there are any to create."""
+    """Return what consumers need: the engine of tables, the watch of the registry, the creator of topics, if used."""
     config, clock = context.config, context.clock
-    services: list[Service] = []
+    services: list[Service] = [assembly.engine] if assembly.engine else []
     formats = {config.producer.key_format, config.producer.value_format, *assembly.parts.formats}
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(RegistryWatch(context.registry, clock))

@@ -35,22 +35,22 @@ class FilteredDestination:
         except StatementRejected as cause:
             return [_failed(type(cause).__name__, cause.description, shared=len(records) > 1)] * len(records)
         replies = [HANDED_OFF] * len(records)
-        for at, reason in problems.items():
-            replies[at] = _failed("DecodeError", reason)
-        if passed := [at for at, row in enumerate(rows) if row is not None]:
+        for index, reason in problems.items():
+            replies[index] = _failed("DecodeError", reason)
+        if passed := [index for index, row in enumerate(rows) if row is not None]:
             chosen = records.select(passed)
             batch = RecordBatch(
                 chosen.topic_partition,
                 chosen.offsets,
                 chosen.timestamps_ms,
                 chosen.keys,
-                [rows[at] for at in passed],
+                [rows[index] for index in passed],
                 chosen.headers,
                 chosen.sizes,
             )
             sent = await self._rows.deliver(delivery._replace(records=batch))
-            for at, reply in zip(passed, sent, strict=True):
-                replies[at] = reply
+            for index, reply in zip(passed, sent, strict=True):
+                replies[index] = reply
         return replies
 
     async def _evaluate(self, records: RecordBatch) -> tuple[Sequence[bytes | None], dict[int, str]]:

@@ -8,8 +8,8 @@ import pyarrow as pa
 from headrace.queries.columns import STORED, Columns, quoted
 
 ARRIVED: Final = "arrived"
-"""The records of the batch, in their order: a temporary table of the connection with the stored columns, `seq` (its
-index), `problem`, `gone` (without a value) and `bad` (corrupt)."""
+"""The records of the batch, in their order: a temporary table of the connection with the stored columns, `seq` (index
+in the batch), `problem`, `gone` (without a value) and `bad` (corrupt)."""
 
 
 def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> int:
@@ -41,7 +41,7 @@ def fitting(columns: Columns) -> str:
 
 
 def corrupt_records(connection: duckdb.DuckDBPyConnection, *, needs_key: bool) -> list[tuple[int, int, int, str]]:
-    """Return index, partition, offset and reason of each corrupt record of `arrived`, in their order."""
+    """Return index in the batch, partition, offset and reason of each corrupt record of `arrived`, in their order."""
     no_key = f"WHEN {STORED}key IS NULL THEN 'it has no key' " if needs_key else ""
     reason = f"CASE WHEN problem IS NOT NULL THEN problem {no_key}ELSE 'its value does not fit the columns' END"
     return connection.execute(

@@ -29,7 +29,7 @@ _EVALUATION_SECONDS: Final = 5.0
 _AT_A_TIME: Final = 2
 _OF_VALUES: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.OutOfMemoryException, FormatError)
 _FITTING: Final = "fitting"
-_ROW_NUMBER: Final = "rowid"
+_ROWID: Final = "rowid"
 """DuckDB's number of a row in a table, which `*` does not select."""
 _TOO_LONG: Final = f"the statement took more than {_EVALUATION_SECONDS:g} s for it: make its condition cheaper"
 
@@ -97,12 +97,12 @@ class Filters(Service):
             self._statements.check(cursor, text, dict.fromkeys(self._tables, "key"), [request.table])
             load_batch(cursor, columns, records, needs_key=table.kind == "latest")
             found = corrupt_records(cursor, needs_key=table.kind == "latest")
-            problems = {at: reason for at, _, _, reason in found}
+            problems = {index: reason for index, _, _, reason in found}
             rows = _rows(cursor, columns, statement, request.form)
         finally:
             del self._busy[cursor]
             self._idle.append(cursor)
-        sound = [at for at in range(len(batch)) if at not in problems]
+        sound = [index for index in range(len(batch)) if index not in problems]
         return Filtered(request.number, _spread(rows, sound, len(batch)), problems)
 
     def _columns(self, name: str, table: TableConfig) -> Columns:
@@ -128,7 +128,7 @@ def statement_problem(statement: PushStatement, table: TableConfig) -> str:
         empty = ", ".join(f"NULL::{column.type} AS {quoted(shown[column.name])}" for column in columns.stored)
         Statements().check(connection, statement.over(quoted(name)), {name: "key"}, [name])
         connection.execute(f"CREATE TEMP TABLE {quoted(name)} AS SELECT {empty}")
-        _check_row_number(columns)
+        _check_rowid(columns)
         connection.execute(statement.over(quoted(name))).fetchall()
     except HeadraceError as cause:
         return cause.description
@@ -172,16 +172,16 @@ def _rows(
 
 
 def _run(cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement) -> duckdb.DuckDBPyConnection:
-    _check_row_number(columns)
+    _check_rowid(columns)
     try:
-        return cursor.execute(statement._replace(columns=f"{_ROW_NUMBER}, {statement.columns}").over(_FITTING))
+        return cursor.execute(statement._replace(columns=f"{_ROWID}, {statement.columns}").over(_FITTING))
     except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as cause:
         raise refused(cause) from None
 
 
-def _check_row_number(columns: Columns) -> None:
-    if any(name.lower() == _ROW_NUMBER for _, name in columns.shown):
-        raise StatementRejected(f"a table with a column {_ROW_NUMBER} has no standing queries: use a pipeline")
+def _check_rowid(columns: Columns) -> None:
+    if any(name.lower() == _ROWID for _, name in columns.shown):
+        raise StatementRejected(f"a table with a column {_ROWID} has no standing queries: use a pipeline")
 
 
 def _spread(rows: Mapping[int, bytes], sound: list[int], count: int) -> list[bytes | None]:

@@ -30,7 +30,8 @@ class TableConfig(Section):
     record."""
     value_schema: Annotated[str | None, Field(alias="schema", min_length=1)] = None
     """Columns and their types as in SQL's CREATE TABLE: `item STRING, n BIGINT`. Formats of the schema registry have
-    those of the newest schema of `<topic>-value`. Others without it have one column: `value`."""
+    those of the newest schema of `<topic>-value`. Others without it have one column: `value`. A field that is absent is
+    null, and a number is rounded to the type of its column."""
     key_format: FormatName = "string"
     """Format of the keys. A key of another format than `string` and `binary` is JSON text."""
     value_format: FormatName = "json"

@@ -127,6 +127,9 @@ class Columns:
             f"(r.{quoted(c.name)} IS NULL AND coalesce(json_type(value, {_path(c.name)}), 'NULL') <> 'NULL')"
             for c in self.values
         ]
+        # Any other JSON than an object makes a row of nulls.
+        nothing = " AND ".join(f"r.{quoted(c.name)} IS NULL" for c in self.values)
+        cells.append(f"({nothing} AND json_type(value) <> 'OBJECT')")
         # CASE, because the functions of JSON fail at text that is not JSON, of which no row was made.
         return f"CASE WHEN r IS NULL THEN true ELSE {' OR '.join(cells)} END"
 

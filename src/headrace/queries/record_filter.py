@@ -32,7 +32,7 @@ class RecordFilter:
         self._connection = locked_database()
         # CASE, because a closing parenthesis of the condition cannot end it.
         self._statement = f"SELECT seq FROM {_TABLE} WHERE CASE WHEN (\n{condition}\n) THEN true END"
-        Statements().check(self._connection, self._statement, {_TABLE: "key"}, [_TABLE])
+        Statements(self._connection).check(self._statement, {_TABLE: "key"}, [_TABLE])
         self._fields = [*self._paths()]
         """Fields of the value that the condition reads."""
         config = TableConfig(topic=_TABLE, key_format=key_format, value_format=value_format)

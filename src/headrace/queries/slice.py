@@ -104,7 +104,7 @@ class SliceReader:
         return found
 
     def _check(self, sql: str, topics: Sequence[str]) -> frozenset[str]:
-        return Statements().check(self._connection, sql, dict.fromkeys(topics, "key"), topics).tables
+        return Statements(self._connection).check(sql, dict.fromkeys(topics, "key"), topics).tables
 
     async def add(self, kafka: KafkaConfig, spec: SliceSpec) -> list[str]:
         """Read a slice into a table with the name of its topic; return what people should know of it.

@@ -43,7 +43,10 @@ def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filter
     async def run() -> Any:
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
-        filters = Filters(duckdb.connect(), TABLES, {}, Codecs(registry), Statements(), response.set_result)
+        connection = duckdb.connect()
+        filters = Filters(
+            connection, TABLES, {}, Codecs(registry), Statements(connection.cursor()), response.set_result
+        )
         keys, values = zip(*records, strict=True)
         parts = (statement.table, statement.alias, statement.columns, statement.condition, form)
         places = [*range(len(records))]

@@ -1,6 +1,7 @@
 """The database of the engine: one DuckDB with a file per table, without a way to other files, networks or settings."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ _CONFIG: Final = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
+_BROKEN: Final = 70
+"""Exit code."""
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 
 
@@ -52,6 +55,13 @@ def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Ma
             _attach(connection, name, path)
     connection.execute(_LOCK)
     return connection, paths
+
+
+def end_if_broken(cause: BaseException) -> None:
+    """End this process if DuckDB runs nothing more after this error: Headrace starts it again from the files."""
+    if isinstance(cause, (duckdb.FatalException, duckdb.InternalException)):
+        log.critical("DuckDB has failed and runs nothing more: %s", str(cause).splitlines()[0])
+        os._exit(_BROKEN)
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:

@@ -14,7 +14,7 @@ from headrace.queries.engine.filter import Filters
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
-from headrace.queries.engine.table_feed import TableContext, TableFeed
+from headrace.queries.engine.table_feed import TableFeed
 from headrace.queries.engine.table_file import TableFile
 from headrace.queries.protocol import (
     Ask,
@@ -56,14 +56,15 @@ class Engine(Service):
         self._registry = SchemaRegistry(config.schema_registry, clock)
         codecs = Codecs(self._registry, plain_unions=config.schema_registry.avro_unions == "plain")
         admin = Admin(config.kafka)
-        shared = TableContext(admin, codecs, self._registry)
         connection, paths = open_database(config)
         self._feeds = {
-            name: TableFeed(TableFile(connection.cursor(), name, table, paths[name]), name, table, shared)
+            name: TableFeed(
+                TableFile(connection.cursor(), name, table, paths[name]), name, table, admin, codecs, self._registry
+            )
             for name, table in config.tables.items()
         }
         self._keys = _KeyColumns(self._feeds)
-        statements = Statements()
+        statements = Statements(connection.cursor())
         self._pulls = Pulls(connection, statements, self._keys, self._send)
         self._pushes = {name: Pushes(feed, statements, self._post) for name, feed in self._feeds.items()}
         self._filters = Filters(connection, config.tables, self._feeds, codecs, statements, self._send)

@@ -94,7 +94,7 @@ class Filters(Service):
         self._busy[cursor] = time.monotonic() + _EVALUATION_SECONDS
         try:
             text = statement.over(quoted(request.table))
-            self._statements.check(cursor, text, dict.fromkeys(self._tables, "key"), [request.table])
+            self._statements.check(text, dict.fromkeys(self._tables, "key"), [request.table])
             load_batch(cursor, columns, records, needs_key=table.kind == "latest")
             found = corrupt_records(cursor, needs_key=table.kind == "latest")
             problems = {index: reason for index, _, _, reason in found}
@@ -126,7 +126,7 @@ def statement_problem(statement: PushStatement, table: TableConfig) -> str:
         columns = _declared_columns(table)
         shown = dict(columns.shown)
         empty = ", ".join(f"NULL::{column.type} AS {quoted(shown[column.name])}" for column in columns.stored)
-        Statements().check(connection, statement.over(quoted(name)), {name: "key"}, [name])
+        Statements(connection).check(statement.over(quoted(name)), {name: "key"}, [name])
         connection.execute(f"CREATE TEMP TABLE {quoted(name)} AS SELECT {empty}")
         _check_rowid(columns)
         connection.execute(statement.over(quoted(name))).fetchall()

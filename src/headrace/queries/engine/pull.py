@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.queries.columns import quoted
+from headrace.queries.engine.database import end_if_broken
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.protocol import Ask, ColumnType, Form, Lookup, RequestFailed, Row, Rows, ToParent
 from headrace.runtime import Service, ThreadPool
@@ -60,9 +61,17 @@ class RowWriter:
         if self._json:
             cells = list(row)
             for at in self._json:
-                cells[at] = None if cells[at] is None else msgspec.Raw(cells[at].encode())
+                cells[at] = None if cells[at] is None else _json_cell(cells[at])
             row = cells
         return _encode(dict(zip(self._names, row, strict=True)) if self._objects else row)
+
+
+def _json_cell(text: str) -> msgspec.Raw | str:
+    """Return JSON text in one line; a string of it if it has what only DuckDB takes as JSON, such as NaN."""
+    try:
+        return msgspec.Raw(msgspec.json.format(text, indent=-1).encode())
+    except msgspec.DecodeError:
+        return text
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -91,6 +100,7 @@ class Pulls(Service):
         self._keys = keys
         self._send = send
         self._threads = ThreadPool("statement", _AT_A_TIME)
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
         self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
         self._running: dict[int, _RunningStatement] = {}
         self._lookup_thread = ThreadPool("lookup", 1)
@@ -123,9 +133,17 @@ class Pulls(Service):
     async def _ask(self, request: Ask, running: _RunningStatement) -> None:
         response: ToParent
         try:
-            response = await self._threads.run(self._run, request, running)
+            async with running.turn:
+                await self._turns.acquire()
+            try:
+                response = await self._threads.run(self._run, request, running)
+            finally:
+                self._turns.release()
         except Exception as cause:  # noqa: BLE001 boundary: whatever a statement raises is its caller's response
-            if running.is_late:
+            if running.turn.expired():
+                text = f"other statements were at work for {request.timeout_seconds:g} s: send this again after a pause"
+                response = RequestFailed(request.number, "unavailable", text)
+            elif running.is_late:
                 text = (
                     f"the statement was interrupted after {request.timeout_seconds:g} s: make it cheaper, or give it "
                 )
@@ -141,7 +159,7 @@ class Pulls(Service):
         cursor = self._idle.pop()
         try:
             with running.interrupting(cursor):
-                self._statements.check(cursor, request.sql, self._keys, request.readable)
+                self._statements.check(request.sql, self._keys, request.readable)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 running.check()
                 if request.form == "arrow":
@@ -191,6 +209,8 @@ class _RunningStatement:
 
     def __init__(self, limit_seconds: float) -> None:
         self.is_late = False
+        self.turn = asyncio.timeout(limit_seconds)
+        """Bounds how long the statement waits for a thread."""
         self._ends_at = time.monotonic() + limit_seconds
         self._cursor: duckdb.DuckDBPyConnection | None = None
         self._began_at = 0.0
@@ -214,6 +234,8 @@ class _RunningStatement:
     def interrupt(self) -> None:
         """End the statement; called on the loop."""
         self.is_late = True
+        with contextlib.suppress(RuntimeError):  # it does not wait: it has not begun, or it has its thread
+            self.turn.reschedule(0)
         if (cursor := self._cursor) is not None:
             cursor.interrupt()
 
@@ -258,7 +280,8 @@ def _arrow(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _RunningSta
 
 
 def failure(number: int, cause: BaseException) -> RequestFailed:
-    """Return what the caller of a request gets for an error."""
+    """Return what the caller of a request gets for an error; end this process if DuckDB runs nothing more."""
+    end_if_broken(cause)
     if isinstance(cause, Forbidden):
         return RequestFailed(number, "forbidden", cause.description)
     if isinstance(cause, QueriesUnavailable):

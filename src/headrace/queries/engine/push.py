@@ -45,7 +45,7 @@ class Pushes:
         try:
             if len(self._groups) >= _MOST_STATEMENTS:
                 raise QueriesUnavailable(f"{_MOST_STATEMENTS} different push queries of a table run; end some")
-            await self._feed.exclusive(self._begin, request, keys)
+            await self._feed.file.run(self._begin, request, keys)
         except (HeadraceError, duckdb.Error) as cause:
             self._send(failure(request.number, cause))
 
@@ -79,7 +79,7 @@ class Pushes:
         """Send the columns and the rows from the positions on, then take the subscription up."""
         file = self._feed.file
         statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
-        self._statements.check(file.connection, statement.over(quoted(request.table)), keys, [request.table])
+        self._statements.check(statement.over(quoted(request.table)), keys, [request.table])
         positions = file.positions()
         with self._watched([request.number], _SNAPSHOT_SECONDS):
             cursor = file.connection.execute(statement.over(file.rows_after(request.after)))

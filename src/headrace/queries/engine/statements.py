@@ -7,6 +7,7 @@ rejected with the rest that is not on a list here.
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -36,8 +37,16 @@ _REFUSED: Final = frozenset(
         "current_query",
         "query",
         "query_table",
+        "json_serialize_plan",
+        "stats",
+        "index_key",
+        "finalize",
+        "combine",
+        "to_aggregate_state",
+        "variant_bytes_to_variant",
     )
 )
+_REFUSED_BEGINNINGS: Final = ("pg_", "duckdb_", "pragma_", "__")
 _SOURCES: Final = frozenset(
     ("BASE_TABLE", "EMPTY", "JOIN", "SUBQUERY", "TABLE_FUNCTION", "EXPRESSION_LIST", "COLUMN_DATA", "PIVOT")
 )
@@ -49,6 +58,11 @@ _SELECT_ONLY: Final = (
 MOST_CHARACTERS: Final = 65_536
 _MOST_CACHED: Final = 4_096
 _MOST_DEPTH: Final = 400
+_MOST_BRACKETS: Final = 500
+"""Open at a time. DuckDB parses more of them too slowly, and cannot be interrupted meanwhile."""
+_MOST_TABLES: Final = 50
+"""Of a statement, each counted as often as it stands there. DuckDB plans larger joins too slowly."""
+_BRACKET: Final = re.compile(r"[][(){}]")
 _CARET: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _ADVICE: Final = re.compile(r"\n\n?LINE \d+:.*", re.DOTALL)
 
@@ -64,19 +78,20 @@ class Statement(NamedTuple):
 
 
 class Statements:
-    """Checks statements on any thread, and remembers those that were accepted."""
+    """Checks statements, and remembers those that were accepted; for any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
         self._accepted: LRUCache[str, Statement] = LRUCache(1_000)
         self._lock = threading.Lock()
+        found = connection.execute("SELECT lower(view_name) FROM duckdb_views() WHERE internal").fetchall()
+        self._catalogue = frozenset(name for (name,) in found)
+        """Views that a statement could read by their names alone."""
 
-    def check(
-        self, connection: duckdb.DuckDBPyConnection, text: str, tables: Mapping[str, str], readable: Collection[str]
-    ) -> Statement:
+    def check(self, text: str, tables: Mapping[str, str], readable: Collection[str]) -> Statement:
         """Return a statement that may be run.
 
         Args:
-            connection: Of the calling thread; it parses the text.
             tables: Names of all tables, each with its key column, which is empty while the table is not available.
             readable: Names of those that the caller may read.
 
@@ -88,7 +103,7 @@ class Statements:
         with self._lock:
             statement = self._accepted.get(text)
         if statement is None:
-            statement = _parse(connection, text)
+            statement = self._parse(text)
             if len(text) <= _MOST_CACHED:
                 with self._lock:
                     self._accepted[text] = statement
@@ -105,32 +120,39 @@ class Statements:
                 raise QueriesUnavailable(f"table {by_name[name]} is not available now: GET /tables says why")
         return statement
 
+    def _parse(self, text: str) -> Statement:
+        if len(text) > MOST_CHARACTERS:
+            raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
+        if _brackets(text) > _MOST_BRACKETS:
+            raise _too_deep()
+        try:
+            with self._connection.cursor() as cursor:  # another thread must not get the tree of this statement
+                found = cursor.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+        except duckdb.Error as cause:
+            raise refused(cause) from None
+        assert found
+        try:
+            tree = msgspec.json.decode(found[0])
+        except RecursionError:
+            raise _too_deep() from None
+        if tree["error"]:
+            raise _syntax_error(tree, text)
+        if not tree["statements"]:
+            raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
+        if len(tree["statements"]) != 1:
+            raise StatementRejected("one statement is run per request: send the others in requests of their own")
+        own: set[str] = set()
+        read: list[str] = []
+        for node in _nodes(tree["statements"][0], 0):
+            _judge(node, own, read)
+        if len(read) > _MOST_TABLES:
+            raise StatementRejected(f"the statement reads {len(read)} tables; at most {_MOST_TABLES} are accepted")
+        if hidden := own & self._catalogue:
+            raise StatementRejected(f"{min(hidden)} is a name of DuckDB's own catalogue: use another name in WITH")
+        return Statement(text, frozenset(read) - own, frozenset(own))
 
-def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> Statement:
-    if len(text) > MOST_CHARACTERS:
-        raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
-    try:
-        found = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchall()
-    except duckdb.Error as cause:
-        raise refused(cause) from None
-    try:
-        tree = msgspec.json.decode(found[0][0])
-    except RecursionError:
-        raise _too_deep() from None
-    if tree["error"]:
-        raise _syntax_error(tree, text)
-    if not tree["statements"]:
-        raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
-    if len(tree["statements"]) != 1:
-        raise StatementRejected("one statement is run per request: send the others in requests of their own")
-    own: set[str] = set()
-    read: set[str] = set()
-    for node in _nodes(tree["statements"][0], 0):
-        _judge(node, own, read)
-    return Statement(text, frozenset(read - own), frozenset(own))
 
-
-def _judge(node: dict[str, Any], own: set[str], read: set[str]) -> None:
+def _judge(node: dict[str, Any], own: set[str], read: list[str]) -> None:
     """Collect the tables and the CTEs of a node, and raise StatementRejected if it is of a kind that is not run."""
     kind = node.get("type")
     own.update(entry["key"].lower() for entry in node.get("cte_map", {}).get("map", ()))
@@ -141,18 +163,18 @@ def _judge(node: dict[str, Any], own: set[str], read: set[str]) -> None:
         _judge_source(node, read)
     elif node.get("class") == "FUNCTION":
         name = str(node.get("function_name", "")).lower()
-        if name in _REFUSED or name.startswith(("pg_", "duckdb_", "pragma_")):
+        if name in _REFUSED or name.startswith(_REFUSED_BEGINNINGS):
             raise StatementRejected(
                 f"function {name[:60]!r} is not available here: use one that computes from its input"
             )
 
 
-def _judge_source(node: dict[str, Any], read: set[str]) -> None:
+def _judge_source(node: dict[str, Any], read: list[str]) -> None:
     kind = node["type"]
     if kind == "BASE_TABLE":
         if node.get("schema_name") or node.get("catalog_name"):
             raise StatementRejected(f"write table {node['table_name'][:60]} without a schema or database before it")
-        read.add(node["table_name"].lower())
+        read.append(node["table_name"].lower())
     elif kind == "TABLE_FUNCTION":
         name = str(node["function"].get("function_name", "")).lower()
         if name not in _FUNCTIONS:
@@ -178,6 +200,12 @@ def _nodes(tree: Any, depth: int) -> Iterator[dict[str, Any]]:
             yield from _nodes(value, depth + 1)
 
 
+def _brackets(text: str) -> int:
+    """Return how many brackets are open at a time, those in its literals included."""
+    steps = [1 if bracket in "([{" else -1 for bracket in _BRACKET.findall(text)]
+    return max(accumulate(steps), default=0)
+
+
 def _too_deep() -> StatementRejected:
     return StatementRejected("the statement is nested too deeply: make it simpler")
 
@@ -195,12 +223,12 @@ def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
 
 
 def refused(cause: duckdb.Error) -> StatementRejected:
-    """Return the error for a statement that DuckDB has rejected, with its reason and position."""
+    """Return the error for a statement that DuckDB has rejected, with its reason and the place."""
     text = str(cause)
-    caret = _CARET.search(text)
+    place = _CARET.search(text)
     text = _ADVICE.sub("", text).strip()
     kind, _, rest = text.partition(": ")
     text = rest if kind.endswith("Error") else text
     text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())[:500]
-    where = f" (line {caret[1]}, near {caret[2][len(caret[3]) - len(caret[1]) - 7 :][:30].strip()!r})" if caret else ""
+    where = f" (line {place[1]}, near {place[2][len(place[3]) - len(place[1]) - 7 :][:30].strip()!r})" if place else ""
     return StatementRejected(f"the statement was rejected: {text}{where}")

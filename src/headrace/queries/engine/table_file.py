@@ -3,8 +3,9 @@
 A batch of records changes rows and positions in one transaction. So after a crash each record is in the table once.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 from headrace.queries.columns import STORED, Column, Columns, quoted
 from headrace.queries.engine.batch_rows import ARRIVED, corrupt_records, fitting, load_batch
+from headrace.runtime import ThreadPool
 
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
@@ -37,7 +39,7 @@ class Applied(NamedTuple):
 
 
 class TableFile:
-    """The file of one table. Its calls block, and one runs at a time."""
+    """The file of one table. Its calls block; `run` runs them on a thread, one at a time."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, config: TableConfig, path: Path) -> None:
         """Take a connection to which the file is attached as `<name>_file`."""
@@ -49,6 +51,8 @@ class TableFile:
         self.corrupt = Corrupt()
         self.gap = ""
         """The last range of offsets that Kafka had removed before they were read; empty if there was none."""
+        self.run = ThreadPool(f"table {name}", 1).run
+        """Runs a call. One whose caller was cancelled still ends before the next begins."""
         self._name = name
         self._config = config
         self._path = path
@@ -62,35 +66,28 @@ class TableFile:
             ConfigError: The definition has changed in another way.
         """
         self._prepare()
-        self.connection.execute("BEGIN")
-        try:
-            self._make(Columns(self._config, values), values)
-            self.connection.execute("COMMIT")
-        except BaseException:
-            self.connection.execute("ROLLBACK")
-            raise
+        self.columns = Columns(self._config, values)
+        with self._transaction():
+            self._define(values)
+        self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
+        self.gap = self._meta("gap") or ""
         view = f"memory.main.{quoted(self._name)}"
-        self.connection.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
-        rows = self.connection.execute(f"DESCRIBE {view}").fetchall()
-        self.described = [(name, kind) for name, kind, *_ in rows]
+        run = self.connection.execute
+        run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
+        self.described = [(name, kind) for name, kind, *_ in run(f"DESCRIBE {view}").fetchall()]
 
-    def _make(self, columns_made: Columns, values: list[Column] | None) -> None:
-        self.columns = columns_made
+    def _define(self, values: list[Column] | None) -> None:
         definition = self._config.model_dump(include={"topic", "kind", "key_format", "value_format"})
         known = self._meta("definition")
-        columns = [[*column] for column in self.columns.stored]
         if known is None:
             self._create()
             self._set("definition", definition)
-            self._set("columns", columns)
         else:
             if changed := [key for key, value in definition.items() if known.get(key) != value]:
                 self._refuse(f"{changed[0]} was {known.get(changed[0])}, and is {definition[changed[0]]} now")
             self._add_columns([Column(*column) for column in self._meta("columns") or []])
-            self._set("columns", columns)
+        self._set("columns", [[*column] for column in self.columns.stored])
         self._set("values", None if values is None else [[*column] for column in values])
-        self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
-        self.gap = self._meta("gap") or ""
 
     def open_again(self) -> bool:
         """Open the table with the columns that it has; return whether it has any.
@@ -133,15 +130,15 @@ class TableFile:
 
     def rebuild(self) -> None:
         """Forget all rows and positions."""
-        run = self.connection.execute
-        run("BEGIN")
-        for table in ("rows", "positions", "meta"):
-            run(f"DROP TABLE IF EXISTS {self._file}.main.{table}")
-        run("COMMIT")
+        with self._transaction():
+            for table in ("rows", "positions", "meta"):
+                self.connection.execute(f"DROP TABLE IF EXISTS {self._file}.main.{table}")
+        self.shrink()
 
-    @property
-    def _needs_key(self) -> bool:
-        return self._config.kind == "latest"
+    def shrink(self) -> None:
+        """Give the space of deleted rows back to the disk, if no statement needs them."""
+        with contextlib.suppress(duckdb.Error):
+            self.connection.execute(f"CHECKPOINT {self._file}")
 
     @property
     def topic_id(self) -> str:
@@ -171,36 +168,57 @@ class TableFile:
     @property
     def size_bytes(self) -> int:
         """Size on disk."""
-        files = (self._path, self._path.with_name(self._path.name + ".wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return _size_of(self._path) + self._log_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Size on disk without the blocks that later rows take."""
+        statement = "SELECT block_size * used_blocks FROM pragma_database_size() WHERE database_name = ?"
+        found = self.connection.execute(statement, [f"{self._name}_file"]).fetchone()
+        return self._log_bytes + (int(found[0]) if found else 0)
+
+    @property
+    def _log_bytes(self) -> int:
+        return _size_of(self._path.with_name(self._path.name + ".wal"))
 
     def apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
         """Change rows by records, and the positions with them. `arrived` has the records until the next call."""
         run = self.connection.execute
-        run("BEGIN")
-        try:
+        stored = ", ".join(quoted(column.name) for column in self.columns.stored)
+        corrupt = self.corrupt
+        with self._transaction():
             bad = load_batch(self.connection, self.columns, records, needs_key=self._needs_key)
             if bad:
-                self._count_corrupt(bad)
-            stored = ", ".join(quoted(column.name) for column in self.columns.stored)
-            if not self._needs_key:
-                run(f"INSERT INTO {self._rows} SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
+                corrupt = self._count_corrupt()
+            if self._config.kind == "log":
+                run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
             else:
                 newest = f"QUALIFY row_number() OVER (PARTITION BY {STORED}key ORDER BY seq DESC) = 1"
                 good = f"SELECT * FROM {ARRIVED} WHERE NOT bad {newest}"
                 run(f"DELETE FROM {self._rows} WHERE {STORED}key IN (SELECT {STORED}key FROM ({good}) WHERE gone)")
-                run(f"INSERT OR REPLACE INTO {self._rows} SELECT {stored} FROM ({good}) WHERE NOT gone")
+                rows = f"SELECT {stored} FROM ({good}) WHERE NOT gone"
+                run(f"INSERT OR REPLACE INTO {self._rows}({stored}) {rows}")
             self._move(positions)
-            run("COMMIT")
-        except BaseException:
-            run("ROLLBACK")
-            raise
+        self.corrupt = corrupt
         return Applied(len(records) - bad, bad)
 
-    def _count_corrupt(self, count: int) -> None:
-        *_, (_, partition, offset, reason) = corrupt_records(self.connection, needs_key=self._needs_key)
-        self.corrupt = Corrupt(self.corrupt.count + count, f"partition {partition}, offset {offset}: {reason}")
-        self._set("corrupt", self.corrupt)
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self.connection.execute("BEGIN")
+        try:
+            yield
+            self.connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(duckdb.Error):  # a failed COMMIT has ended it
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def _count_corrupt(self) -> Corrupt:
+        found = corrupt_records(self.connection, needs_key=self._needs_key)
+        _, partition, offset, problem = found[-1]
+        corrupt = Corrupt(self.corrupt.count + len(found), f"partition {partition}, offset {offset}: {problem}")
+        self._set("corrupt", corrupt)
+        return corrupt
 
     @property
     def arrived(self) -> str:
@@ -216,6 +234,10 @@ class TableFile:
             condition = f"{STORED}offset >= {first}"
         order = f"ORDER BY {STORED}partition, {STORED}offset"
         return f"(SELECT {self.columns.view} FROM {self._rows} WHERE {condition} {order})"
+
+    @property
+    def _needs_key(self) -> bool:
+        return self._config.kind == "latest"
 
     def delete_old(self) -> int:
         """Delete the rows whose time is over, and return how many."""
@@ -239,3 +261,9 @@ class TableFile:
     def _set(self, name: str, value: object) -> None:
         text = msgspec.json.encode(value).decode()
         self.connection.execute(f"INSERT OR REPLACE INTO {self._file}.main.meta VALUES (?, ?)", [name, text])
+
+
+def _size_of(file: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0

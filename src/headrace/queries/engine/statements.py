@@ -223,12 +223,12 @@ def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
 
 
 def refused(cause: duckdb.Error) -> StatementRejected:
-    """Return the error for a statement that DuckDB has rejected, with its reason and the place."""
+    """Return the error for a statement that DuckDB has rejected, with its reason and position."""
     text = str(cause)
-    place = _CARET.search(text)
+    caret = _CARET.search(text)
     text = _ADVICE.sub("", text).strip()
     kind, _, rest = text.partition(": ")
     text = rest if kind.endswith("Error") else text
     text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())[:500]
-    where = f" (line {place[1]}, near {place[2][len(place[3]) - len(place[1]) - 7 :][:30].strip()!r})" if place else ""
+    where = f" (line {caret[1]}, near {caret[2][len(caret[3]) - len(caret[1]) - 7 :][:30].strip()!r})" if caret else ""
     return StatementRejected(f"the statement was rejected: {text}{where}")

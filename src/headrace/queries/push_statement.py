@@ -38,6 +38,11 @@ _OVER_ROWS: Final = {
 }
 """Words after FROM that make a statement one over several rows or tables."""
 
+_QUERIES: Final = ("SELECT", "FROM", "TABLE", "VALUES", "WITH")
+"""Words that begin a query in brackets."""
+_BEHIND_CONDITION: Final = ("LIMIT", "ORDER", "OFFSET", "FETCH", "USING", "FOR")
+"""Reserved words of clauses that may follow a condition."""
+
 
 class PushStatement(NamedTuple):
     """The parts of a push query, as written."""
@@ -86,7 +91,7 @@ def read_push(sql: str, sources: Mapping[str, SourceTopic]) -> PushStatement:
     alias = ""
     if rest and rest[0].word == "AS":
         rest = rest[1:]
-    if rest and rest[0].identifier and rest[0].word not in ("WHERE", "LIMIT", "ORDER", "OFFSET", "USING"):
+    if rest and rest[0].identifier and rest[0].word not in ("WHERE", *_BEHIND_CONDITION):
         alias, rest = rest[0].identifier, rest[1:]
     condition, rest = _condition(sql, rest)
     limit = _limit(sql, rest)
@@ -107,7 +112,8 @@ def _needs_rows(tokens: list[SqlToken]) -> str:
             return f"the function {token.identifier}"
         if token.word == "OVER" and index and tokens[index - 1].text == ")":
             return "OVER"
-        if token.word == "SELECT" and token.depth:
+        begins = index > 0 and tokens[index - 1].text == "(" and token.word in _QUERIES
+        if begins and (token.word != "VALUES" or called):  # otherwise a column
             return "a subquery"
         if token.depth == 0 and 0 < start < index and (token.word in _OVER_ROWS or token.text == ","):
             is_column = token.word == "PARTITION" and (behind is None or behind.word != "BY")
@@ -127,7 +133,7 @@ def _from(tokens: list[SqlToken]) -> int:
 def _condition(sql: str, rest: list[SqlToken]) -> tuple[str, list[SqlToken]]:
     if not rest or rest[0].word != "WHERE":
         return "", rest
-    ends = (index for index, token in enumerate(rest) if token.depth == 0 and token.word in ("LIMIT", "ORDER"))
+    ends = (index for index, token in enumerate(rest) if token.depth == 0 and token.word in _BEHIND_CONDITION)
     end = next(ends, len(rest))
     if end == 1:
         raise StatementRejected("the condition behind WHERE is missing: write one, or remove WHERE")

@@ -1,0 +1,53 @@
+"""A ksqlDB server behind the endpoints of a running Headrace, by a recorded exchange of its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+from headrace.testing.scenario import Scenario
+from tests.active_client import send
+from tests.raw_server import Server, served_by_thread
+
+HEADER = b'{"queryId":"transient_ORDERS_7","columnNames":["ID","NAME"],"columnTypes":["BIGINT","STRING"]}\n'
+ROWS = b'[1,"tea"]\n[2,null]\n'
+REFUSED = b'{"@type":"statement_error","error_code":40001,"message":"line 1:1: SELEC","statementText":"","entities":[]}'
+
+
+def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: Any) -> None:
+    """All three endpoints send them to `/query-stream`, and give its rows and its refusal in their own formats."""
+    server, closed = Server(), threading.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await server.request(reader)
+            head, body = server.requests[-1]
+            if head.startswith("POST /close-query "):
+                closed.set()
+            status, content = (400, REFUSED) if b"SELEC " in body else (200, HEADER + ROWS)
+            if b"EMIT CHANGES" in body:  # it does not end
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                writer.write(b"%x\r\n%b\r\n" % (len(content), content))
+            else:
+                writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
+
+    with served_by_thread(talk) as port:
+        process = headrace({**site.config, "ksqldb": {"url": f"http://127.0.0.1:{port}", "timeout_seconds": 5}})
+        pull = send(
+            "POST", f"{process.url}/query-stream", {"sql": "SELECT * FROM ORDERS;"}, {"Accept": "application/json"}
+        )
+        assert pull.body[1:] == [[1, "tea"], [2, None]]
+        active = send("POST", f"{process.url}/ksqldb/active", {"query": "SELECT * FROM ORDERS WHERE NAME = \\'a\\';"})
+        assert active.body == [{"ID": 1, "NAME": "tea"}, {"ID": 2, "NAME": None}]
+        assert json.loads(server.requests[-1][1])["sql"] == "SELECT * FROM ORDERS WHERE NAME = 'a';"
+        push = {"query": "SELECT * FROM ORDERS EMIT CHANGES;", "queryType": "push", "offset": "earliest"}
+        assert send("POST", f"{process.url}/ksqldb/active", push).body == active.body
+        assert closed.wait(20), "the push query was not closed on the server"
+        refused = send("POST", f"{process.url}/query", {"ksql": "SELEC 1;"})
+        assert (refused.status, refused.body["@type"]) == (400, "statement_error")
+        assert refused.body["message"] == "ksqlDB refused the statement: line 1:1: SELEC"
+    down = send("POST", f"{process.url}/query", {"ksql": "SELECT 1;"})
+    assert (down.status, down.body["error_code"]) == (502, 50200)
+    assert "correct ksqldb.url" in down.body["message"]

@@ -24,6 +24,8 @@ flows:
     sql: {SQL}
     sink: {SINK}
 """
+CODE = "from headrace.pipelines.processors import MapState, Processor, ValueState\n"
+PROCESSOR = "{processor: gates:Gates, reads: [passages], key: gate, sink: {topic: by_gate2}}"
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 KNOWN_TO_SPARK = {name for name, case in CASES.items() if case.get("plan")}
 
@@ -38,6 +40,9 @@ def write_wrong(folder: Path, name: str) -> Path:
     """Write a file with its table beside it."""
     case = CASES[name]
     text = case.get("text", RIGHT)
+    if "processor" in case:
+        text = f"{RIGHT}  gates: {PROCESSOR}\n"
+        case = {**case, "change": {PROCESSOR: case["processor"] or PROCESSOR, **case.get("change", {})}}
     changes = {SQL: case.get("sql", SQL), SINK: case.get("sink", SINK), **case.get("change", {})}
     for old, new in changes.items():
         assert text.count(old) == 1 or "text" in case, old
@@ -45,4 +50,6 @@ def write_wrong(folder: Path, name: str) -> Path:
     file = folder / f"{name}.yaml"
     file.write_text(text + case.get("more", ""))
     (folder / "plates.csv").write_text("plate,owner,since\n")
+    if "code" in case:
+        (folder / "gates.py").write_text(CODE + case["code"])
     return file

@@ -48,31 +48,41 @@ def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> li
 
 def handler_problem(handler: str, folder: Path) -> str:
     """Return why a worker could not call a handler; empty if it could, or if only an import can show it."""
-    module, _, function = handler.partition(":")
-    found = _find(module, folder)
+    source, tree, problem = definition(handler, folder, "function")
+    wrong = (_signature(tree, name, takes) for name, takes in ((handler.partition(":")[2], 2), ("init_context", 1)))
+    return problem or next((f"names a module to correct: {source}:{text}" for text in wrong if text), "")
+
+
+def definition(reference: str, folder: Path, kind: str) -> tuple[Path, ast.Module, str]:
+    """Return file and content of the module of `module:name`, and why it does not define the name; empty if it does.
+
+    The content is empty if only an import can show it.
+    """
+    module, _, name = reference.partition(":")
+    found, empty = _find(module, folder), ast.Module([], [])
     if found is None:
         files = [path.stem for path in folder.glob("*.py")]
         other = nearest(module.removesuffix(".py"), files)
-        hint = f"did you mean {other}:{function}?" if other else "correct it"
-        return f"names module {module}, which is neither in {folder} nor installed: {hint}"
+        hint = f"did you mean {other}:{name}?" if other else "correct it"
+        return Path(), empty, f"names module {module}, which is neither in {folder} nor installed: {hint}"
     source = Path(found.origin or "")
     if source.suffix != ".py":
-        return ""
+        return source, empty, ""
     try:
         code = importlib.util.decode_source(source.read_bytes())
         tree = ast.parse(code, str(source))
         table = symtable.symtable(code, str(source), "exec")
     except (SyntaxError, ValueError, RecursionError) as cause:
         where = f"{source}:{cause.lineno}" if isinstance(cause, SyntaxError) else str(source)
-        return f"names a module that does not compile: {where}: {getattr(cause, 'msg', cause)}. Correct this line"
+        text = f"names a module that does not compile: {where}: {getattr(cause, 'msg', cause)}. Correct this line"
+        return source, empty, text
     known = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     opaque = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in ast.walk(tree))
-    if function not in known and not opaque and "__getattr__" not in known:
-        other = nearest(function, known)
+    if name not in known and not opaque and "__getattr__" not in known:
+        other = nearest(name, known)
         hint = f"did you mean {module}:{other}?" if other else "correct it"
-        return f"names function {function}, which {source} does not define: {hint}"
-    wrong = (_signature(tree, name, takes) for name, takes in ((function, 2), ("init_context", 1)))
-    return next((f"names a module to correct: {source}:{text}" for text in wrong if text), "")
+        return source, empty, f"names {kind} {name}, which {source} does not define: {hint}"
+    return source, tree, ""
 
 
 def _signature(tree: ast.Module, name: str, takes: int) -> str:

@@ -26,7 +26,8 @@ def problems_of(spec: PipelineSpec) -> list[tuple[Path, str]]:
 
 def read_by(query: QuerySpec) -> list[str]:
     """Return the names of what a query reads, in order of first use."""
-    return tables_read(query.sql) if query.sql else query.reads
+    initial = getattr(query, "initial", None)
+    return tables_read(query.sql) if query.sql else [*query.reads, *([initial] if initial else [])]
 
 
 def ordered_views(spec: PipelineSpec) -> list[str]:
@@ -156,6 +157,7 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         if flow.late_rows:
             yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))
         yield from (((*("flows", name), key), text) for key, text in _not_for_formats(flow))
+        yield from (((*("flows", name), key), text) for key, text in _not_for_processors(spec, flow))
         if spec.trigger.realtime:
             yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
 
@@ -202,6 +204,37 @@ def _not_for_formats(flow: FlowSpec) -> Iterator[tuple[str, str]]:
         yield "sink", f"schema_id and schema_file are for value_format {', '.join(SCHEMA_TYPES)}: correct it"
 
 
+def _not_for_processors(spec: PipelineSpec, flow: FlowSpec) -> Iterator[tuple[str, str]]:
+    if not flow.processor:
+        for name in ("key", "initial"):
+            if getattr(flow, name):
+                yield name, "is for a processor: remove it, or write processor"
+        return
+    if not flow.key:
+        yield "processor", "needs key, the column whose values each have their own state: add key"
+    if flow.rules:
+        yield "rules", "cannot check the rows of a processor: let it check them, or read its topic by another flow"
+    if flow.sink.mode == "complete":
+        yield "sink", "a processor writes the rows that it yields: use mode: update or append"
+    if flow.on_error == "dead_letter" and not flow.sink.topics:
+        yield "on_error", "dead_letter needs a sink with a topic: use drop or fail here"
+    if spec.driver.remote:
+        yield "processor", "does not work with driver.remote: use driver.master, or no cluster"
+    if flow.initial and (streams := _streams(spec, flow.initial)):
+        yield "initial", f"reads the stream {streams[0]}, and must end: name a source with table, or a view of tables"
+
+
+def _streams(spec: PipelineSpec, table: str) -> list[str]:
+    """Return the sources that a source or view reads and that do not end."""
+    waiting, found = [_path(spec, table)], []
+    while waiting:
+        kind, name = waiting.pop()
+        if kind == "sources" and not isinstance(spec.sources[name], TableSource):
+            found.append(name)
+        waiting += [path for path in reads(spec, (kind, name)) if path[1] in (*spec.sources, *spec.views)]
+    return found
+
+
 def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
     if not isinstance(flow.sink, KafkaSink):
         yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
@@ -209,6 +242,8 @@ def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
         yield "sink", "real-time mode supports mode: update only"
     elif flow.sink.delivery == "exactly_once":
         yield "sink", "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
+    if flow.processor:
+        yield "processor", "real-time mode runs SQL only: use trigger.interval_seconds"
     if flow.handler or (isinstance(flow.sink, KafkaSink) and flow.sink.value_format in SCHEMA_TYPES):
         yield "sink", "real-time mode has neither handlers nor formats of the registry: use trigger.interval_seconds"
     if flow.python:

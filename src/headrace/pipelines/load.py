@@ -15,6 +15,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.handler_setup import handler_problems
+from headrace.pipelines.processor_setup import processor_problems
 from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import SqlFinding, check_sql, position_of
@@ -82,7 +83,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     spec = _with_sql_files(spec, path.resolve().parent, report)
     if problems.found:
         raise PipelineInvalid("\n".join(problems.ordered))
-    for where, sentence in [*problems_of(spec), *handler_problems(spec)]:
+    for where, sentence in [*problems_of(spec), *handler_problems(spec), *processor_problems(spec)]:
         report(where, sentence)
     for found in check_sql(spec, None if problems.found else ordered_views(spec)) if check else ():
         sentence = problems.located(found.path, found.sentence, _sql_location(path, sql_files, problems, found))

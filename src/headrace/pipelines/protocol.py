@@ -43,6 +43,8 @@ class DriverTask(Section):
     """Flow or view to its expected rows; None only returns the rows that it has."""
     streaming: bool = False
     """Whether each step is a separate micro-batch; otherwise all steps are one table."""
+    step_seconds: float = 1.0
+    """With `streaming`: time from one step to the next, for the timers of processors."""
 
 
 SECRETS_FILE = "secrets.properties"

@@ -60,6 +60,10 @@ class TriggerSpec(Section):
         return self
 
 
+_CODE = ("handler", "processor")
+"""Queries of a flow that are Python code which gets records one by one."""
+
+
 class QuerySpec(Section):
     """Where rows come from: one of SQL, a Python function and, in a flow, a handler."""
 
@@ -75,12 +79,13 @@ class QuerySpec(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        kinds = [name for name in ("sql", "sql_file", "python", "handler") if getattr(self, name, None)]
+        kinds = [name for name in ("sql", "sql_file", "python", *_CODE) if getattr(self, name, None)]
         if len(kinds) != 1:
-            raise ValueError(f"has {' and '.join(kinds) or 'no query'}: write one of sql, sql_file, python and handler")
-        if kinds == ["handler"]:
+            text = f"has {' and '.join(kinds) or 'no query'}"
+            raise ValueError(f"{text}: write one of sql, sql_file, python, handler and processor")
+        if kinds[0] in _CODE:
             if len(self.reads) != 1:
-                raise ValueError("handler needs reads with one name: the source or view whose records it gets")
+                raise ValueError(f"{kinds[0]} needs reads with one name: the source or view whose records it gets")
         elif bool(self.python) != bool(self.reads):
             what = "sources and views that the function takes" if self.python else "reads is for python: remove it"
             raise ValueError(what if self.reads else f"python needs reads, the {what}")
@@ -127,13 +132,21 @@ class FlowSpec(QuerySpec):
     handler: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|.+\.ya?ml)$")] | None = None
     """Handler of a function, `module:function` in the folder of the pipeline file, or the path of a function.yaml. It
     gets each record of `reads`, and writes none, one or several."""
+    processor: FunctionName | None = None
+    """Stateful processor, `module:Class` in the folder of the pipeline file. It gets each row of `reads` with the state
+    of its key, and writes none, one or several."""
+    key: ColumnName | None = None
+    """With `processor`: the column of `reads` whose values each have their own state and timers."""
+    initial: TableName | None = None
+    """With `processor`: table, or view of tables, with rows for `init_state`. They have the column of `key` too, and
+    are read when the flow starts without a checkpoint."""
     sink: AnySink
     """The target of its rows."""
     on_error: Literal["dead_letter", "drop", "fail"] = "dead_letter"
-    """What happens to a record that the handler fails for, and to a row that does not fit the schema of the sink: it
-    goes to the dead letter topic, it is dropped and counted, or it stops the flow."""
+    """What happens to a record that the handler or processor fails for, and to a row that does not fit the schema of
+    the sink: it goes to the dead letter topic, it is dropped and counted, or it stops the flow."""
     attempts: Count = 1
-    """Calls of the handler for a record before that, one after the other."""
+    """Calls of the handler or processor for a record before that, one after the other."""
     rules: dict[Name, RuleSpec] = {}
     """Quality rules by name."""
     late_rows: LateRowsSpec | None = None
@@ -149,7 +162,11 @@ class FlowSpec(QuerySpec):
     @property
     def dead_letters(self) -> str | None:
         """The dead letter topic, None if nothing needs it."""
-        can_fail = self.handler or (isinstance(self.sink, KafkaSink) and self.sink.value_format in SCHEMA_TYPES)
+        can_fail = (
+            self.handler
+            or self.processor
+            or (isinstance(self.sink, KafkaSink) and self.sink.value_format in SCHEMA_TYPES)
+        )
         if not (self.quarantines or (can_fail and self.on_error == "dead_letter")) or not self.sink.topics:
             return None
         return self.dead_letter_topic or f"{self.sink.topics[0]}.dlq"

@@ -158,6 +158,10 @@ def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFi
                     flow.sink.mode, other, marked=bool(flow.late_rows), realtime=spec.trigger.realtime
                 )
             )
+        known = tables.get(flow.reads[0]) if flow.key and flow.reads else None
+        if known and str(flow.key).lower() not in known:
+            sentence = f"is not a column of {flow.reads[0]}{_near(str(flow.key), known)}"
+            yield SqlFinding(("flows", name, "key"), sentence, True)
         expressions: dict[tuple[str, ...], str] = {
             ("rules", rule, "check"): each.check for rule, each in flow.rules.items()
         }
@@ -171,20 +175,26 @@ def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFi
 def _declare_sources(spec: PipelineSpec, tables: dict[str, Columns]) -> Iterator[SqlFinding]:
     """Add the columns of the sources to `tables`, and yield what is wrong with their schemas."""
     for name, source in spec.sources.items():
-        schema = getattr(source, "value_schema", None) or ""
-        tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
-        if failure:
-            word = str(failure.get("highlight", ""))
-            what = f"has {word}, which is not a type of Spark or not expected here" if word else failure["description"]
-            yield SqlFinding(("sources", name, "schema"), f"{what}{_near(word.upper(), _TYPES)}", True)
-        columns = tree.this.expressions if tree else []
-        for column in columns:
-            if not getattr(column, "kind", None):
-                yield SqlFinding(
-                    ("sources", name, "schema"), f"has no type for {column.name}: write {column.name} STRING", True
-                )
+        columns, wrong = columns_of_schema(getattr(source, "value_schema", None) or "")
+        yield from (SqlFinding(("sources", name, "schema"), text, True) for text in wrong)
         further = [getattr(source, key, None) for key in ("key_column", "timestamp_column")]
-        tables[name] = tree and {*map(str.lower, filter(None, further)), *(column.name.lower() for column in columns)}
+        tables[name] = columns and {*map(str.lower, filter(None, further)), *columns}
+
+
+def columns_of_schema(schema: str) -> tuple[Columns, list[str]]:
+    """Return the names of `name TYPE, name TYPE` in lower case, and what is wrong with it; None if it is not known."""
+    if not importlib.util.find_spec("sqlglot"):
+        return None, []
+    tree, failure = _parsed(f"CREATE TABLE t ({_VOID.sub('int', schema)})") if schema else (None, None)
+    wrong: list[str] = []
+    if failure:
+        word = str(failure.get("highlight", ""))
+        what = f"has {word}, which is not a type of Spark or not expected here" if word else failure["description"]
+        wrong.append(f"{what}{_near(word.upper(), _TYPES)}")
+    columns = tree.this.expressions if tree else []
+    untyped = [column.name for column in columns if not getattr(column, "kind", None)]
+    wrong += [f"has no type for {name}: write {name} STRING" for name in untyped]
+    return ({column.name.lower() for column in columns} if tree else None), wrong
 
 
 def _wrong_start(sql: str) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.explain import validated
-from headrace.config.section import Section
+from headrace.config.section import Seconds, Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
 from headrace.pipelines import protocol
@@ -25,6 +25,8 @@ class TestCase(Section):
     """Flow or view to its rows, or to a file. Columns that no row names are not compared."""
     streaming: bool = False
     """Whether each step is a micro-batch of a streaming query; the rows are then all that it writes."""
+    step_seconds: Seconds = 1.0
+    """With `streaming`: time that passes from one step to the next for a processor, without waiting."""
     ordered: bool = False
     """Whether the order of the rows counts."""
 
@@ -33,7 +35,9 @@ class TestCase(Section):
         given = {name: steps_of(value, folder) for name, value in self.given.items()}
         steps = {name: steps_of(value, folder) for name, value in self.expect.items()}
         expect = {name: [row for step in found for row in step] for name, found in steps.items()}
-        return protocol.DriverTask(kind="test", given=given, expect={**expect}, streaming=self.streaming)
+        return protocol.DriverTask(
+            kind="test", given=given, expect={**expect}, streaming=self.streaming, step_seconds=self.step_seconds
+        )
 
 
 def load_test_case(file: Path) -> TestCase:

@@ -28,7 +28,13 @@ class PipelineRows:
         self._driver: TaskDriver | None = None
 
     def __call__(
-        self, file: str | Path, name: str, given: Mapping[str, Sequence[Any] | str | Path], *, streaming: bool = False
+        self,
+        file: str | Path,
+        name: str,
+        given: Mapping[str, Sequence[Any] | str | Path],
+        *,
+        streaming: bool = False,
+        step_seconds: float = 1.0,
     ) -> list[dict[str, Any]]:
         """Return the rows of a flow or view.
 
@@ -38,6 +44,7 @@ class PipelineRows:
             given: Source to its rows, to a CSV or JSON file with them, or to a list of these: the steps. A source that
                 is not named has no rows.
             streaming: Whether each step is a micro-batch of a streaming query; the rows are then all that it writes.
+            step_seconds: With `streaming`: time that passes from one step to the next for a processor.
 
         Raises:
             PipelineInvalid: The file is wrong, or Spark refuses it.
@@ -47,7 +54,7 @@ class PipelineRows:
             source: steps_of(str(rows) if isinstance(rows, str | Path) else list(rows), path.parent)
             for source, rows in given.items()
         }
-        task = DriverTask(kind="test", given=steps, expect={name: None}, streaming=streaming)
+        task = DriverTask(kind="test", given=steps, expect={name: None}, streaming=streaming, step_seconds=step_seconds)
         found = self.run(lambda driver: driver.run_task(path, load_pipeline(path, check=True), KafkaConfig(), task))
         return [json.loads(row) for row in found[name]["actual"]]
 

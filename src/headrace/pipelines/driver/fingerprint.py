@@ -18,6 +18,7 @@ _STATEFUL = ("Distinct", "Deduplicate", "GlobalLimit", "FlatMapGroups", "Transfo
 _KEY_METHODS = {"Aggregate": "groupingExpressions", "Distinct": "output", "Deduplicate": "keys", "Join": ""}
 _KEY_METHODS |= {"DeduplicateWithinWatermark": "keys"}
 """Spark's operators with state, and the method that returns their keys."""
+_PROCESSOR = "TransformWithState"
 _WINDOWS = ("window", "session_window")
 _SPAN = re.compile(r"(?<=[%+] )\d+|(?<=cast\()[\w. ]+(?= as interval)")
 _MOST_FIELDS = 1000
@@ -34,9 +35,14 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
     for frame in frames:
         if frame is not None:
             walk.visit(frame._jdf.queryExecution().analyzed(), "")
+    operators = walk.operators
+    if flow.processor:
+        from headrace.pipelines.driver.stateful_rows import described  # here, because most pipelines have none
+
+        operators = [described(plan, flow, each) if each.startswith(_PROCESSOR) else each for each in operators]
     return Frozen(
         sources=walk.sources,
-        operators=walk.operators,
+        operators=operators,
         output_mode=sink.mode,
         sink=topic if sink.topics else sink.described,
         shuffle_partitions=parts if walk.operators else 0,
@@ -51,6 +57,11 @@ def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for store in spark.read.format("state-metadata").load(checkpoint).collect():
         reader = spark.read.format("statestore").option("operatorId", store.operatorId)
+        if store.operatorName.startswith("transformWithState"):
+            from headrace.pipelines.driver.stateful_rows import processor_states  # here, for the same reason
+
+            found += processor_states(spark, plan, store)
+            continue
         if "Join" in store.operatorName:  # each side has two stores, which Spark reads as one
             side, _, kind = store.stateStoreName.partition("-")
             if kind != "keyToNumValues":

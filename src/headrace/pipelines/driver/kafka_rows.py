@@ -41,7 +41,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     assert isinstance(sink, KafkaSink)
     if flow.handler:
         return rows
-    names = [name for name in rows.columns if name != BROKEN]
+    names = [name for name in rows.columns if name not in (BROKEN, DEAD_LETTER)]
     columns = [f.col(f"`{name}`") for name in names]
     if sink.value_format == "record":
         here = set(rows.columns)
@@ -57,6 +57,12 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
         # The text leaves nulls out, because an optional property may not be null in JSON Schema.
         row = f.struct(*columns) if sink.value_format == "avro" else f.to_json(f.struct(*columns), _TIMES)
         records["row"] = f.when(f.col(BROKEN).isNull(), row) if flow.quarantines else row
+    if DEAD_LETTER in rows.columns:
+        dead_letter = f.col(DEAD_LETTER)
+        others = {"topic": f.lit(flow.dead_letters)} | {name: dead_letter[name] for name in ("key", "value", "headers")}
+        records |= {name: f.when(dead_letter.isNotNull(), of).otherwise(records[name]) for name, of in others.items()}
+        if "row" in records:
+            records["row"] = f.when(dead_letter.isNull(), records["row"])
     if flow.quarantines:
         broken = f.col(BROKEN).isNotNull()
         reason = f.concat(f.lit("the row breaks rule "), BROKEN)
@@ -66,7 +72,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
 
 
 def _only_column(rows: DataFrame, columns: list[Column], value_format: str) -> Column:
-    kinds = [field.dataType.simpleString() for field in rows.schema if field.name != BROKEN]
+    kinds = [field.dataType.simpleString() for field in rows.schema if field.name not in (BROKEN, DEAD_LETTER)]
     if kinds == [value_format]:
         return columns[0]
     text = f"sink.value_format {value_format} takes one column of type {value_format}, and the flow has"
@@ -80,6 +86,9 @@ def to_json(names: Iterable[str]) -> Column:
 
 BROKEN = "_broken_rule"
 """Column with the name of the rule that puts a row in quarantine; null for other rows."""
+
+DEAD_LETTER = "_dead_letter"
+"""Column with the dead letter that a row of a processor stands for; null for other rows."""
 
 
 def with_rules(rows: DataFrame, flow: FlowSpec) -> DataFrame:
@@ -106,5 +115,5 @@ def with_rules(rows: DataFrame, flow: FlowSpec) -> DataFrame:
     return counted
 
 
-RULES, FAILED = "rules of the flow", "records that failed"
+RULES, FAILED, FAILED_CALLS = "rules of the flow", "records that failed", "calls that failed"
 """Names of the observed counts; no source has one, because a source's name has no blanks."""

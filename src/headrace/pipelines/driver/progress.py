@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
-from headrace.pipelines.driver.kafka_rows import FAILED, RULES
+from headrace.pipelines.driver.kafka_rows import FAILED, FAILED_CALLS, RULES
 from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
 
@@ -85,8 +86,8 @@ class ProgressReader:
 def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     """Return the event for a progress report of Spark. Source: Spark, StreamingQueryProgress."""
     observed = {name: _counts(row) for name, row in progress["observedMetrics"].items()}
-    rules = {name: count for kind in (RULES, FAILED) for name, count in observed.get(kind, {}).items()}
-    sources = [row for name, row in observed.items() if name not in (RULES, FAILED, LATE)]
+    rules = sum((Counter(observed.get(kind, {})) for kind in (RULES, FAILED, FAILED_CALLS)), Counter[str]())
+    sources = [row for name, row in observed.items() if name not in (RULES, FAILED, FAILED_CALLS, LATE)]
     topics = [source for source in progress["sources"] if source["description"].startswith("Kafka")]
     positions = _positions(topics)
     if len(sources) < len(topics):  # a source that is read twice is observed once, so its records count once
@@ -103,7 +104,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
         corrupt_records=sum(row["corrupt"] for row in sources),
         tombstone_records=sum(row["tombstones"] for row in sources),
         late_records=observed[LATE]["late"] if LATE in observed else 0,
-        broken_rules={name: count for name, count in rules.items() if count},
+        broken_rules=dict(rules),
         lag_records=_lag(topics) if topics else None,
         positions=positions,
         received_per_second=_sum(progress, "inputRowsPerSecond"),

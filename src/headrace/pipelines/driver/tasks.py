@@ -24,6 +24,7 @@ from headrace.pipelines.driver.fingerprint import frozen_of, kept_rows, state_of
 from headrace.pipelines.driver.flows import rows_of_flow
 from headrace.pipelines.driver.kafka_rows import BROKEN, to_json, with_rules
 from headrace.pipelines.driver.source_tables import CORRUPT, register_source
+from headrace.pipelines.driver.stepped_query import run_steps
 from headrace.pipelines.driver.views import rows_of
 from headrace.pipelines.graph import ordered_views, paths_read
 from headrace.pipelines.sources import CORRUPT_RECORDS, TableSource
@@ -133,7 +134,7 @@ def _test(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
         with part(path):
             frame = make()
             if name in task.expect:
-                frame = _streamed(spark, plan, name, frame) if task.streaming else frame
+                frame = _streamed(spark, plan, name, frame) if frame.isStreaming else frame
                 expected = task.expect[name]
                 named = {column for row in expected or () for column in row}
                 chosen = frame.select(*(f"`{each}`" for each in frame.columns if each in named or not named))
@@ -186,9 +187,11 @@ def _parts(
 def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
     """Return all rows that a streaming query has written after its last micro-batch."""
     table = f"headrace_test_{name}".replace("-", "_")
-    mode = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append"
+    mode, folder = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append", plan.scratch / "test"
+    if name in plan.spec.flows and plan.spec.flows[name].processor:
+        return run_steps(frame, mode, folder, folder / f"checkpoint-{name}", plan.task.step_seconds)
     writer = frame.writeStream.format("memory").queryName(table).outputMode(mode).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(plan.scratch / "test" / f"checkpoint-{name}")).start().awaitTermination()
+    writer.option("checkpointLocation", str(folder / f"checkpoint-{name}")).start().awaitTermination()
     return spark.table(table)
 
 

@@ -1,15 +1,14 @@
 """Queries as DataFrames: SQL over the sources and views that are registered, and Python functions."""
 
-import importlib
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PipelineInvalid
+from headrace.pipelines.driver.python_names import imported
 from headrace.pipelines.protocol import DriverPlan
 from headrace.pipelines.spec import FlowSpec, QuerySpec
 
@@ -31,8 +30,14 @@ def rows_of(spark: SparkSession, plan: DriverPlan, query: QuerySpec) -> DataFram
         from headrace.pipelines.driver.handlers import records_of_handler  # here, because most pipelines have none
 
         return records_of_handler(spark, plan, query)
+    if isinstance(query, FlowSpec) and query.processor:
+        from headrace.pipelines.driver.stateful_rows import rows_of_processor  # here, for the same reason
+
+        return rows_of_processor(spark, plan, query)
     assert query.python
-    function = _function(plan, query.python)
+    function = imported(str(plan.spec.folder or ""), query.python, "python")
+    if plan.spec.driver.remote:
+        _send_with_functions(str(plan.spec.folder or ""))
     try:
         found = function(*(spark.table(name) for name in query.reads))
     except Exception as cause:  # boundary to user code: the status shows where it failed
@@ -42,25 +47,6 @@ def rows_of(spark: SparkSession, plan: DriverPlan, query: QuerySpec) -> DataFram
     if not isinstance(found, DataFrame):
         raise PipelineInvalid(f"python: {query.python} returned {type(found).__name__}: return a DataFrame")
     return found
-
-
-def _function(plan: DriverPlan, reference: str) -> Any:
-    module_name, name = reference.split(":")
-    folder = str(plan.spec.folder or "")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except AttributeError:
-        raise PipelineInvalid(f"python: module {module_name} has no function {name}") from None
-    except ModuleNotFoundError as cause:
-        where = f"module {cause.name} is neither in {folder} nor installed"
-        raise PipelineInvalid(f"python: {reference} cannot be imported: {where}") from None
-    except Exception as cause:  # boundary to user code: the status shows the reason
-        raise PipelineInvalid(f"python: importing {module_name} failed: {type(cause).__name__}: {cause}") from cause
-    if plan.spec.driver.remote:
-        _send_with_functions(folder)
-    return function
 
 
 def _send_with_functions(folder: str) -> None:

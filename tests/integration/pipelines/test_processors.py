@@ -1,0 +1,86 @@
+"""Processors on a real broker and a real Spark: state, timers, dead letters, and what is seen of a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from yaml_table import table
+
+from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.protocol import DriverTask
+from headrace.testing.pipelines import PipelineRows
+from headrace.testing.secured import kafka_settings
+from tests.integration.pipelines.test_pipelines import produce, records_of, rows, running, until
+
+pytestmark = [pytest.mark.heavy, pytest.mark.long]
+
+
+def written(folder: Path, **topics: str) -> Path:
+    """Write the pipeline file and its module, with the names of topics."""
+    text = table(__file__, "file")
+    for name, topic in topics.items():
+        text = text.replace(f"topic: {name}", f"topic: {topic}")
+    (folder / "gates.py").write_text(table(__file__, "code"))
+    (folder / "known.csv").write_text("gate,passed\nnorth,10\n")
+    (folder / "tolls.yaml").write_text(text)
+    return folder / "tolls.yaml"
+
+
+def test_state_continues_over_batches_and_restarts(
+    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+) -> None:
+    """Failed rows are dead letters, and change no state; the checkpoint shows the state, and refuses another one."""
+    settings = kafka_settings(kafka.bootstrap_servers)
+    source, out = topic(2), topic()
+    file = written(tmp_path, passages=source, counts=out)
+    spec = load_pipeline(file, check=True).model_dump(exclude_unset=True, by_alias=True)
+    spec["flows"] = {"counts": spec["flows"]["counts"]}
+
+    def send(*gates: str) -> None:
+        produce(kafka.bootstrap_servers, source, (json.dumps({"gate": gate}).encode() for gate in gates))
+
+    async def counted(read: int, expected: dict[str, int]) -> None:
+        async with running(spec, settings, tmp_path) as run:
+            await until(lambda: run.counts("counts")["read"] == read, run)
+            assert {row["gate"]: row["n"] for _, row in await rows(settings, out)} == expected
+            flow = run.status()["flows"]["counts"]
+            assert (flow["broken_rules"], flow["state_rows"]) == ({"failed": 1}, 2)
+
+    async def refused() -> str:
+        async with running(spec, settings, tmp_path) as run:
+            await until(lambda: run.status()["state"] == "failed", run)
+            return run.readiness().reason
+
+    send("north", "south", "north", "bad")
+    asyncio.run(counted(4, {"north": 12, "south": 1}))
+    send("north", "bad")
+    asyncio.run(counted(2, {"north": 13, "south": 1}))
+    for failed in asyncio.run(records_of(settings, f"{out}.dlq")):
+        assert (failed.key, json.loads(failed.value or b"")) == (b"bad", {"gate": "bad", "at": None})
+        assert dict(failed.headers or ())["headrace.dlq.reason"] == b"ValueError: not a gate"
+
+    task = DriverTask(kind="state", checkpoint=tmp_path / "tolls" / "checkpoints" / "counts")
+    stores = pipeline_rows.run(lambda driver: driver.run_task(file, load_pipeline(file), settings, task))["stores"]
+    assert [(store["operator"], store["store"], store["rows"]) for store in stores] == [("processor", "n", 2)]
+    shown = sorted(stores[0]["shown"], key=str)
+    assert shown == [{"key": {"gate": "north"}, "value": 13}, {"key": {"gate": "south"}, "value": 1}]
+
+    (tmp_path / "gates.py").write_text(table(__file__, "code").replace('BIGINT")', 'STRING")'))
+    reason = asyncio.run(refused())
+    assert "n ValueState(BIGINT), and now processor gates:Count by gate with no time and n ValueState(STRING)" in reason
+    assert "Choose: undo the edit; or rename the flow" in reason
+
+
+def test_time_passes_from_step_to_step_of_a_test_case(pipeline_rows: PipelineRows, tmp_path: Path) -> None:
+    """Timers and times to live by the clock of the test; times of a state and of a timer keep their zone."""
+    file = written(tmp_path)
+    step = {"gate": "north", "at": "2026-01-01T01:00:00+01:00"}
+    steps: Any = {"passages": [[step, {"gate": "south"}], [step], [], []]}
+    found = pipeline_rows(file, "idle", steps, streaming=True, step_seconds=30)
+    assert found == table(__file__, "idle")
+    found = pipeline_rows(file, "visits", {"passages": table(__file__, "passages")}, streaming=True)
+    assert found == table(__file__, "visits")

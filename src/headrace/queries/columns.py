@@ -123,8 +123,10 @@ class Columns:
         """The condition that a record with a value is corrupt; `r` is what `parsed` has made."""
         if self._whole:
             return "r IS NULL"
+        # CASE rather than AND, so that a value is only parsed again where a cell is null.
         cells = [
-            f"(r.{quoted(c.name)} IS NULL AND coalesce(json_type(value, {_path(c.name)}), 'NULL') <> 'NULL')"
+            f"CASE WHEN r.{quoted(c.name)} IS NULL THEN coalesce(json_type(value, {_path(c.name)}), 'NULL') <> 'NULL' "
+            "ELSE false END"
             for c in self.values
         ]
         # Any other JSON than an object makes a row of nulls.

@@ -29,9 +29,16 @@ FILES = Path(__file__).with_name("files")
 DEAD_LETTERS = "flights.long_delays.dlq"
 _RETRY_TOPIC = "long-delays.retry.2s"
 _TOPICS = {"flights": 4, "flights.enriched": 4, "flights.delays": 2, "flights.long_delays": 2}
-_GROUPS = ("enrich", "long-delays", "headrace.delays.delays_by_hour", "headrace.delays.long_delays")
+_GROUPS = (
+    "enrich",
+    "long-delays",
+    "headrace.delays.delays_by_hour",
+    "headrace.delays.long_delays",
+    "headrace.query.alarms",
+)
 _FLIGHTS = "SELECT CAST(sum(flights) AS BIGINT) AS flights FROM delays"
 _WORST = "SELECT carrier, time_hour, mean_delay, flights FROM delays WHERE flights > 4 ORDER BY mean_delay DESC LIMIT 3"
+_ALARMS = "SELECT carrier, time_hour FROM delays WHERE mean_delay > 300 AND flights > 4"
 _BATCH_RECORDS = 500
 _CONNECTIONS = 4
 _AWAY_RESPONSES = 3
@@ -70,6 +77,8 @@ class Story:
         )
         # Unavailable at first: this uses no attempts and makes no dead letters.
         self._backend.script.extend([PlannedResponse(status=503, headers={"Retry-After": "1"})] * _AWAY_RESPONSES)
+        self._alarms = RecordingBackend()
+        """Gets the rows of the standing query."""
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
@@ -81,6 +90,7 @@ class Story:
             with install_progress() as report:
                 start_together(self._registry, self._cluster, progress=report)
             self._backend.start()
+            self._alarms.start()
             kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
             await self._prepare(Admin(kafka))
             self._print("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
@@ -92,6 +102,7 @@ class Story:
             if self._headrace:
                 self._headrace.terminate()
             self._backend.stop()
+            self._alarms.stop()
             self._registry.remove()
             self._cluster.remove()
 
@@ -131,6 +142,7 @@ class Story:
             click.echo(
                 f"    {row['carrier']} {row['time_hour']}  {row['mean_delay']:.0f} minutes, {row['flights']} flights"
             )
+        ok = await self._show_alarms(headrace.url) and ok
         if keep:
             await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
@@ -171,6 +183,15 @@ class Story:
                 if done(counts) or time.monotonic() > end:
                     return await ledger.exact()
                 await asyncio.sleep(0.5)
+
+    async def _show_alarms(self, url: str) -> bool:
+        """Show the rows that the standing query has pushed; False if a row of the table was not pushed."""
+        needed = await self._ask(url, _ALARMS)
+        hours = {(row["carrier"], row["time_hour"]) for row in self._alarms.records}
+        missing = [row for row in needed if (row["carrier"], row["time_hour"]) not in hours]
+        mark = f"WRONG, {len(missing)} of the table are missing" if missing else "ok"
+        click.echo(f"  hours over 300 minutes, pushed by the standing query {len(hours):>6,}  {mark}")
+        return not missing
 
     async def _ask(self, url: str, statement: str) -> list[dict[str, Any]]:
         """Return the rows of a statement over the tables of the running Headrace."""
@@ -222,6 +243,7 @@ class Story:
             "KAFKA": self._cluster.bootstrap_servers,
             "SCHEMA_REGISTRY_URL": self._registry.url,
             "BACKEND_URL": self._backend.url,
+            "ALARMS_URL": self._alarms.url,
             "DEMO_FILES": str(FILES),
         }
         return HeadraceProcess(yaml.safe_load((FILES / "headrace.yaml").read_text()), self._folder, env)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, PlannedResponse
+from headrace.testing import HeadraceProcess, PlannedResponse, RecordingBackend
 from headrace.testing.scenario import Scenario
 
 SQL = 'SELECT key, n * 2 AS twice, "offset" AS at FROM stock WHERE n < 5 EMIT CHANGES'
@@ -31,25 +31,46 @@ def write(site: Scenario, topic: str, start: int, count: int) -> None:
     site.write(topic, *(OutgoingRecord(topic, b"k%d" % at, value) for at, value in enumerate(values, start)))
 
 
+def rows_of(backend: RecordingBackend) -> set[int]:
+    """Return the offsets of the records whose rows were accepted."""
+    return {row["at"] for row in backend.accepted if isinstance(row, dict)}
+
+
 def test_each_row_of_a_standing_query_reaches_the_backend(
     site: Scenario, topic: Any, headrace: Any, backend: Any
 ) -> None:
     """Filter and columns; one bad row and one corrupt record are dead letters; nothing is lost with a process."""
     name = topic()
-    backend.response = lambda request: PlannedResponse(400 if any(row["at"] == 13 for row in request.body) else 200)
+    single = backend.url.replace("records", "single")
+    backend.response = lambda request: PlannedResponse(
+        400 if request.path == "/kafka/records" and any(row["at"] == 13 for row in request.body) else 200
+    )
     write(site, name, 0, 20)
     site.write(name, OutgoingRecord(name, b"k20", b"{"), OutgoingRecord(name, b"k0", None))
     query = {"sql": SQL, "backend": {"url": backend.url}, "retry": RETRY, "batch": {"max_records": 8}}
     config = {
         **site.config,
         "tables": {"stock": {"topic": name, "schema": "item STRING, n BIGINT"}},
-        "queries": {"low": query},
+        "queries": {
+            "low": query,
+            "arrays": {
+                "sql": "SELECT key, n FROM stock WHERE n = 1 EMIT CHANGES",
+                "rows": "arrays",
+                "group": f"{name}-arrays",
+                "dead_letter": {"topic": "{topic}.arrays"},
+                "backend": {"url": single, "mode": "single"},
+            },
+        },
     }
     process = headrace(config)
     site.wait_committed("headrace.query.low", name, 22)
+    site.wait_committed(f"{name}-arrays", name, 22)
     expected = {offset for offset in range(20) if offset % 10 < 5 and offset != 13}
-    assert {row["at"] for row in backend.accepted} == expected
-    assert backend.accepted[0] == {"key": "k0", "twice": 0, "at": 0}
+    assert rows_of(backend) == expected
+    assert {"key": "k0", "twice": 0, "at": 0} in backend.accepted
+    singles = [request for request in backend.requests if request.path == "/kafka/single"]
+    assert [request.body for request in singles] == [["k1", 1], ["k11", 1]]
+    assert singles[1].headers["idempotency-key"] == f"{name}-arrays:{name}:0:11"
     assert [(dead.key, dict(dead.headers)["headrace.dlq.error"]) for dead in site.records(f"{name}.dlq")] == [
         (b"k13", b"HTTP 400"),
         (b"k20", b"DecodeError"),
@@ -61,11 +82,11 @@ def test_each_row_of_a_standing_query_reaches_the_backend(
     write(site, name, 22, 30)
     site.wait_committed("headrace.query.low", name, 52)
     write(site, name, 52, 200)
-    backend.wait_for(lambda b: any(row["at"] > 60 for row in b.accepted))
+    backend.wait_for(lambda b: max(rows_of(b)) > 60)
     process.kill()
     write(site, name, 252, 10)
     process.start()
     site.wait_committed("headrace.query.low", name, 262)
     expected |= {offset for offset in range(22, 262) if offset % 10 < 5}
-    assert {row["at"] for row in backend.accepted} == expected
+    assert rows_of(backend) == expected
     assert len(site.records(f"{name}.dlq")) == 2

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from yaml_table import table
 
+from headrace.cli.main import root
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
@@ -63,6 +65,30 @@ def test_a_query_is_a_reactive_consumer_of_the_tables_topic(tmp_path: Path) -> N
         "status",
     )
     assert (made["one"].group, made["one"].batch.max_records, made["one"].retry.attempts) == ("g", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("clash", "headrace.yaml:6: queries.low: a reactive consumer has the same name"),
+        ("same_group", "headrace.yaml:4: queries: .* in the same group g"),
+    ],
+)
+def test_a_query_and_a_reactive_consumer_are_told_apart(tmp_path: Path, text: str, problem: str) -> None:
+    """By their names, and by their groups."""
+    with pytest.raises(ConfigError, match=problem):
+        config_of(tmp_path, TEXTS[text])
+
+
+def test_config_check_runs_the_statement(tmp_path: Path) -> None:
+    """Over declared columns; DuckDB has the last word."""
+    file = tmp_path / "headrace.yaml"
+    file.write_text(TEXTS["tables"] + TEXTS["queries"].replace("item", "itm"))
+    done = CliRunner().invoke(root, ["config", "check", "-c", str(file)])
+    assert done.exit_code == 78 or isinstance(done.exception, ConfigError)
+    assert 'headrace.yaml:5: queries.low.sql: the statement was rejected: Referenced column "itm"' in (
+        done.output + str(done.exception)
+    )
 
 
 class _Engine:

@@ -10,7 +10,7 @@ from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.queries.engine.database import open_database
-from headrace.queries.engine.filter import Filters
+from headrace.queries.engine.filter import Filters, report_misfits
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
@@ -68,6 +68,7 @@ class Engine(Service):
         self._pulls = Pulls(connection, statements, self._keys, self._send)
         self._pushes = {name: Pushes(feed, statements, self._post) for name, feed in self._feeds.items()}
         self._filters = Filters(connection, config.tables, self._feeds, codecs, statements, self._send)
+        report_misfits(config)
         watches = [self._registry.tls] if self._registry.tls else []
         answering = [self._pulls, self._filters]
         self.services: Sequence[Service] = [admin.reachability, *watches, *answering, *self._feeds.values(), self]

@@ -7,6 +7,7 @@ from typing import Final
 
 import duckdb
 
+from headrace.config.model import HeadraceConfig
 from headrace.config.tables import TableConfig
 from headrace.errors import FormatError, HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.formats.choice import Codecs
@@ -18,6 +19,7 @@ from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.engine.table_feed import TableFeed
 from headrace.queries.protocol import Filter, Filtered, Form, RequestFailed, ToParent
 from headrace.queries.push_statement import PushStatement
+from headrace.queries.standing import standing_queries
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Service, ThreadPool
 
@@ -111,6 +113,13 @@ class Filters(Service):
         if not self._feeds[name].key_column:
             raise QueriesUnavailable(f"the columns of table {name} are not known yet: GET /tables says why")
         return self._feeds[name].file.columns
+
+
+def report_misfits(config: HeadraceConfig) -> None:
+    """Log the standing queries that do not fit the declared columns of their table; their records wait."""
+    for name, query in standing_queries(config).items():
+        if problem := statement_problem(query.statement, config.tables[query.table]):
+            log.error("queries.%s.sql: %s; its records wait, correct it and restart", name, problem)
 
 
 def statement_problem(statement: PushStatement, table: TableConfig) -> str:

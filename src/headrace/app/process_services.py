@@ -33,7 +33,6 @@ from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
 from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
-from headrace.formats.registry import RegistryWatch
 from headrace.functions.routes import FunctionEndpoints
 from headrace.functions.triggers.http_requests import FunctionRequests
 from headrace.http.application import Application
@@ -48,7 +47,7 @@ from headrace.queries.ksqldb_routes import KsqldbEndpoints
 from headrace.queries.ksqldb_server import KsqldbServer
 from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.routes import QueryEndpoints
-from headrace.runtime import Clock, Service, Signals, Supervisor, SystemClock
+from headrace.runtime import Clock, ServerWatch, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace.runtime.tls import ClientTlsFiles, TlsFiles
@@ -158,7 +157,8 @@ class App:
         """Make the endpoints of SQL, and add the services that they need."""
         config, clock = self.context.config, self.context.clock
         server = KsqldbServer(config.ksqldb, clock) if config.ksqldb else None
-        self.services += [server.tls] if server and server.tls else []
+        if server:
+            self.services += [*filter(None, [server.tls]), ServerWatch("ksqlDB server", server, clock)]
         statements = KsqldbStatements(engine, server, config.sql.max_rows)
         if not engine and not server:
             return []
@@ -278,7 +278,7 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     services: list[Service] = [assembly.engine] if assembly.engine else []
     formats = {config.producer.key_format, config.producer.value_format, *assembly.parts.formats}
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
-        services.append(RegistryWatch(context.registry, clock))
+        services.append(ServerWatch("schema registry", context.registry, clock))
     created = assembly.parts.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:
         created = {config.audit.topic: InternalTopic(config.audit.topic), **created}

@@ -16,7 +16,8 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function
 from headrace.kafka import Admin
 from headrace.queries.engine_process import require_duckdb
-from headrace.runtime import SystemClock
+from headrace.queries.ksqldb_server import KsqldbServer
+from headrace.runtime import SystemClock, WatchedServer
 from headrace.runtime.jvm import find_java
 
 _JAVA = 17
@@ -66,13 +67,17 @@ async def _machine(config: HeadraceConfig) -> list[Finding]:
             found.append(Finding("machine", "DuckDB", "ok", version("duckdb")))
         except EnvironmentProblem as error:
             found.append(Finding("machine", "DuckDB", "failing", "no", error.description))
+    servers: dict[str, WatchedServer] = {}
     if "schema_registry" in config.model_fields_set:
-        registry = SchemaRegistry(config.schema_registry, SystemClock())
+        servers["schema registry"] = SchemaRegistry(config.schema_registry, SystemClock())
+    if config.ksqldb:
+        servers["ksqlDB server"] = KsqldbServer(config.ksqldb, SystemClock())
+    for name, server in servers.items():
         try:
-            await registry.check()
-            found.append(Finding("schema registry", "reachable", "ok", "yes"))
+            await server.check()
+            found.append(Finding(name, "reachable", "ok", "yes"))
         except HeadraceError as error:
-            found.append(Finding("schema registry", "reachable", "failing", "no", error.description))
+            found.append(Finding(name, "reachable", "failing", "no", error.description))
         finally:
-            await registry.close()
+            await server.close()
     return found

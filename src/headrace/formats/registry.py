@@ -17,14 +17,12 @@ from cachetools import LRUCache
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
-from headrace.runtime import Clock, Readiness, Service
+from headrace.runtime import Clock
 from headrace.runtime.tls import ClientTlsFiles
 
 _CACHE_BYTES = 16_777_216
 _ENTRY_BYTES = 8192
 """Each entry counts for at least this, which bounds their number too."""
-_WATCH_SECONDS = 10.0
-_DOWN_WATCH_SECONDS = 1.0
 _NOT_FOUND = (40401, 40402, 40403)
 _NEVER = float("inf")
 
@@ -234,28 +232,6 @@ class SchemaRegistry:
 
 def _path_of(subject: str) -> str:
     return f"/subjects/{quote(subject, safe='')}"
-
-
-class RegistryWatch(Service):
-    """Checks regularly whether the registry answers, for readiness. Requests do not wait for it."""
-
-    def __init__(self, registry: SchemaRegistry, clock: Clock) -> None:
-        super().__init__("schema registry")
-        self._registry = registry
-        self._clock = clock
-        self._problem = "the schema registry has not been checked yet"
-
-    def readiness(self) -> Readiness:
-        return Readiness(not self._problem, self._problem)
-
-    async def run(self) -> None:
-        while True:
-            try:
-                await self._registry.check()
-                self._problem = ""
-            except RegistryUnavailable as error:
-                self._problem = error.description
-            await self._clock.sleep(_DOWN_WATCH_SECONDS if self._problem else _WATCH_SECONDS)
 
 
 class _ResponseCache:

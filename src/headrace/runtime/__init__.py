@@ -4,6 +4,7 @@ from headrace.runtime.clock import Clock, Deadline, RestartPauses, SystemClock, 
 from headrace.runtime.gauge_registry import gauges
 from headrace.runtime.processes import Child, ChildProcess, run_program, start_child
 from headrace.runtime.restarted import RestartedServices
+from headrace.runtime.server_watch import ServerWatch, WatchedServer
 from headrace.runtime.service import Readiness, Service
 from headrace.runtime.service_groups import GroupSpec, ServiceGroups
 from headrace.runtime.supervisor import Signals, Supervisor, run_while

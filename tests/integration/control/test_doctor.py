@@ -44,15 +44,16 @@ def test_the_doctor_examines_what_the_file_uses(
 
 
 def test_the_doctor_says_what_is_not_there(site: Any, tmp_path: Path) -> None:
-    """A topic, a broker, a registry; without topics only the cluster counts, and one server is a warning."""
+    """Topic, broker, registry, ksqlDB; without topics only the cluster counts, and one broker is a warning."""
     rows = rows_of(site.cli("doctor", "no-such-topic", "--output", "json", code=1).stdout)
     assert rows["topic no-such-topic", "exists"] == "failing"
     assert "failing" not in rows_of(site.cli("doctor", "--output", "json").stdout).values()
     file = tmp_path / "headrace.yaml"
     away = {"bootstrap_servers": "127.0.0.1:9", "request_timeout_seconds": 2}
-    file.write_text(yaml.safe_dump({"kafka": away, "schema_registry": {"url": "http://127.0.0.1:9"}}))
+    servers = {"schema_registry": {"url": "http://127.0.0.1:9"}, "ksqldb": {"url": "http://127.0.0.1:9"}}
+    file.write_text(yaml.safe_dump({"kafka": away, **servers}))
     rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
-    assert rows == {("schema registry", "reachable"): "failing", ("cluster", "reachable"): "failing"}
+    assert rows == {(name, "reachable"): "failing" for name in ("schema registry", "ksqlDB server", "cluster")}
     file.write_text(yaml.safe_dump({"kafka": away}))
     rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)
     assert rows == {("cluster", "reachable"): "failing"}, "a registry that the file does not name gets no request"

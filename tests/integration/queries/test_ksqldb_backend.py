@@ -48,6 +48,8 @@ def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: Any) -> N
         refused = send("POST", f"{process.url}/query", {"ksql": "SELEC 1;"})
         assert (refused.status, refused.body["@type"]) == (400, "statement_error")
         assert refused.body["message"] == "ksqlDB refused the statement: line 1:1: SELEC"
+    ready = f"{process.url}/health/readiness"
+    site.wait_until(lambda: "Start it, or correct ksqldb.url" in str(send("GET", ready).body), "readiness names it")
     down = send("POST", f"{process.url}/query", {"ksql": "SELECT 1;"})
     assert (down.status, down.body["error_code"]) == (502, 50200)
     assert "correct ksqldb.url" in down.body["message"]

@@ -41,7 +41,8 @@ def show(name: str, api: Api, output: str) -> None:
     lines = {**_row(found), "age of newest record": f"{found['age_seconds']:.1f} s"}
     lines |= {"left out": found["corrupt"], "last left out": found["last_corrupt"], "removed unread": found["gap"]}
     text = "\n".join(f"{key:20}  {value}" for key, value in lines.items() if value not in ("", None))
-    columns = "\n".join(f"  {column}  {kind}" for column, kind in found["columns"])
+    width = max((len(column) for column, _ in found["columns"]), default=0)
+    columns = "\n".join(f"  {column:{width}}  {kind}" for column, kind in found["columns"])
     print_result(found, f"{text}\ncolumns\n{columns}", output)
 
 

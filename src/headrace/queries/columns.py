@@ -60,6 +60,18 @@ def declared(text: str) -> list[Column]:
     return found
 
 
+def of_fields(text: str) -> list[Column]:
+    """Return the columns of fields as a schema in the registry gives them: `item`: STRING, `n`: BIGINT.
+
+    Raises:
+        ConfigError: A table cannot have such columns.
+    """
+    fields = exp.DataType.build(f"STRUCT<{text}>", dialect="spark").expressions
+    found = [Column(field.name, field.kind.sql("duckdb")) for field in fields]
+    _check(found)
+    return found
+
+
 def _check(columns: Sequence[Column]) -> None:
     names: dict[str, str] = {}
     for column in columns:

@@ -2,7 +2,7 @@
 
 from headrace.formats.registry import SchemaRegistry
 from headrace.formats.sql_types import sql_columns
-from headrace.queries.columns import Column, declared
+from headrace.queries.columns import Column, of_fields
 
 
 async def registered_columns(registry: SchemaRegistry, topic: str) -> list[Column]:
@@ -10,8 +10,9 @@ async def registered_columns(registry: SchemaRegistry, topic: str) -> list[Colum
 
     Raises:
         FormatError: The registry does not have it, or a part of it has no type in SQL.
+        ConfigError: A table cannot have such columns.
         RegistryUnavailable: The registry does not respond.
     """
     found = await registry.of_subject(f"{topic}-value")
     texts = await registry.texts_of(found.references)
-    return declared(sql_columns(found.type, found.text, texts))
+    return of_fields(sql_columns(found.type, found.text, texts))

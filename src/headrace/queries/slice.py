@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.tables import TableConfig
-from headrace.errors import FormatError, StatementRejected
+from headrace.errors import ConfigError, FormatError, StatementRejected
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import read_window
@@ -142,7 +142,7 @@ class SliceReader:
             return None
         try:
             return await registered_columns(self._registry, config.topic)
-        except FormatError:  # it is of another subject; the records have columns, too
+        except (FormatError, ConfigError):  # it is of another subject; the records have columns, too
             return None
 
     def _inferred(self, config: TableConfig, records: pa.Table) -> list[Column] | None:

@@ -90,3 +90,7 @@ def test_each_row_of_a_standing_query_reaches_the_backend(
     expected |= {offset for offset in range(22, 262) if offset % 10 < 5}
     assert rows_of(backend) == expected
     assert len(site.records(f"{name}.dlq")) == 2
+
+    backend.response = PlannedResponse()
+    site.cli("dlq", "redrive", f"{name}.dlq")
+    backend.wait_for(lambda b: any(isinstance(row, dict) and row["key"] == "k13" for row in b.accepted))

@@ -180,10 +180,10 @@ class Pulls(Service):
     async def _look_up_all(self) -> None:
         await asyncio.sleep(0)  # for those that have arrived with it
         while self._lookups:
-            requests = self._lookups
-            for response in await self._lookup_thread.run(self._look_up, requests[:_CHUNK]):
+            requests = self._lookups[:_CHUNK]
+            for response in await self._lookup_thread.run(self._look_up, requests):
                 self._send(response)
-            del requests[:_CHUNK]
+            del self._lookups[: len(requests)]  # others have arrived behind them
 
     def _look_up(self, requests: Sequence[Lookup]) -> list[ToParent]:
         found: list[ToParent] = []

@@ -21,6 +21,7 @@ _CONFIG: Final = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "temp_directory": "",
+    "checkpoint_threshold": "32MiB",  # a checkpoint writes much of a file again; a start reads what it has not written
 }
 _BROKEN: Final = 70
 """Exit code."""

@@ -28,11 +28,15 @@ from headrace.runtime import Service, run_blocking
 
 log = logging.getLogger(__name__)
 
-_MOST_RECORDS: Final = 10_000
+_MOST_RECORDS: Final = 30_000
+"""Of a transaction; it looks for their keys in the whole table."""
+_FEW_RECORDS: Final = 2_000
 _LEAST_SECONDS: Final = 0.02
 """Between two transactions, so that a trickle of records does not cost one each."""
 _REST: Final = 5.0
 """Push queries get a part of the time: after them the table waits for this multiple of what they took."""
+_SPREAD: Final = 2.0
+"""A transaction of a few records begins this multiple of its duration before the next one."""
 _MOST_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 1.0
@@ -210,12 +214,12 @@ class TableFeed(Service):
             await decoder.prepare(part.batches)
             records = await run_blocking(decoder.to_arrow, part.batches)
             positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
-            applied, pushed_seconds = await self.file.run(self._apply_records, records, positions)
+            applied, least_pause = await self.file.run(self._apply_records, records, positions)
             if applied.corrupt:
                 log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
             self._progress.read(positions)
             self._progress.age_seconds = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
-            pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, _REST * pushed_seconds)) - (time.monotonic() - began)
+            pause = least_pause - (time.monotonic() - began)
         self._progress.read({partition.partition: at for partition, at in part.reached.items()})
         if self._progress.is_complete:
             self._show("live")
@@ -224,11 +228,13 @@ class TableFeed(Service):
         return max(0.0, pause)
 
     def _apply_records(self, records: pa.Table, positions: Positions) -> tuple[Applied, float]:
-        """Apply records, then run the push queries, on the thread of the file; return also how long these took."""
-        applied = self.file.apply(records, positions)
+        """Apply records, then run the push queries, on the thread of the file; return also the least pause after it."""
         began = time.monotonic()
+        applied = self.file.apply(records, positions)
+        done = time.monotonic()
         self.on_applied(positions)
-        return applied, time.monotonic() - began
+        spread = _SPREAD * (done - began) if len(records) < _FEW_RECORDS else 0.0
+        return applied, max(_LEAST_SECONDS, min(_MOST_SECONDS, max(spread, _REST * (time.monotonic() - done))))
 
     async def _is_full(self) -> bool:
         """Return whether a limit is reached, after waiting while it is."""

@@ -62,6 +62,8 @@ from headrace.runtime.memory import memory_bytes
 log = logging.getLogger(__name__)
 
 _MOST_STATEMENTS: Final = 32
+_MOST_OF_CALLER: Final = 3
+"""Of the four that run at a time, so that one caller cannot stop the others."""
 _MOST_LOOKUPS: Final = 1_000
 _LOOKUP_SECONDS: Final = 10.0
 _MOST_PUSHES: Final = 1_000
@@ -137,6 +139,8 @@ class QueryEngine(Service):
         self._statements: dict[int, str] = {}
         self._pushes: dict[int, PushQuery] = {}
         self._slow: list[int] = []
+        self._in_flight: Counter[str] = Counter()
+        """Statements by caller, without push queries."""
         # Since the start.
         self._ended_with: Counter[str] = Counter()
         """Statements that were at work for a while when the engine ended."""
@@ -198,8 +202,9 @@ class QueryEngine(Service):
         form: Form,
         max_rows: int,
         timeout_seconds: float,
+        owner: str = "",
     ) -> Rows:
-        """Run a statement and return its rows.
+        """Run a statement and return its rows; `owner` is the caller's name if authentication is on.
 
         Raises:
             StatementRejected: It is not valid, not run here, or exceeds a limit.
@@ -207,12 +212,15 @@ class QueryEngine(Service):
             TooManyRequests: Too many statements are in flight.
             QueriesUnavailable: The engine is restarting, or a table is not available now.
         """
-        if len(self._statements) - len(self._pushes) >= _MOST_STATEMENTS:
+        if self._in_flight.total() >= _MOST_STATEMENTS:
             raise TooManyRequests(f"{_MOST_STATEMENTS} statements are in flight; send this again after a pause")
+        if owner and self._in_flight[owner] >= _MOST_OF_CALLER:
+            raise TooManyRequests(f"{_MOST_OF_CALLER} statements of this caller are in flight; wait for one to end")
         self._check_endings(sql)
         given = dict(params) if isinstance(params, Mapping) else list(params)
         number = self._next()
         self._statements[number] = sql
+        self._in_flight[owner] += 1
         try:
             request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
             rows: Rows = await self._request(request, timeout_seconds)
@@ -220,7 +228,8 @@ class QueryEngine(Service):
             self._counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
             raise
         finally:
-            self._statements.pop(number, None)
+            del self._statements[number]
+            self._in_flight -= Counter({owner: 1})
         self._counts["ok"] += 1
         return rows
 

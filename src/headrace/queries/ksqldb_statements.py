@@ -81,7 +81,7 @@ class KsqldbStatements:
             if self._server:
                 query = await self._on_server(stack, self._server, text, properties, variables)
             else:
-                query = await self._on_tables(stack, text, properties, variables, readable)
+                query = await self._on_tables(stack, text, properties, variables, readable, owner)
             self._open[query.id] = owner, query
             try:
                 yield query
@@ -118,11 +118,13 @@ class KsqldbStatements:
         properties: Mapping[str, Any],
         variables: Mapping[str, Any],
         readable: Collection[str],
+        owner: str,
     ) -> OpenQuery:
         assert self._engine
         statement = read_statement(text, ksqldb=True, variables=variables)
         if not statement.is_push:
-            found = await self._engine.ask(statement.sql, [], [*readable], "arrays", self._max_rows, _PULL_SECONDS)
+            ask = self._engine.ask
+            found = await ask(statement.sql, [], readable, "arrays", self._max_rows, _PULL_SECONDS, owner)
             pairs = [(column.name, column.type) for column in found.columns]
             return OpenQuery(result_columns(pairs, statement), _once(found.rows), push=False)
         push = self.push_of(statement, readable)

@@ -12,7 +12,19 @@ from headrace.config.tables import MAX_TIMEOUT_SECONDS, SqlConfig
 from headrace.errors import NotFound, StatementRejected
 from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ
-from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, NDJSON, Call, CallEvent, Endpoint, Errors, Rule, require
+from headrace.http.endpoint import (
+    ADMINISTER,
+    JSON,
+    JSON_BODY,
+    NDJSON,
+    Call,
+    CallEvent,
+    Endpoint,
+    Errors,
+    Rule,
+    owner_of,
+    require,
+)
 from headrace.http.messages import HttpResponse, decode_body, decode_query
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import KSQL_JSON, QueryBody
@@ -154,11 +166,15 @@ class QueryEndpoints:
     async def _ask(self, scope: Scope, request: SqlQuery, form: Form) -> Rows:
         limit = min(request.limit or self._sql.max_rows, self._sql.max_rows)
         readable = readable_of(scope, self._engine)
-        return await self._engine.ask(request.sql, request.params, readable, form, limit, request.timeout_seconds)
+        return await self._engine.ask(
+            request.sql, request.params, readable, form, limit, request.timeout_seconds, owner_of(scope)
+        )
 
-    @Endpoint("GET", "/tables", "listTables", "Tables that are kept from topics", _MAY_READ)
+    @Endpoint("GET", "/tables", "listTables", "Tables that are kept from topics", _MAY_READ, errors=_FAILURES)
     async def tables(self, call: Call[None, None]) -> Tables:
         readable = readable_of(call.scope, self._engine)
+        if not self._engine.tables:
+            raise errors.QueriesUnavailable()
         return Tables([status for name, status in self._engine.tables.items() if name in readable])
 
     @Endpoint("GET", TABLE, "showTable", "State and columns of a table", _MAY_READ, errors=(NotFound, *_FAILURES))
@@ -211,8 +227,8 @@ def _has_ksql(body: bytes) -> bool:
     """Return whether a body is ksqlDB's, which has its statement in `ksql`."""
     try:
         return "ksql" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
-        return False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # decoding it as the usual body names the problem
 
 
 def _response(result: Rows, accept: str) -> HttpResponse:

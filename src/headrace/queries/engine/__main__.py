@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 _OOM_SCORE = "500"
 """When the machine has no memory left, the kernel ends this process rather than its parent."""
 _STOP_SECONDS = 10.0
-_ADDRESS_FACTOR = 8
-"""An allocation beyond this multiple of `sql.memory_bytes` fails: it rejects its statement, and ends no process."""
+_ALLOCATED_BYTES = 2 << 30
+"""An allocation beyond this fails: it rejects its statement, and ends no process. Stacks of threads count too."""
 
 
 async def _main(number: int) -> None:
@@ -38,7 +38,7 @@ async def _main(number: int) -> None:
     assert isinstance(setup, EngineSetup)
     config: HeadraceConfig = pickle.loads(setup.config)
     configure_logging(config.log_level)
-    limit = _ADDRESS_FACTOR * config.sql.memory_bytes
+    limit = _ALLOCATED_BYTES + 2 * config.sql.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     clock = SystemClock()
     engine = Engine(config, writer, clock)

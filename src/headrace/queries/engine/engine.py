@@ -105,7 +105,8 @@ class Engine(Service):
                     pushes = self._pushes[message.table]
                     self.spawn(pushes.subscribe(message, self._keys), f"push query {message.number}")
                 elif isinstance(message, Unsubscribe):
-                    self._pushes[message.table].unsubscribe(message.number)
+                    ending = self._pushes[message.table].unsubscribe(message.number)
+                    self.spawn(ending, f"end of push query {message.number}")
 
     async def close(self) -> None:
         """Close connections that are left."""

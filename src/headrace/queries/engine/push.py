@@ -24,7 +24,7 @@ _TOO_LONG: Final = "the statement takes too long for the changes of the table: m
 
 
 class Pushes:
-    """The push queries of one table. Its methods for rows run on the thread that applies records."""
+    """The push queries of one table. The thread that applies records runs them, and owns the list of them."""
 
     def __init__(self, feed: TableFeed, statements: Statements, send: Callable[[ToParent], None]) -> None:
         """Take the function that sends a message, from any thread."""
@@ -49,14 +49,9 @@ class Pushes:
         except (HeadraceError, duckdb.Error) as cause:
             self._send(failure(request.number, cause))
 
-    def unsubscribe(self, number: int) -> None:
-        """End a subscription."""
-        for key, numbers in [*self._groups.items()]:
-            if number in numbers:
-                numbers = [other for other in numbers if other != number]
-                self._groups[key] = numbers
-                if not numbers:
-                    del self._groups[key]
+    async def unsubscribe(self, number: int) -> None:
+        """End a subscription, behind its begin if that still waits."""
+        await self._feed.file.run(self._remove, number)
 
     def watch(self) -> list[int]:
         """Interrupt an evaluation that takes too long, and return the subscriptions of one that takes a while."""
@@ -75,6 +70,12 @@ class Pushes:
         finally:
             self._began_at = float("inf")
 
+    def _remove(self, number: int) -> None:
+        for key, numbers in [*self._groups.items()]:
+            self._groups[key] = [other for other in numbers if other != number]
+            if not self._groups[key]:
+                del self._groups[key]
+
     def _begin(self, request: Subscribe, keys: Mapping[str, str]) -> None:
         """Send the columns and the rows from the positions on, then take the subscription up."""
         file = self._feed.file
@@ -83,11 +84,14 @@ class Pushes:
         positions = file.positions()
         with self._watched([request.number], _SNAPSHOT_SECONDS):
             cursor = file.connection.execute(statement.over(file.rows_after(request.after)))
-            results = RowWriter(cursor, request.form)
-            self._send(PushBegun(request.number, results.columns))
-            if request.after is not None:
-                while rows := cursor.fetchmany(_SNAPSHOT_ROWS):
-                    self._send(Changes([request.number], results.texts(rows), {}))
+            writer = RowWriter(cursor, request.form)
+            self._send(PushBegun(request.number, writer.columns))
+            try:
+                while request.after is not None and (rows := cursor.fetchmany(_SNAPSHOT_ROWS)):
+                    self._send(Changes([request.number], writer.texts(rows), {}))
+            except (HeadraceError, duckdb.Error) as cause:
+                self._send(Ended(request.number, failure(request.number, cause).reason))
+                return
         self._send(Changes([request.number], [], positions))
         self._groups.setdefault((statement, request.form), []).append(request.number)
 

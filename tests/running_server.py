@@ -18,7 +18,9 @@ from headrace.app.documents import DocumentEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.config.tables import SqlConfig, TableConfig
 from headrace.config.topic_names import kind_by_name
 from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
@@ -42,6 +44,10 @@ from headrace.http.server import WebService
 from headrace.kafka import check_topic
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.pipelines.status import FlowStatus, PipelineStatus
+from headrace.queries.engine_process import QueryEngine
+from headrace.queries.ksqldb_routes import KsqldbEndpoints
+from headrace.queries.ksqldb_statements import KsqldbStatements
+from headrace.queries.routes import QueryEndpoints
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Readiness, SystemClock
 from headrace.runtime.telemetry.metrics import Metrics
@@ -172,6 +178,17 @@ def check_name(name: str) -> None:
     """Refuse names that nothing has."""
     if not name.isprintable() or name == "..":
         raise errors.NotFound(topic=name)
+
+
+def query_endpoints() -> list[Any]:
+    """Return the endpoints of a table, whose engine has not started."""
+    tables = {"t": TableConfig(topic="t")}
+    engine = QueryEngine(HeadraceConfig(tables=tables), SystemClock())
+    statements = KsqldbStatements(engine, None, 10)
+    return [
+        QueryEndpoints(engine, statements, HttpConfig(), SqlConfig()),
+        KsqldbEndpoints(statements, engine, HttpConfig()),
+    ]
 
 
 def dead_letters_of(kafka: Kafka) -> Any:
@@ -363,6 +380,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         ControlEndpoints(control, control, control),
         FunctionEndpoints([function], lag_of, reloads),
         PipelineEndpoints({"t": pipeline_of(kafka)}),
+        *query_endpoints(),
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(ActiveConsumersConfig(), active, kafka, codecs, {"r": reactive}, kafka.produce, None),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),

@@ -44,7 +44,8 @@ _PARAMETERS: Final = {
     "partition": "Number of the partition.",
     "instance": "Name of the instance.",
     "serviceId": "`audit.service_id`.",
-    "name": "Name of the consumer or function.",
+    "name": "Name of the consumer, function, pipeline or table.",
+    "key": "Key of the row.",
     "id": "Id of the command.",
     "job": "Id of the job.",
 }
@@ -214,7 +215,7 @@ def _responses(endpoint: Endpoint) -> Json:
 
 def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> Json:
     """Describe an error body by its codes and its additional fields."""
-    properties: Json = {"code": {"enum": [error.code for error in group]}}
+    properties: Json = {"code": {"enum": [*dict.fromkeys(error.code for error in group)]}}
     if more_fields:
         names = [field.encode_name for field in msgspec.structs.fields(more_fields)]
         properties |= {name: {"$ref": f"{_ref(more_fields)['$ref']}/properties/{name}"} for name in names}

@@ -31,7 +31,7 @@ from headrace.queries.ksqldb_active import TIMEOUT_SECONDS, ActiveQuery, objects
 from headrace.queries.ksqldb_statements import KsqldbStatements, OpenQuery
 from headrace.runtime import run_while
 
-_MAY_READ: Final = Rule((READ,), also="consume")
+_MAY_READ: Final = Rule((READ,), "consume")
 _FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable, errors.KsqldbUnavailable)
 
 

@@ -39,7 +39,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 TABLE: Final = "/tables/{name}"
 _MORE: Final = b"x-headrace-more"
 _DEFAULT_SECONDS: Final = 10.0
-_MAY_READ: Final = Rule((READ,), also="consume")
+_MAY_READ: Final = Rule((READ,), "consume")
 _FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable)
 
 
@@ -196,6 +196,8 @@ class QueryEndpoints:
     async def row(self, call: Call[None, None]) -> HttpResponse:
         name = self._name(call)
         key = call.parameters["key"]
+        if not key.isprintable():
+            raise NotFound("a path cannot name this key: send a SELECT with the key in params to POST /query")
         row = await self._engine.look_up(name, key)
         if row is None:
             raise NotFound(f"table {name} has no row with key {key[:60]!r}")

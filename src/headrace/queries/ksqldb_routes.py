@@ -11,7 +11,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, RequestBodyMissing, StatementRejected
 from headrace.http.asgi import STREAMING, UNREAD_SECONDS, WRITTEN, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ
-from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, principal_of
+from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, principal_of, require
 from headrace.http.messages import HttpResponse, decode_body, media_type, read_body
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import (
@@ -40,6 +40,14 @@ def readable_of(scope: Scope, engine: QueryEngine | None) -> Collection[str]:
     principal = principal_of(scope)
     topics = engine.topics if engine else {}
     return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
+
+
+def require_all_topics(scope: Scope) -> None:
+    """Raise a scope error unless the caller may read every topic.
+
+    A ksqlDB server sees one user, Headrace, so the patterns of a caller cannot be checked there.
+    """
+    require(scope, (READ,), "consume", "*")
 
 
 async def read_statement_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
@@ -73,6 +81,8 @@ async def run_ksqldb(
     running = statements.run(text, properties, body.sessionVariables, readable, owner_of(scope))
     async with contextlib.AsyncExitStack() as stack:
         try:
+            if statements.on_server:
+                require_all_topics(scope)
             query = await stack.enter_async_context(running)
         except HeadraceError as error:
             await HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()).send(send)
@@ -156,6 +166,8 @@ class KsqldbEndpoints:
         errors=(StatementRejected, errors.AuthTokenScopeMismatch),
     )
     async def active(self, call: Call[ActiveQuery, None]) -> HttpResponse:
+        if self._statements.on_server:
+            require_all_topics(call.scope)
         try:
             call.body.statement()
             running = self._statements.run(

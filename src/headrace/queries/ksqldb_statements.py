@@ -54,6 +54,11 @@ class KsqldbStatements:
         self._max_rows = max_rows
         self._open: dict[str, tuple[str, OpenQuery]] = {}
 
+    @property
+    def on_server(self) -> bool:
+        """Whether statements run on a ksqlDB server."""
+        return self._server is not None
+
     @contextlib.asynccontextmanager
     async def run(
         self,

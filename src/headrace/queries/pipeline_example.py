@@ -10,6 +10,8 @@ from headrace.queries.statement_text import SqlToken, tokens_of
 _WINDOWS: Final = ("TUMBLING", "HOPPING", "SESSION")
 _AFTER_GROUP: Final = ("HAVING", "WINDOW", "ORDER", "LIMIT", "QUALIFY")
 _SPAN: Final = re.compile(r"(\d+)\s+([A-Z]+)", re.IGNORECASE)
+_LATER: Final = re.compile(r"\b(?:GRACE|RETENTION)\b", re.IGNORECASE)
+"""Begins what does not belong to the window's length."""
 _DELAY: Final = "10 MINUTES"
 """How late a row may be, if the statement does not say it."""
 
@@ -65,10 +67,11 @@ def _window(tokens: Sequence[SqlToken]) -> _TimeWindow | None:
     for index, token in enumerate(tokens[:-2]):
         kind = tokens[index + 1].word
         if token.word == "WINDOW" and kind in _WINDOWS and tokens[index + 2].text == "(":
-            last = next(i for i in range(index + 3, len(tokens)) if tokens[i].depth == 0 and tokens[i].text == ")")
+            depth = tokens[index + 2].depth
+            last = next(i for i in range(index + 3, len(tokens)) if tokens[i].depth == depth and tokens[i].text == ")")
             inside = " ".join(part.text for part in tokens[index + 3 : last])
             grace = re.search(r"GRACE\s+PERIOD\s+(\d+\s+\w+)", inside, re.IGNORECASE)
-            spans = [f"'{n} {unit}'" for n, unit in _SPAN.findall(inside.split("GRACE")[0].split("RETENTION")[0])]
+            spans = [f"'{n} {unit}'" for n, unit in _SPAN.findall(_LATER.split(inside)[0])]
             function = "session_window" if kind == "SESSION" else "window"
             return _TimeWindow(index, last, f"{function}(timestamp, {', '.join(spans)})", grace[1] if grace else _DELAY)
     return None

@@ -10,19 +10,21 @@ _TOKEN: Final = re.compile(
     r"""
     (?P<space>\s+)
   | (?P<comment>--[^\n]*|/\*(?:(?!/\*).)*?\*/)
-  | (?P<text>[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$)
-  | (?P<name>"(?:[^"]|"")+"|`(?:[^`]|``)+`)
+  | (?P<text>[eE]'(?:[^'\\]|\\.|'')*+'|'(?:[^']|'')*+'|\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$)
+  | (?P<name>"(?:[^"]|"")++"|`(?:[^`]|``)++`)
   | (?P<word>[^\W\d]\w*)
   | (?P<number>\d[\w.]*)
   | (?P<open>[(\[{])
   | (?P<close>[)\]}])
   | (?P<end>;)
-  | (?P<broken>['"`]|/\*)
+  | (?P<broken>['"`]|/\*|\$(?:[^\W\d]\w*)?\$)
   | (?P<arrow>->(?!>))
   | (?P<other>.)
     """,
     re.VERBOSE | re.DOTALL,
 )
+MOST_CHARACTERS: Final = 65_536
+"""Of a statement."""
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _UNSEEN: Final = ("space", "comment")
 
@@ -70,9 +72,10 @@ def read_statement(text: str, *, ksqldb: bool = False, variables: Mapping[str, o
         variables: Values for `${name}` in the text, before anything else is read.
 
     Raises:
-        StatementRejected: There is no statement, or more than one. A quote, comment or bracket has no end. A variable
-            has no value. The statement ends with EMIT FINAL.
+        StatementRejected: There is no statement, or more than one, or it is too long. A quote, comment or bracket has
+            no end. A variable has no value. The statement ends with EMIT FINAL.
     """
+    _check_length(len(text))
     text = _with_variables(text, variables) if variables else text
     tokens = list(_tokens(text))
     seen = [token for token in tokens if token.kind not in _UNSEEN]
@@ -105,7 +108,6 @@ def _tokens(text: str) -> Iterator[SqlToken]:
     brackets: list[SqlToken] = []
     for found in _TOKEN.finditer(text):
         kind = found.lastgroup or "other"
-        kind = "text" if kind == "tag" else kind
         token = SqlToken(kind, found[0], found.start(), len(brackets))
         if kind == "broken":
             raise StatementRejected(f"{token.text} at {position(text, token.start)} has no end: close it, or remove it")
@@ -144,9 +146,17 @@ def _in_duckdb(token: SqlToken, ksqldb: bool) -> str:
 
 
 def _with_variables(text: str, variables: Mapping[str, object]) -> str:
+    values = {name: str(value) for name, value in variables.items()}
+    _check_length(len(text) + sum(len(values.get(name, "")) for name in _VARIABLE.findall(text)))
+
     def value_of(use: re.Match[str]) -> str:
-        if use[1] not in variables:
+        if use[1] not in values:
             raise StatementRejected(f"the variable {use[0][:60]} has no value: add it to sessionVariables")
-        return str(variables[use[1]])
+        return values[use[1]]
 
     return _VARIABLE.sub(value_of, text)
+
+
+def _check_length(count: int) -> None:
+    if count > MOST_CHARACTERS:
+        raise StatementRejected(f"the statement has {count} characters; at most {MOST_CHARACTERS} are accepted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import duckdb
@@ -38,6 +39,19 @@ def test_a_text_that_is_not_one_statement_is_refused(text: str, problem: str) ->
     """The sentence has the position and what to do."""
     with pytest.raises(StatementRejected, match=problem):
         read_statement(text, variables={"name": "orders"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 65_537, "${a}" * 16_000, "$a$" * 21_000 + "'" * 2_001, "(" * 65_000, "/*" * 32_000],
+    ids=["long", "variables", "dollars", "brackets", "comments"],
+)
+def test_a_hostile_text_is_refused_soon(text: str) -> None:
+    """It is read on the loop, where other requests wait for it."""
+    begun = time.process_time()
+    with pytest.raises(StatementRejected):
+        read_statement(text, variables={"a": "b" * 1_000_000})
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize(("sql", "parts"), table(__file__, "push_queries"))

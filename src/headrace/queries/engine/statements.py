@@ -16,6 +16,7 @@ from cachetools import LRUCache
 
 from headrace.config.spelling import hint
 from headrace.errors import Forbidden, QueriesUnavailable, StatementRejected
+from headrace.queries.statement_text import MOST_CHARACTERS
 
 _FUNCTIONS: Final = frozenset(
     ("unnest", "range", "generate_series", "json_each", "json_tree", "repeat", "repeat_row", "generate_subscripts")
@@ -55,7 +56,6 @@ _QUERIES: Final = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "R
 _SELECT_ONLY: Final = (
     "only a SELECT is run here: the tables are kept from their topics, and nothing else can change them"
 )
-MOST_CHARACTERS: Final = 65_536
 _MOST_CACHED: Final = 4_096
 _MOST_DEPTH: Final = 400
 _MOST_BRACKETS: Final = 500

@@ -31,7 +31,7 @@ _KEYWORDS: Final = (
     "OR",
 )
 _FUNCTIONS: Final = ("count", "sum", "avg", "min", "max")
-_RESERVED: Final = {*_KEYWORDS, "OFFSET", "TABLE", "UNION", "CASE", "END", "TO", "USER", "NOT", "DISTINCT"}
+_RESERVED: Final = {*_KEYWORDS, "OFFSET", "TABLE", "UNION", "CASE", "END", "TO", "USER", "AT", "NOT", "DISTINCT"}
 _HELP: Final = "statements end with ; \\d lists tables, \\d NAME the columns of one, \\q ends"
 
 

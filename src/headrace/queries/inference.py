@@ -51,6 +51,22 @@ def structure_of(text: str | None) -> Structure:
     return found
 
 
+def merged(one: Structure, other: Structure) -> Structure:
+    """Return the structure of records of which some have one, and some the other."""
+    if one == other or other == _NULL:
+        return one
+    if one == _NULL:
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one | {name: merged(one[name], kind) if name in one else kind for name, kind in other.items()}
+    if isinstance(one, list) and isinstance(other, list):
+        return [merged(one[0], other[0])] if one and other else one or other
+    kinds = {_TYPES.get(kind, kind) for kind in (one, other) if isinstance(kind, str)}
+    if len(kinds) == 1 and isinstance(one, str) and isinstance(other, str):
+        return kinds.pop()
+    return "DOUBLE" if kinds == {"BIGINT", "DOUBLE"} else _JSON
+
+
 def inferred(structure: Structure) -> list[Column] | None:
     """Return the columns of objects with this structure; None if their fields cannot be columns."""
     if not isinstance(structure, dict) or not _is_row(structure):

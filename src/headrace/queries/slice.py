@@ -22,7 +22,7 @@ from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.engine.table_file import TableFile
-from headrace.queries.inference import format_of, inferred, structure_of
+from headrace.queries.inference import Structure, format_of, inferred, merged, structure_of
 from headrace.queries.registered_columns import registered_columns
 from headrace.records import Offsets, Record, RecordBatch, TopicPartition
 
@@ -40,6 +40,7 @@ _CONFIG: Final[dict[str, Any]] = {
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 _CHUNK: Final = 1_000
 _APPLIED: Final = 50_000
+_INFERRED: Final = 10_000
 _VALUES: Final = "FROM (SELECT TRY_CAST(value AS JSON) AS v FROM slice)"
 _IS_OBJECT: Final = "json_type(v) = 'OBJECT'"
 _INTERRUPTED: Final = "Query interrupted"
@@ -154,8 +155,13 @@ class SliceReader:
             objects, valid = run(f"SELECT count(*) FILTER ({_IS_OBJECT}), count(v) {_VALUES}").fetchall()[0]
             if 2 * objects <= valid:
                 return None
-            (found,) = run(f"SELECT json_group_structure(v) {_VALUES} WHERE {_IS_OBJECT}").fetchall()
-            return inferred(structure_of(found[0]))
+            found: Structure = {}
+            for start in range(0, len(records), _INFERRED):  # DuckDB keeps what it has parsed until the end
+                part = f"json_group_structure(v) {_VALUES.replace('slice', 'part')} WHERE {_IS_OBJECT}"
+                self._connection.register("part", records.slice(start, _INFERRED))
+                found = merged(found, structure_of(run(f"SELECT {part}").fetchall()[0][0]))
+                self._connection.unregister("part")
+            return inferred(found)
         finally:
             self._connection.unregister("slice")
 

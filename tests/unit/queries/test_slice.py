@@ -12,7 +12,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import HeadraceError
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.inference import format_of, inferred
+from headrace.queries.inference import format_of, inferred, merged
 from headrace.queries.record_filter import RecordFilter
 from headrace.queries.slice import newest
 from headrace.records import Record, TopicPartition
@@ -68,6 +68,13 @@ def test_columns_by_content(structure: Any, expected: dict[str, str] | None) -> 
     columns = inferred(structure)
     assert (columns and {column.name: column.type for column in columns}) == expected
     assert inferred({f"f{number}": "VARCHAR" for number in range(300)}) is None
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), table(__file__, "merged"))
+def test_columns_of_a_slice_are_those_of_its_parts(one: Any, other: Any, expected: Any) -> None:
+    """A large slice is looked at in parts; the order of the parts does not matter."""
+    assert merged(one, other) == merged(other, one) == expected
+    assert merged({}, one) == one
 
 
 @pytest.mark.parametrize(("sizes", "most", "expected"), table(__file__, "shares"))

@@ -20,7 +20,17 @@ from headrace.functions.worker.handler import failure
 from headrace.pipelines.driver.kafka_rows import DEAD_LETTER
 from headrace.pipelines.driver.python_names import imported
 from headrace.pipelines.driver.value_codecs import FailurePolicy
-from headrace.pipelines.processors import ABSENT, ListState, MapState, Processor, Rows, State, rows_of_call, states_of
+from headrace.pipelines.processors import (
+    ABSENT,
+    KeyClock,
+    ListState,
+    MapState,
+    Processor,
+    Rows,
+    State,
+    rows_of_call,
+    states_of,
+)
 from headrace.records import Record
 
 FAILED_ROW = "_failed"
@@ -41,6 +51,10 @@ class ProcessorPlan(NamedTuple):
     """Name of the source or view whose rows it gets."""
     time_column: str
     """Column with a watermark, by which the rows of a key are sorted; empty without one."""
+    order_columns: tuple[str, ...]
+    """Columns by which they are sorted instead; the processor does not see them."""
+    is_test: bool
+    """Whether rows without such a column keep the order in which they are given."""
     output: str
     """JSON of the type of its rows."""
     states: str
@@ -71,12 +85,9 @@ class ProcessorRunner(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803 Spark
         """Process the rows of a key in a micro-batch."""
-        processor, at = self._begin(timerValues), self._plan.time_column
-        values = [row.asDict() for row in rows]
-        if at:
-            values.sort(key=lambda value: value[at] or _EPOCH)
+        processor = self._begin(timerValues)
         made: list[OutputRow] = []
-        for value in values:
+        for value in self._sorted([row.asDict() for row in rows]):
             made += self._call(functools.partial(processor.process, key[0], value), key[0], value)
         self._end_key(processor)
         return iter(made)
@@ -102,12 +113,22 @@ class ProcessorRunner(StatefulProcessor):
         """Return the processor of this Python worker, with the states and times of this task."""
         if self._processor is None:
             self._processor = _processor_of(self._plan)
-            vars(self._processor).update(self._states)
+            vars(self._processor).update(self._states, clock=KeyClock())  # not those of a task that failed
         timers = self._processor.clock
         timers.now = _time(timer_values.getCurrentProcessingTimeInMs())
         timers.watermark = _time(timer_values.getCurrentWatermarkInMs()) if self._plan.time_column else None
         timers.stored = lambda: [_time(at) for at in self._handle.listTimers()]
         return self._processor
+
+    def _sorted(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows in the same order whenever their micro-batch is repeated."""
+        at, columns = self._plan.time_column, self._plan.order_columns
+        if columns:
+            rows.sort(key=lambda row: [row[name] for name in columns])
+            return [{name: row[name] for name in row if name not in columns} for row in rows]
+        if not self._plan.is_test:
+            rows.sort(key=str)
+        return sorted(rows, key=lambda row: row[at] or _EPOCH) if at else rows
 
     def _call(self, call: Callable[[], Rows], key: Any, value: dict[str, Any]) -> list["OutputRow"]:
         """Return the rows of a call; after the last attempt the row that stands for the failure."""

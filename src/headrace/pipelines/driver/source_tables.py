@@ -31,6 +31,8 @@ _END = f"_{uuid4().hex[:8]}"
 """Last field of objects that are parsed; its name is random, so that no record has it."""
 RECORD_COLUMNS = {"key": "_record_key", "headers": "_record_headers"}
 """Columns of Kafka's connector, and their names among the columns of a row."""
+ORDER_COLUMNS = {"partition": "_record_partition", "offset": "_record_offset"}
+"""The same for the columns by which the rows of a processor are sorted."""
 _EXCERPT_LENGTH = 40
 """Characters of a field's value in the reason of a dead letter, which has the whole value."""
 _LATENCY_BOUND_SECONDS = 1.0
@@ -136,11 +138,13 @@ def _with_end(text: Column) -> tuple[Column, Column]:
     return marked.cast("string"), is_object & ~is_nested
 
 
-def rows_with_records(spark: SparkSession, plan: DriverPlan, name: str) -> DataFrame:
-    """Return the rows of a topic, with key and headers of their records in the columns of `RECORD_COLUMNS`."""
+def rows_with_records(
+    spark: SparkSession, plan: DriverPlan, name: str, columns: Mapping[str, str] = RECORD_COLUMNS
+) -> DataFrame:
+    """Return the rows of a topic, with columns of their records: by default those of `RECORD_COLUMNS`."""
     source = plan.spec.sources[name]
     assert isinstance(source, KafkaSource)
-    return rows(with_rows(spark.table(f"`{name} {RAW}`"), source, plan), source, name, RECORD_COLUMNS)
+    return rows(with_rows(spark.table(f"`{name} {RAW}`"), source, plan), source, name, columns)
 
 
 def rows(parsed: DataFrame, source: KafkaSource, name: str, further: Mapping[str, str] = {}) -> DataFrame:

@@ -11,9 +11,11 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver.kafka_rows import DEAD_LETTER, FAILED_CALLS, HEADERS
 from headrace.pipelines.driver.processor_runner import FAILED_ROW, ProcessorPlan, ProcessorRunner
 from headrace.pipelines.driver.python_names import imported
+from headrace.pipelines.driver.source_tables import ORDER_COLUMNS, rows_with_records
 from headrace.pipelines.driver.value_codecs import FailurePolicy
 from headrace.pipelines.processors import Processor, states_of
 from headrace.pipelines.protocol import DriverPlan
+from headrace.pipelines.sources import KafkaSource
 from headrace.pipelines.spec import FlowSpec
 
 _VALUES = {"ValueState": "value", "ListState": "list_element", "MapState": "user_map_value"}
@@ -30,7 +32,9 @@ def rows_of_processor(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) -> 
     [name] = [name for name, each in plan.spec.flows.items() if each is flow]
     [read] = flow.reads
     kind = _class_of(plan, flow)
-    rows = spark.table(read)
+    from_topic = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "test"
+    in_order = from_topic and not flow.late_rows
+    rows = rows_with_records(spark, plan, read, ORDER_COLUMNS) if in_order else spark.table(read)
     _require_column(rows, str(flow.key), read, "key")
     timed = [field.name for field in rows.schema if _WATERMARK in field.metadata]
     mode = _time_mode(plan, kind, timed)
@@ -41,6 +45,8 @@ def rows_of_processor(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) -> 
         str(plan.spec.folder or ""),
         read,
         timed[0] if timed else "",
+        tuple(ORDER_COLUMNS.values()) if in_order else (),
+        plan.task.kind == "test",
         StructType.fromDDL(kind.columns).json(),
         json.dumps({name: [_json_of(of) for of in state.types] for name, state in states_of(kind).items()}),
         failures,

@@ -186,22 +186,38 @@ class Pulls(Service):
             del self._lookups[: len(requests)]  # others have arrived behind them
 
     def _look_up(self, requests: Sequence[Lookup]) -> list[ToParent]:
-        found: list[ToParent] = []
+        by_table: dict[str, list[Lookup]] = defaultdict(list)
         for request in requests:
-            try:
-                found.append(Row(request.number, self._row(request)))
-            except Exception as cause:  # noqa: BLE001 boundary: one request must not stop the others
-                found.append(failure(request.number, cause))
-        return found
+            by_table[request.table].append(request)
+        return [response for of_table in by_table.values() for response in self._look_up_in(of_table)]
 
-    def _row(self, request: Lookup) -> bytes | None:
-        key = self._keys[request.table]
+    def _look_up_in(self, requests: Sequence[Lookup]) -> list[ToParent]:
+        """Find rows of one table."""
+        try:
+            rows = self._rows(requests)
+        except Exception as cause:  # noqa: BLE001 boundary: one request must not stop the others
+            if len(requests) > 1:
+                return [response for request in requests for response in self._look_up_in([request])]
+            return [failure(requests[0].number, cause)]
+        return [Row(request.number, rows.get(request.key)) for request in requests]
+
+    def _rows(self, requests: Sequence[Lookup]) -> dict[str, bytes]:
+        """Return the rows by the keys of the requests; a statement for each key would take several times as long."""
+        table = requests[0].table
+        key = self._keys[table]
         if not key:
-            raise QueriesUnavailable(f"table {request.table} is not available now: GET /tables says why")
-        statement = f"SELECT * FROM {quoted(request.table)} WHERE {quoted(key)} = ?"
-        cursor = self._lookup_cursor.execute(statement, [request.key])
-        rows = cursor.fetchmany(1)
-        return RowWriter(cursor, "objects").texts(rows)[0] if rows else None
+            raise QueriesUnavailable(f"table {table} is not available now: GET /tables says why")
+        marks = ", ".join("?" * len(requests))
+        statement = f"SELECT * FROM {quoted(table)} WHERE {quoted(key)} IN ({marks})"
+        cursor = self._lookup_cursor.execute(statement, [request.key for request in requests])
+        rows = cursor.fetchall()
+        texts = RowWriter(cursor, "objects").texts(rows)
+        if len(requests) == 1:
+            return {requests[0].key: texts[0]} if texts else {}
+        # The key is the first column; one of another type than text is not found by the text of a request.
+        if not all(isinstance(row[0], str) for row in rows):
+            return {request.key: text for request in requests for text in self._rows([request]).values()}
+        return {row[0]: text for row, text in zip(rows, texts, strict=True)}
 
 
 class _RunningStatement:

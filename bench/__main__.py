@@ -26,6 +26,7 @@ from bench.produce import ProduceTable
 from bench.push import PushTable
 from bench.replay import ReplayTable
 from bench.secured import SecuredTable
+from bench.sql import SqlTable
 from headrace.devcluster import Cluster
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -41,6 +42,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "dead-letters": DeadLetterTable,
     "secured": SecuredTable,
     "pipelines": PipelineTable,
+    "sql": SqlTable,
     "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
 }
 

@@ -1,0 +1,189 @@
+"""Tables that are kept from topics: catching up, rows by key while the table is written, memory and restart."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.bare_table import COLUMNS
+from bench.environment import Bench, ask, pid
+from bench.machine import Meter, memory_mib, running_processes
+from bench.measured import HEAD, Measured, cells, median_of, table
+from headrace.devcluster import HeadraceProcess
+
+ROUNDS = 3
+SECONDS = 8.0
+PATIENCE_SECONDS = 300.0
+ROWS = {
+    "new": ("`kind: latest`, a new key in each record", "latest", 1, ">= 0.5"),
+    "again": ("`kind: latest`, each key ten times", "latest", 10, ">= 0.5"),
+    "log": ("`kind: log`", "log", 1, ">= 0.5"),
+}
+"""Label, kind, records per key and target of a topic that is read into a table."""
+REQUESTS = {
+    ("row", 1): ("GET of a row, one connection", "p50 <= 2 ms, p99 <= 10 ms"),
+    ("query", 1): ("POST /query with a parameter, one connection", "p50 <= 2 ms, p99 <= 10 ms"),
+    ("row", 16): ("GET of a row, 16 connections", ">= 2,000 per s"),
+    ("query", 16): ("POST /query with a parameter, 16 connections", ">= 2,000 per s"),
+}
+"""Label and target of requests by how they are made and the number of connections."""
+
+
+class SqlTable:
+    """Measures, and prints the results."""
+
+    title = "Tables and SQL"
+    text = """\
+Catching up: medians in turns, values of 200 bytes; the bare loop (`bench/bare_table.py`) consumes, makes Arrow and
+inserts into a file of DuckDB, without positions, headers, counts of what does not fit, or questions meanwhile.
+Rows by key: random keys, one run each, while another process writes 10,000 records a second with random keys."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.runs: dict[str, list[Measured]] = {row: [] for row in ROWS}
+        self.loops: dict[str, list[float]] = {row: [] for row in ROWS}
+        self.asked: dict[tuple[str, int], Measured] = {}
+
+    def measure(self) -> None:
+        """Run catching up in turns, then the requests on the last table with a key per record."""
+        records = self.bench.records
+        topics = {row: self.topic(row) for row in ROWS}
+        for _ in range(ROUNDS):
+            for row, (_, kind, _, _) in ROWS.items():
+                self.loops[row].append(self.bare(kind, topics[row]))
+                self.runs[row].append(self.catch_up(kind, topics[row])[1])
+        process, _ = self.catch_up("latest", topics["new"], keep=True)
+        wait(process)
+        writing = [*self.words("steady", topics["new"]), str(int(PATIENCE_SECONDS * 10_000)), str(records)]
+        writer = subprocess.Popen(writing, stdout=subprocess.DEVNULL)
+        try:
+            for how, connections in REQUESTS:
+                self.request(process, how, connections, 1.0)
+                self.asked[how, connections] = self.request(process, how, connections, SECONDS)
+            self.memory = memory_mib(engine(process))
+        finally:
+            writer.kill()
+            writer.wait()
+        wait(process)
+        self.restart = {"stop": self.again(process, process.terminate), "kill -9": self.again(process, process.kill)}
+        process.terminate()
+
+    def words(self, what: str, topic: str) -> list[str]:
+        return [sys.executable, "-m", "bench.bare_table", what, self.bench.cluster.bootstrap_servers, topic]
+
+    def topic(self, row: str) -> str:
+        topic = self.bench.topic(f"table-{row}")
+        records = self.bench.records
+        subprocess.run(
+            [*self.words("fill", topic), str(records), str(records // ROWS[row][2])],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return topic
+
+    def bare(self, kind: str, topic: str) -> float:
+        file = self.bench.folder / f"bare-{time.time_ns()}.duckdb"
+        records = self.bench.records
+        words = (kind, self.bench.cluster.bootstrap_servers, topic, str(records), "1", str(file))
+        got = self.bench.module("bench.bare_table", *words)
+        file.unlink()
+        return float(got["records"] / got["seconds"])
+
+    def catch_up(self, kind: str, topic: str, keep: bool = False) -> tuple[HeadraceProcess, Measured]:
+        """Read a topic into a new table; the state of a table is seen twice a second."""
+        config = {"tables": {"t": {"topic": topic, "kind": kind, "schema": COLUMNS}}}
+        process = self.bench.headrace(config, wait=False)
+        lag = waiting(process, 0)
+        meter, first, start = Meter(pid(process)), lag, time.perf_counter()
+        last, seconds, used = lag, 0.0, (0.0, 0.0)
+        while lag := state(process)["lag"]:
+            if lag != last:
+                last, seconds, used = lag, time.perf_counter() - start, meter.used()
+            time.sleep(0.02)
+        if not keep:
+            process.terminate()
+        return process, Measured(first - last, seconds, *used)
+
+    def request(self, process: HeadraceProcess, how: str, connections: int, seconds: float) -> Measured:
+        meter = Meter(pid(process))
+        port = process.url.rsplit(":", 1)[1]
+        words = (how, port, "t", str(self.bench.records), str(connections), str(seconds))
+        got = self.bench.module("bench.row_requests", *words)
+        cpu_seconds, stolen = meter.used()
+        return Measured(**got, cpu_seconds=cpu_seconds, stolen=stolen)
+
+    def again(self, process: HeadraceProcess, end: Callable[[], object]) -> float:
+        """End a process, start it again, and return the seconds until it has sent a row."""
+        end()
+        start = time.perf_counter()
+        process.start()
+        while True:
+            try:
+                with urllib.request.urlopen(f"{process.url}/tables/t/rows/key-1", timeout=5):
+                    return time.perf_counter() - start
+            except (urllib.error.URLError, ConnectionError):
+                assert time.perf_counter() < start + PATIENCE_SECONDS
+                time.sleep(0.01)
+
+    def lines(self) -> list[str]:
+        """Return the tables."""
+        rows = []
+        for row, (label, _, _, target) in ROWS.items():
+            bare = statistics.median(self.loops[row])
+            ratio = median_of("rate", self.runs[row]) / bare
+            per_core = 1e6 / median_of("cpu_us", self.runs[row])
+            rows.append(
+                f"{label} | {cells(self.runs[row])} | **{per_core:,.0f}** (>= 150,000) | {bare:,.0f} | "
+                f"**{ratio:.2f}** | {target}"
+            )
+        found = table(f"catching up | {HEAD} | per s of one processor | bare loop | ratio | target", rows)
+        asked = [
+            f"{label} | {got.rate:,.0f} | {got.p50_ms:.2f} | {got.p99_ms:.1f} | {got.errors:.0f} | {target}"
+            for (label, target), got in ((REQUESTS[key], got) for key, got in self.asked.items())
+        ]
+        found += ["", *table("rows by key | requests per s | p50 ms | p99 ms | not 200 | target", asked)]
+        others = [f"memory of the engine, MiB | **{self.memory:.0f}** | <= 450"]
+        others += [f"first row after {how}, s | **{took:.1f}** | <= 2" for how, took in self.restart.items()]
+        return [*found, "", *table("a table of as many rows as a run has records | | target", others)]
+
+
+def state(process: HeadraceProcess) -> dict[str, Any]:
+    """Return the state of the table."""
+    found: dict[str, Any] = ask(f"{process.url}/tables/t")
+    return found
+
+
+def waiting(process: HeadraceProcess, rows: int) -> int:
+    """Wait until the table has more rows than that, and return its lag."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        try:
+            found = state(process)
+        except (OSError, RuntimeError):  # it is starting
+            time.sleep(0.02)
+            continue
+        if found["rows"] > rows:
+            return int(found["lag"])
+        time.sleep(0.02)
+    raise TimeoutError(f"the table has at most {rows} rows after {PATIENCE_SECONDS:g} s")
+
+
+def wait(process: HeadraceProcess) -> None:
+    """Wait until the table has every record."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while state(process)["lag"]:
+        assert time.monotonic() < end, "the table does not catch up"
+        time.sleep(0.2)
+
+
+def engine(process: HeadraceProcess) -> int:
+    """Return the process that keeps the tables."""
+    children = [one.pid for one in running_processes() if one.parent == pid(process)]
+    return next(number for number in children if b"queries.engine" in Path(f"/proc/{number}/cmdline").read_bytes())

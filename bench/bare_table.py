@@ -70,7 +70,7 @@ def keep(servers: str, topic: str, records: int, kind: str, file: str) -> float:
     table = duckdb.connect(file, config={"threads": "1", "memory_limit": "256MB"})
     primary = ", PRIMARY KEY(key)" if kind == "latest" else ""
     columns = ", ".join(f"{name} {of}" for name, of in _TYPES.items())
-    table.execute(f"CREATE TABLE rows(key VARCHAR, place INTEGER, number BIGINT, written BIGINT, {columns}{primary})")
+    table.execute(f"CREATE TABLE rows(key VARCHAR, part INTEGER, number BIGINT, written BIGINT, {columns}{primary})")
     insert = "INSERT OR REPLACE" if kind == "latest" else "INSERT"
     newest = "QUALIFY row_number() OVER (PARTITION BY key ORDER BY seq DESC) = 1" if kind == "latest" else ""
     cells = ", ".join(f"r.{name}" for name in _TYPES)
@@ -87,14 +87,14 @@ def keep(servers: str, topic: str, records: int, kind: str, file: str) -> float:
                 "seq": range(len(got)),
                 "key": pa.array([record.key() for record in got], pa.binary()).cast(pa.string()),
                 "value": pa.array([record.value() for record in got], pa.binary()).cast(pa.string()),
-                "place": [record.partition() for record in got],
+                "part": [record.partition() for record in got],
                 "number": [record.offset() for record in got],
                 "written": [record.timestamp()[1] for record in got],
             }
         )
         table.register("batch", batch)
         rows = f"SELECT *, {row} FROM batch {newest}"
-        table.execute(f"{insert} INTO rows SELECT key, place, number, written, {cells} FROM ({rows})")
+        table.execute(f"{insert} INTO rows SELECT key, part, number, written, {cells} FROM ({rows})")
     seconds = time.perf_counter() - start
     client.close()
     table.close()

@@ -49,7 +49,7 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
         self.bench = bench
         self.runs: dict[str, list[Measured]] = {row: [] for row in ROWS}
         self.loops: dict[str, list[float]] = {row: [] for row in ROWS}
-        self.asked: dict[tuple[str, int], Measured] = {}
+        self.requested: dict[tuple[str, int], Measured] = {}
 
     def measure(self) -> None:
         """Run catching up in turns, then the requests on the last table with a key per record."""
@@ -66,7 +66,7 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
         try:
             for how, connections in REQUESTS:
                 self.request(process, how, connections, 1.0)
-                self.asked[how, connections] = self.request(process, how, connections, SECONDS)
+                self.requested[how, connections] = self.request(process, how, connections, SECONDS)
             self.memory = memory_mib(engine(process))
         finally:
             writer.kill()
@@ -144,11 +144,11 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
                 f"**{ratio:.2f}** | {target}"
             )
         found = table(f"catching up | {HEAD} | per s of one processor | bare loop | ratio | target", rows)
-        asked = [
+        requested = [
             f"{label} | {got.rate:,.0f} | {got.p50_ms:.2f} | {got.p99_ms:.1f} | {got.errors:.0f} | {target}"
-            for (label, target), got in ((REQUESTS[key], got) for key, got in self.asked.items())
+            for (label, target), got in ((REQUESTS[key], got) for key, got in self.requested.items())
         ]
-        found += ["", *table("rows by key | requests per s | p50 ms | p99 ms | not 200 | target", asked)]
+        found += ["", *table("rows by key | requests per s | p50 ms | p99 ms | not 200 | target", requested)]
         others = [f"memory of the engine, MiB | **{self.memory:.0f}** | <= 450"]
         others += [f"first row after {how}, s | **{took:.1f}** | <= 2" for how, took in self.restart.items()]
         return [*found, "", *table("a table of as many rows as a run has records | | target", others)]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 import pickle
@@ -85,6 +86,7 @@ _TABLE_METRICS: Final = {
     "headrace_table_corrupt_total": "corrupt",
 }
 """Metrics of a table, and the field of its state."""
+_numbers = itertools.count(1)
 _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
     "invalid": StatementRejected,
     "timeout": StatementRejected,
@@ -134,7 +136,6 @@ class QueryEngine(Service):
         self._tables: dict[str, TableStatus] = {}
         self._problem = "the engine has not started yet"
         # In flight.
-        self._number = 0
         self._responses: dict[int, asyncio.Future[ToParent]] = {}
         self._statements: dict[int, str] = {}
         self._pushes: dict[int, PushQuery] = {}
@@ -304,8 +305,7 @@ class QueryEngine(Service):
             raise StatementRejected("this statement has ended the engine before: it needs too much memory; change it")
 
     def _next(self) -> int:
-        self._number += 1
-        return self._number
+        return next(_numbers)
 
     async def _request(self, message: Ask | Lookup | Rebuild | Subscribe | Filter, limit_seconds: float) -> Any:
         if self._process is None:

@@ -23,6 +23,9 @@ _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
 
 
+_FEW_KEYS: Final = 500
+
+
 class Corrupt(msgspec.Struct):
     """Records that were left out, because their key or value does not fit the table."""
 
@@ -197,14 +200,24 @@ class TableFile:
             if self._config.kind == "log":
                 run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
             else:
-                # INSERT OR REPLACE would take many times as long where keys have rows already.
-                run(f"DELETE FROM {self._rows} WHERE {STORED}key IN (SELECT {STORED}key FROM {ARRIVED} WHERE NOT bad)")
+                self._delete_arrived()
                 newest = f"QUALIFY row_number() OVER (PARTITION BY {STORED}key ORDER BY seq DESC) = 1"
                 good = f"SELECT * FROM {ARRIVED} WHERE NOT bad {newest}"
                 run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM ({good}) WHERE NOT gone")
             self._move(positions)
         self.corrupt = corrupt
         return Applied(len(records) - bad, bad)
+
+    def _delete_arrived(self) -> None:
+        """Delete the rows of the keys that have arrived: INSERT OR REPLACE takes many times as long."""
+        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE NOT bad"
+        few = self.connection.execute(f"{keys} LIMIT {_FEW_KEYS + 1}").fetchall()
+        if len(few) > _FEW_KEYS:
+            self.connection.execute(f"DELETE FROM {self._rows} WHERE {STORED}key IN ({keys})")
+        elif few:  # a list is looked up in the index, a query is not
+            marks = ", ".join("?" * len(few))
+            statement = f"DELETE FROM {self._rows} WHERE {STORED}key IN ({marks})"
+            self.connection.execute(statement, [key for (key,) in few])
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

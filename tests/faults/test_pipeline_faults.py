@@ -208,6 +208,7 @@ class Totals(Processor):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(900)
 def test_a_processor_is_killed_at_random_moments(

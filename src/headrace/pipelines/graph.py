@@ -72,7 +72,7 @@ def resolved_sql(spec: PipelineSpec, flow: str) -> str:
     views = {name: spec.views[name] for name in ordered_views(spec) if name in read}
     notes = [f"-- {name}: {each.python} of {', '.join(each.reads)}\n" for name, each in views.items() if each.python]
     query = spec.flows[flow]
-    sql = query.sql or f"-- {query.python} of {', '.join(query.reads)}"
+    sql = query.sql or f"-- {query.python or query.handler or query.processor} of {', '.join(query.reads)}"
     return "".join(notes) + with_views(sql, {name: each.sql for name, each in views.items() if each.sql})
 
 
@@ -214,6 +214,8 @@ def _not_for_processors(spec: PipelineSpec, flow: FlowSpec) -> Iterator[tuple[st
         yield "processor", "needs key, the column whose values each have their own state: add key"
     if flow.rules:
         yield "rules", "cannot check the rows of a processor: let it check them, or read its topic by another flow"
+    if flow.late_rows:
+        yield "late_rows", "does not work with a processor: remove it, and read a view with a WATERMARK"
     if flow.sink.mode == "complete":
         yield "sink", "a processor writes the rows that it yields: use mode: update or append"
     if flow.on_error == "dead_letter" and not flow.sink.topics:

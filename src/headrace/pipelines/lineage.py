@@ -48,7 +48,7 @@ def guarantee(flow: FlowSpec) -> str:
 
 def _state(spec: PipelineSpec, flow: str, parts: Mapping[str, Any]) -> Iterator[str]:
     for kept in parts[f"flows.{flow}"].get("state", ()):
-        keys, ends = ", ".join(kept["keys"]), "until the watermark has passed a key"
+        keys, ends = ", ".join(kept["keys"]), kept.get("ends", "until the watermark has passed a key")
         if not kept["bounded"]:
             ends = "unbounded, because no watermark lets Spark drop old keys"
         yield f"  keeps {kept['keeps']} by {keys}: {ends}" if keys else f"  keeps {kept['keeps']}: one entry"

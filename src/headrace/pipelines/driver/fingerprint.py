@@ -77,13 +77,16 @@ def kept_rows(spark: SparkSession, plan: DriverPlan) -> dict[str, Any]:
     return {"stores": found}
 
 
-def state_of(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
-    """Yield what a query keeps between micro-batches: the operator, its keys, and whether a watermark bounds them."""
+def state_of(analyzed: Any, flow: FlowSpec) -> Iterator[dict[str, Any]]:
+    """Yield what a flow keeps between micro-batches: the operator, its keys, and whether a watermark bounds them."""
     name, below = analyzed.nodeName(), _sequence(analyzed.children())
     for child in below:
-        yield from state_of(child, mode)
+        yield from state_of(child, flow)
     streams = name in _KEY_METHODS and analyzed.isStreaming() and all(child.isStreaming() for child in below)
-    if "WithState" in name:
+    if name.startswith(_PROCESSOR) and flow.processor:
+        ends = "until the processor deletes it"
+        yield {"keeps": f"state of {flow.processor}", "keys": [flow.key], "bounded": True, "ends": ends}
+    elif "WithState" in name:
         yield {"keeps": name, "keys": [], "bounded": True}
     elif streams:
         keys = (
@@ -95,7 +98,7 @@ def state_of(analyzed: Any, mode: str) -> Iterator[dict[str, Any]]:
         marked = [each for each in used if each.metadata().contains("spark.watermarkDelayMs")]
         bounded = all(any(child.outputSet().contains(each) for each in marked) for child in below)
         if name != "Join":
-            bounded = not keys or (bool(marked) and mode != "complete")
+            bounded = not keys or (bool(marked) and flow.sink.mode != "complete")
         yield {"keeps": name.lower(), "keys": [key.sql().replace("`", "") for key in keys], "bounded": bounded}
 
 

@@ -32,8 +32,7 @@ def rows_of_processor(spark: SparkSession, plan: DriverPlan, flow: FlowSpec) -> 
     [name] = [name for name, each in plan.spec.flows.items() if each is flow]
     [read] = flow.reads
     kind = _class_of(plan, flow)
-    from_topic = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "test"
-    in_order = from_topic and not flow.late_rows
+    in_order = isinstance(plan.spec.sources.get(read), KafkaSource) and plan.task.kind != "test"
     rows = rows_with_records(spark, plan, read, ORDER_COLUMNS) if in_order else spark.table(read)
     _require_column(rows, str(flow.key), read, "key")
     timed = [field.name for field in rows.schema if _WATERMARK in field.metadata]

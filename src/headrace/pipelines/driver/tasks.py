@@ -81,7 +81,7 @@ def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
                 if kind == "flows":
                     sink, analyzed = plan.spec.flows[name].sink, frame._jdf.queryExecution().analyzed()
                     check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, sink.mode.capitalize())())
-                    parts[path]["state"] = list(state_of(analyzed, sink.mode))
+                    parts[path]["state"] = [*state_of(analyzed, plan.spec.flows[name])]
                     frame.select(f.expr(getattr(sink, "key", None) or "1"))
         except PartFailed as failure:
             # A part cannot find a rejected part that it reads.

@@ -75,8 +75,11 @@ _GRACE_SECONDS: Final = 5.0
 _WATCH_SECONDS: Final = 0.25
 _EXTRA_BYTES: Final = 256 << 20
 _STEADY_SECONDS: Final = 10.0
+_LONGEST_PAUSE_SECONDS: Final = 2.0
+"""Short, because statements end the engine more often than its files do."""
 _ENDINGS: Final = 2
 """After this number of ends of the engine at which a statement was at work, the statement is rejected."""
+_ENDED: Final = "the process that runs statements has ended meanwhile, and is restarted: send the request again"
 _RESTARTING: Final = "the process that runs statements is starting: send the request again"
 _TABLE_METRICS: Final = {
     "headrace_table_rows": "rows",
@@ -225,6 +228,10 @@ class QueryEngine(Service):
         try:
             request = Ask(number, sql, given, [*readable], form, max_rows, timeout_seconds)
             rows: Rows = await self._request(request, timeout_seconds)
+        except OverflowError:
+            raise StatementRejected(
+                "a number in params has more than 64 bits: send it as text, and write ?::HUGEINT in the statement"
+            ) from None
         except HeadraceError as error:
             self._counts["unavailable" if isinstance(error, QueriesUnavailable) else "rejected"] += 1
             raise
@@ -336,7 +343,7 @@ class QueryEngine(Service):
         self._process.writer.write(frame_of(message))
 
     async def run(self) -> None:
-        pauses = RestartPauses(self._clock, 0.1, 30.0, _STEADY_SECONDS)
+        pauses = RestartPauses(self._clock, 0.1, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
         while True:
             pauses.started()
             reason = await self._live()
@@ -414,7 +421,7 @@ class QueryEngine(Service):
         if len(self._ended_with) > _MOST_LOOKUPS:
             self._ended_with.clear()
         for push in self._pushes.values():
-            push.end(QueriesUnavailable(_RESTARTING))
+            push.end(QueriesUnavailable(_ENDED))
         for response in self._responses.values():
             if not response.done():
                 response.set_exception(QueriesUnavailable(_RESTARTING, interrupted=True))

@@ -58,6 +58,8 @@ _SELECT_ONLY: Final = (
 )
 _MOST_CACHED: Final = 4_096
 _MOST_DEPTH: Final = 400
+_DEPTH: Final = "expression depth"
+"""In messages of DuckDB's limit, which name a setting that nobody can change here."""
 _MOST_BRACKETS: Final = 500
 """Open at a time. DuckDB parses more of them too slowly, and cannot be interrupted meanwhile."""
 _MOST_TABLES: Final = 50
@@ -212,6 +214,8 @@ def _too_deep() -> StatementRejected:
 
 def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
     message = str(tree.get("error_message", ""))
+    if _DEPTH in message:
+        return _too_deep()
     if "Only SELECT" in message:
         word = text.split(maxsplit=1)[0][:20].upper() if text.split() else ""
         if word.startswith("PIVOT"):
@@ -225,6 +229,8 @@ def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
 def refused(cause: duckdb.Error) -> StatementRejected:
     """Return the error for a statement that DuckDB has rejected, with its reason and position."""
     text = str(cause)
+    if _DEPTH in text:
+        return _too_deep()
     caret = _CARET.search(text)
     text = _ADVICE.sub("", text).strip()
     kind, _, rest = text.partition(": ")

@@ -59,7 +59,7 @@ _SELECT_ONLY: Final = (
 _MOST_CACHED: Final = 4_096
 _MOST_DEPTH: Final = 400
 _DEPTH: Final = "expression depth"
-"""In messages of DuckDB's limit, which name a setting that nobody can change here."""
+"""In messages of DuckDB's limit, which name a setting that no statement can change here."""
 _MOST_BRACKETS: Final = 500
 """Open at a time. DuckDB parses more of them too slowly, and cannot be interrupted meanwhile."""
 _MOST_TABLES: Final = 50

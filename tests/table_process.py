@@ -48,6 +48,8 @@ class TableProcess:
                 return TableResponse(response.status, json.loads(text or "null"), time.monotonic() - began)
         except urllib.error.HTTPError as error:
             return TableResponse(error.code, json.loads(error.read()), time.monotonic() - began)
+        except urllib.error.URLError as error:
+            raise ConnectionError(error.reason) from error
 
     def ask(self, sql: str, token: str = "", **more: Any) -> TableResponse:
         """Run a statement; `more` are further fields of the request."""

@@ -1,19 +1,27 @@
-"""Tables of real topics: restarts, changed definitions, and names."""
+"""Tables of real topics: formats, what happens to a topic, limits, changed definitions, and restarts."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka.admin
 import pytest
 
 from headrace.records import OutgoingRecord
+from headrace.testing import Cluster
 from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
 COLUMNS = "item STRING, n BIGINT"
+SCHEMAS = {
+    "avro": '{"type":"record","name":"Stock","fields":[{"name":"item","type":"string"},{"name":"n","type":"long"}]}',
+    "jsonschema": '{"type":"object","properties":{"item":{"type":"string"},"n":{"type":"integer"}}}',
+    "protobuf": 'syntax = "proto3"; message Stock { string item = 1; int64 n = 2; }',
+}
 
 
 def value(item: str, n: int) -> bytes:
@@ -22,6 +30,102 @@ def value(item: str, n: int) -> bytes:
 
 def record(topic: str, key: bytes | None, item: str | None, n: int = 0, **more: Any) -> OutgoingRecord:
     return OutgoingRecord(topic, key, None if item is None else value(item, n), **more)
+
+
+def test_formats_of_keys_and_values(
+    site: Scenario, topic: Callable[..., str], headrace: Any, schema_registry: Any
+) -> None:
+    """Columns of the registry or of the file; keys as text, bytes and JSON; headers; corrupt records are counted."""
+    by_format = {kind: topic() for kind in SCHEMAS}
+    plain = topic()
+    headers = [("source", b"a"), ("empty", None)]
+    site.write(
+        plain,
+        record(plain, b'{"id":1}', "a", 1, headers=headers, timestamp_ms=1000),
+        OutgoingRecord(plain, b'{"id":2}', b"not JSON"),
+        OutgoingRecord(plain, b"\xff", value("c", 3)),
+        record(plain, b'{"id":4}', "d", 4),
+        record(plain, b'{"id":4}', None),
+    )
+    tables = {kind: {"topic": name, "value_format": kind} for kind, name in by_format.items()}
+    tables |= {
+        "texts": {"topic": plain, "schema": COLUMNS},
+        "bytes": {"topic": plain, "schema": COLUMNS, "key_format": "binary"},
+        "objects": {"topic": plain, "schema": COLUMNS, "key_format": "json", "kind": "log"},
+        "whole": {"topic": plain, "kind": "log"},
+    }
+    config = {**site.config, "schema_registry": {"url": schema_registry.url}, "tables": tables}
+    made = TableProcess(headrace(config, wait=False))  # it is not ready before there are schemas
+    site.wait_until(lambda: made.send("GET", "/live").status == 200, "the server")
+    for kind, name in by_format.items():
+        records = [{"key": f"k{n}", "value": {"item": f"i{n}", "n": n}} for n in range(2)]
+        body = {"keyFormat": "string", "valueFormat": kind, "valueSchema": SCHEMAS[kind], "records": records}
+        written = made.send("POST", f"/producers/{name}", json.dumps(body).encode())
+        assert written.status == 200, written
+        made.wait_for(f"SELECT key, item, n FROM {kind} ORDER BY n", [["k0", "i0", 0], ["k1", "i1", 1]])
+    cells = 'item, n, partition, "offset", epoch_ms(timestamp), headers[1].key, headers[2].value'
+    made.wait_for(f"SELECT {cells} FROM texts", [["a", 1, 0, 0, 1000, "source", None]])
+    made.wait_for("SELECT n FROM bytes ORDER BY n", [[1], [3]])
+    made.wait_for("SELECT key->>'id', n FROM objects ORDER BY \"offset\"", [["1", 1], ["4", 4], ["4", None]])
+    made.wait_for(
+        "SELECT value->>'item', value IS NULL FROM whole ORDER BY \"offset\" DESC LIMIT 2", [[None, True], ["d", False]]
+    )
+    assert made.table("texts")["corrupt"] == 2
+    assert made.table("texts")["last_corrupt"].startswith("partition 0, offset 2: not UTF-8 text")
+    assert made.send("GET", "/tables/avro/rows/k1").body["n"] == 1
+    assert made.send("GET", "/tables/avro/rows/k9").status == 404
+    assert made.send("GET", "/tables/whole/rows/k1").status == 400
+
+
+def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable[..., str], headrace: Any) -> None:
+    """Records that were removed unread, added partitions and a topic that is created again: said, never silent."""
+    name = topic()
+    site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(10)))
+    process = headrace({**site.config, "tables": {"moves": {"topic": name, "kind": "log", "schema": COLUMNS}}})
+    made = TableProcess(process)
+    made.wait_for("SELECT count(*) FROM moves", [[10]])
+    client = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    assert process.terminate() == 0
+    site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(10, 20)))
+    for done in client.delete_records([confluent_kafka.TopicPartition(name, 0, 15)]).values():
+        done.result(60)
+    process.start()
+    made.wait_for('SELECT count(*), min("offset"), max("offset") FROM moves', [[15, 0, 19]])
+    site.wait_until(lambda: made.table("moves").get("gap") == "partition 0, offsets 10 to 14", "the gap in the state")
+    for done in client.create_partitions([confluent_kafka.admin.NewPartitions(name, 2)]).values():
+        done.result(60)
+    site.write(name, record(name, b"k", "added", 1, partition=1))
+    made.wait_for("SELECT item FROM moves WHERE partition = 1", [["added"]])
+    client.delete_topics([name])[name].result(60)
+    made.wait_state("moves", "failing")
+    site.wait_until(lambda: "does not exist" in made.table("moves").get("reason", ""), "the reason")
+    made.wait_for("SELECT count(*) FROM moves", [[16]])
+    kafka.create_topic(name)
+    site.write(name, record(name, b"k", "anew", 1))
+    made.wait_for("SELECT item FROM moves", [["anew"]])
+    site.wait_until(lambda: made.table("moves").get("gap") == "", "a state of the new topic")
+    assert "deleted and created again" in process.output
+
+
+def test_limits_and_retention(site: Scenario, topic: Callable[..., str], headrace: Any) -> None:
+    """A table at its limit stops and names the remedies; old rows are deleted; a rebuild reads the topic anew."""
+    name = topic()
+    now = int(time.time() * 1000)
+    old = [record(name, b"old%d" % n, "old", n, timestamp_ms=now - 3_600_000) for n in range(5)]
+    site.write(name, *old, *(record(name, b"k%d" % n, "new", n, timestamp_ms=now) for n in range(5)))
+    tables = {
+        "small": {"topic": name, "schema": COLUMNS, "max_rows": 3},
+        "recent": {"topic": name, "schema": COLUMNS, "retention_seconds": 600, "kind": "log"},
+    }
+    made = TableProcess(headrace({**site.config, "tables": tables}, wait=False))  # a full table is not ready
+    reason = made.wait_state("small", "full")["reason"]
+    assert reason.startswith("it has reached max_rows (3) and stopped: raise it, set retention_seconds")
+    assert site.reasons(made.process.url)["table small"] == f"full: {reason}"
+    made.wait_for("SELECT count(*), min(item) FROM recent", [[5, "new"]])
+    for _ in range(3):
+        assert made.send("POST", "/tables/recent/rebuild").status in (200, 204)
+    made.wait_for('SELECT count(*), count(DISTINCT "offset"), min(item) FROM recent', [[5, 5, "new"]])
+    made.wait_state("recent", "live")
 
 
 def test_restarts_and_changed_definitions(

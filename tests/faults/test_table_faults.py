@@ -67,7 +67,8 @@ def test_kills_while_tables_catch_up(kafka: Any, headrace: Any, tmp_path: Path) 
     scenario.wait_until(lambda: ask(process, COUNTED) == complete, f"{complete} and not {ask(process, COUNTED)}")
     newest = {f"k{n % KEYS}": n if n % 7 else None for n in range(RECORDS)}
     expected = {key: n for key, n in newest.items() if n is not None}
-    scenario.wait_until(
-        lambda: len(ask(process, "SELECT key FROM stock")) == len(expected), "each key that has a value"
-    )
-    assert {row["key"]: row["n"] for row in ask(process, "SELECT key, n FROM stock")} == expected
+
+    def stock() -> dict[str, int]:
+        return {row["key"]: row["n"] for row in ask(process, "SELECT key, n FROM stock")}
+
+    scenario.wait_until(lambda: stock() == expected, "the newest value of each key")

@@ -77,6 +77,8 @@ class Endpoint:
     """Its specific errors. `errors_of` adds those of bodies, queries, access and every request."""
     error_fields: type | None = None
     """Fields of an error body in addition to the usual ones."""
+    error_media: str = ""
+    """Another media type of its errors, for clients of another server; their body is that server's."""
     effect: bool = False
     """Whether a GET changes state. Every other method does."""
     audited: str = ""

@@ -49,6 +49,8 @@ _PARAMETERS: Final = {
     "id": "Id of the command.",
     "job": "Id of the job.",
 }
+_TYPES: Final[Mapping[str, Json]] = {JSON: {"type": "object"}, YAML: {"type": "object"}}
+"""Schemas of bodies that have no type in the code."""
 _GATE: Final = (errors.Draining, errors.ServerBusy)
 _GUARD: Final = (
     *errors.Unauthenticated.__subclasses__(),
@@ -193,8 +195,10 @@ def _responses(endpoint: Endpoint) -> Json:
     for status, kinds in endpoint.responses.items():
         content = {}
         for kind in _several(kinds):
-            if isinstance(kind, str):
-                content[kind] = {"schema": {"type": "object" if kind in (JSON, YAML) else "string"}}
+            if kind is list:
+                content[JSON] = {"schema": {"type": "array"}}
+            elif isinstance(kind, str):
+                content[kind] = {"schema": _TYPES.get(kind, {} if kind.endswith("+json") else {"type": "string"})}
             else:
                 content[JSON] = _media(kind)
         responses[str(status)] = {"description": "Success.", "headers": _RESPONSE_HEADERS, "content": content}
@@ -207,6 +211,8 @@ def _responses(endpoint: Endpoint) -> Json:
             f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
         )
         response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
+        if endpoint.error_media:
+            response["content"][endpoint.error_media] = {"schema": {"type": "object"}}
         if any(error.retry_after_seconds for error in group):
             wait = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
             response["headers"] = {**_RESPONSE_HEADERS, "Retry-After": wait}

@@ -124,10 +124,11 @@ class KsqldbEndpoints:
         "runQueryStream",
         "Run a pull or push query as ksqlDB does",
         _MAY_READ,
-        {200: (DELIMITED, JSON, KSQL_JSON)},
+        {200: (DELIMITED, list, KSQL_JSON)},
         {JSON: QueryStreamBody, KSQL_JSON: QueryStreamBody},
         example={"sql": "SELECT 1 AS one;"},
         errors=(*JSON_BODY, RequestBodyMissing, StatementRejected, *_FAILURES),
+        error_media=KSQL_JSON,
         headers={"Accept": f"{DELIMITED} (default), {JSON} or {KSQL_JSON}"},
         asgi=True,
     )
@@ -144,6 +145,7 @@ class KsqldbEndpoints:
         {200: ()},
         {JSON: CloseQueryBody, KSQL_JSON: CloseQueryBody},
         errors=(*JSON_BODY, StatementRejected),
+        error_media=KSQL_JSON,
         asgi=True,
     )
     async def close_query(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,7 +163,7 @@ class KsqldbEndpoints:
         "runActiveQuery",
         "Run a statement as light-4j's sidecar does",
         _MAY_READ,
-        {200: JSON},
+        {200: list},
         example={"query": "SELECT 1 AS one;"},
         errors=(StatementRejected, errors.AuthTokenScopeMismatch),
     )

@@ -105,6 +105,7 @@ class QueryEndpoints:
         {JSON: SqlQuery, KSQL_JSON: QueryBody},
         example={"sql": "SELECT 1 AS one"},
         errors=(*JSON_BODY, errors.RequestBodyMissing, StatementRejected, *_FAILURES),
+        error_media=KSQL_JSON,
         headers={
             "Accept": f"{JSON}, {NDJSON} (an object per line), {ARROW}; for a push query {EVENTS}",
             "Last-Event-ID": "Id of the last event that the client of a push query has processed",

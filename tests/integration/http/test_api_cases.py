@@ -22,7 +22,16 @@ from headrace.testing import HeadraceProcess
 LONG = 5000
 POST = "/producers/{topic}"
 WRITING = [POST, "/transactions"]
-STEERING = ("/adm/", "/consumers/", "/topics/", "/reactive-consumers", "/health/{serviceId}")
+STEERING = (
+    "/adm/",
+    "/consumers/",
+    "/topics/",
+    "/reactive-consumers",
+    "/health/{serviceId}",
+    "/query",
+    "/close-query",
+    "/tables/",
+)
 """Where what is asked for by chance is not there, so that it is only seldom answered with a success."""
 WHOLE = ("partition", "timestamp")  # where JSON Schema takes 1.0 as well
 PLAIN = ["string", "json", "binary"]
@@ -52,12 +61,13 @@ def topics(kafka: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def api(kafka: Any, schema_registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def api(kafka: Any, schema_registry: Any, topics: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running Headrace, and its document as it serves it."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
         "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
         "registrations": {"backends": ["https://backend.example:8443/"]},
+        "tables": {"cases": {"topic": topics[0]}},
     }
     process = HeadraceProcess(config, tmp_path_factory.mktemp("cases"))
     process.start()

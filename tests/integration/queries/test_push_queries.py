@@ -100,7 +100,7 @@ def test_events_have_each_change_and_continue_where_a_client_left(
         assert [client.data(), client.data()] == [{"key": "k0", "n": 1}, {"key": "k2", "n": 3}]
         last = client.last_id
         os.kill(engine_of(process), signal.SIGKILL)
-        assert "starting" in client.data()["description"]
+        assert "restarted" in client.data()["description"]
         assert client.event == "error"
     site.write_json(topic, {"n": 4})
     site.wait_until(lambda: send("GET", f"{process.url}/tables/stock/rows/k0").body.get("n") == 4, "the new row")

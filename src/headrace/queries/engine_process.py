@@ -274,7 +274,7 @@ class QueryEngine(Service):
             yield push
         finally:
             del self._pushes[number], self._statements[number]
-            if self._process:
+            with contextlib.suppress(QueriesUnavailable):
                 self._send(Unsubscribe(number, table))
 
     async def filter(self, query: StandingQuery, records: RecordBatch) -> Filtered:
@@ -329,8 +329,9 @@ class QueryEngine(Service):
             text = "the engine did not respond, and is restarted: send the request again"
             raise QueriesUnavailable(text, interrupted=True) from None
         except asyncio.CancelledError:
-            if isinstance(message, Ask) and self._process:
-                self._send(Cancel(message.number))
+            if isinstance(message, Ask):
+                with contextlib.suppress(QueriesUnavailable):
+                    self._send(Cancel(message.number))
             raise
         finally:
             self._responses.pop(message.number, None)
@@ -339,7 +340,8 @@ class QueryEngine(Service):
         return result
 
     def _send(self, message: ToEngine) -> None:
-        assert self._process
+        if self._process is None or self._process.writer.is_closing():
+            raise QueriesUnavailable(_RESTARTING)
         self._process.writer.write(frame_of(message))
 
     async def run(self) -> None:
@@ -377,6 +379,8 @@ class QueryEngine(Service):
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     self._take(decode_to_parent(await read_frame(reader)))
+            self._process = None
+            self._fail_all()
             await child.stop(Deadline(self._clock, _GRACE_SECONDS))  # it may still write why it ends
             code = await ended
             return process.end_reason or (f"signal {-code}" if code < 0 else f"exit code {code}; see the log above")

@@ -91,8 +91,7 @@ class Columns:
         """Take the columns of the value; None for a table that has the value in one column."""
         self.values = [Column("value", whole_type(config.value_format))] if values is None else [*values]
         self._whole = values is None
-        self.key_type = whole_type(config.key_format)
-        self.built_in = [Column(STORED + KEY, self.key_type)]
+        self.built_in = [Column(STORED + KEY, whole_type(config.key_format))]
         self.built_in += [Column(STORED + name, kind) for name, kind in _BUILT_IN.items()]
 
     @property

@@ -267,7 +267,7 @@ class QueryEngine(Service):
         table = next(name for name in self._config.tables if name.lower() == statement.table.lower())
         push = self._pushes[number] = PushQuery(number, table, [], after)
         self._statements[number] = text
-        request = Subscribe(number, table, statement.alias, statement.columns, statement.condition, form, after)
+        request = Subscribe(number, table, statement._replace(limit=None), form, after)
         try:
             subscribed: PushBegun = await self._request(request, _PUSH_SECONDS)
             push.columns = subscribed.columns
@@ -285,15 +285,12 @@ class QueryEngine(Service):
             QueriesUnavailable: The engine is restarting, or the statement does not fit the columns of the table; the
                 metadata have `interrupted` if the engine ended meanwhile.
         """
-        statement, (_, partition) = query.statement, records.topic_partition
         request = Filter(
             self._next(),
             query.table,
-            statement.alias,
-            statement.columns,
-            statement.condition,
+            query.statement,
             query.form,
-            partition,
+            records.topic_partition.partition,
             records.offsets,
             records.timestamps_ms,
             records.keys,
@@ -428,7 +425,7 @@ class QueryEngine(Service):
             push.end(QueriesUnavailable(_ENDED))
         for response in self._responses.values():
             if not response.done():
-                response.set_exception(QueriesUnavailable(_RESTARTING, interrupted=True))
+                response.set_exception(QueriesUnavailable(_ENDED, interrupted=True))
 
     async def stop(self) -> None:
         process = self._process

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.queries.push_statement import PushStatement
+
 Form = Literal["objects", "arrays", "arrow"]
 Positions = dict[int, int]
 """By partition: the offset of the next record."""
@@ -58,13 +60,11 @@ class Rebuild(msgspec.Struct, array_like=True, tag=5, frozen=True):
 
 
 class Subscribe(msgspec.Struct, array_like=True, tag=6, frozen=True):
-    """Run a push query over each change of a table from now on; its parts are those of `PushStatement`."""
+    """Run a push query over each change of a table from now on, without a limit."""
 
     number: int
     table: str
-    alias: str
-    columns: str
-    condition: str
+    statement: PushStatement
     form: Form
     after: Positions | None = None
     """First send the rows of records from these positions on; of partitions without one, all. None: only changes."""
@@ -78,13 +78,11 @@ class Unsubscribe(msgspec.Struct, array_like=True, tag=7, frozen=True):
 
 
 class Filter(msgspec.Struct, array_like=True, tag=8, frozen=True):
-    """Evaluate a statement over records of a table's topic, each alone; the parts are those of `PushStatement`."""
+    """Evaluate a statement over records of a table's topic, each alone."""
 
     number: int
     table: str
-    alias: str
-    columns: str
-    condition: str
+    statement: PushStatement
     form: Form
     partition: int
     offsets: list[int]
@@ -162,11 +160,9 @@ class TableStatus(msgspec.Struct, frozen=True):
 
 
 class Statuses(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """The states of all tables, and counts since the start of the engine."""
+    """The states of all tables."""
 
     tables: list[TableStatus]
-    memory_bytes: int
-    """Resident memory of the engine."""
 
 
 class PushBegun(msgspec.Struct, array_like=True, tag=6, frozen=True):

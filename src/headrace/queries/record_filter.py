@@ -9,10 +9,11 @@ import msgspec
 from headrace.config.tables import TableConfig
 from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs
+from headrace.queries.engine.database import empty_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.inference import for_fields, structure_of
-from headrace.queries.slice import batches_of, locked_database
+from headrace.queries.slice import batches_of
 from headrace.records import Record
 
 _TABLE: Final = "records"
@@ -29,7 +30,7 @@ class RecordFilter:
         Raises:
             StatementRejected: It is not a condition.
         """
-        self._connection = locked_database()
+        self._connection = empty_database()
         # CASE, because a closing parenthesis of the condition cannot end it.
         self._statement = f"SELECT seq FROM {_TABLE} WHERE CASE WHEN (\n{condition}\n) THEN true END"
         Statements(self._connection).check(self._statement, {_TABLE: "key"}, [_TABLE])

@@ -18,6 +18,7 @@ from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import read_window
 from headrace.queries.columns import Column, needs_registry, quoted
+from headrace.queries.engine.database import IN_MEMORY, empty_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter
 from headrace.queries.engine.statements import Statements, refused
@@ -28,16 +29,6 @@ from headrace.records import Offsets, Record, RecordBatch, TopicPartition
 
 MOST_BYTES: Final = 128 << 20
 """Of the keys and values of a topic."""
-_MEMORY: Final = "1GiB"
-_CONFIG: Final[dict[str, Any]] = {
-    "memory_limit": _MEMORY,
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "python_enable_replacements": "false",
-    "temp_directory": "",
-}
-_LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 _CHUNK: Final = 1_000
 _APPLIED: Final = 50_000
 _INFERRED: Final = 10_000
@@ -45,15 +36,8 @@ _VALUES: Final = "FROM (SELECT TRY_CAST(value AS JSON) AS v FROM slice)"
 _IS_OBJECT: Final = "json_type(v) = 'OBJECT'"
 _INTERRUPTED: Final = "Query interrupted"
 _TOO_LARGE: Final = (
-    f"the statement needs more than {_MEMORY} of memory: select fewer rows or columns, or read fewer records (--last)"
+    f"the statement needs more than {IN_MEMORY} of memory: select fewer rows or columns, or read fewer records (--last)"
 )
-
-
-def locked_database() -> duckdb.DuckDBPyConnection:
-    """Return an empty database in memory, without a way to files, networks or settings."""
-    connection = duckdb.connect(":memory:", config=_CONFIG)
-    connection.execute(_LOCK)
-    return connection
 
 
 def newest(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
@@ -88,7 +72,7 @@ class SliceReader:
     def __init__(self, codecs: Codecs, registry: SchemaRegistry) -> None:
         self._codecs = codecs
         self._registry = registry
-        self._connection = locked_database()
+        self._connection = empty_database()
         self.columns: dict[str, list[tuple[str, str]]] = {}
         """Names and types of the columns of each table."""
 

@@ -36,33 +36,35 @@ def rows_of(backend: RecordingBackend) -> set[int]:
     return {row["at"] for row in backend.accepted if isinstance(row, dict)}
 
 
+def config_of(site: Scenario, topic: str, backend: RecordingBackend) -> dict[str, Any]:
+    """Return a file with a query in batches, and one that sends each row alone as an array."""
+    return {
+        **site.config,
+        "tables": {"stock": {"topic": topic, "schema": "item STRING, n BIGINT"}},
+        "queries": {
+            "low": {"sql": SQL, "backend": {"url": backend.url}, "retry": RETRY, "batch": {"max_records": 8}},
+            "arrays": {
+                "sql": "SELECT key, n FROM stock WHERE n = 1 EMIT CHANGES",
+                "rows": "arrays",
+                "group": f"{topic}-arrays",
+                "dead_letter": {"topic": "{topic}.arrays"},
+                "backend": {"url": backend.url.replace("records", "single"), "mode": "single"},
+            },
+        },
+    }
+
+
 def test_each_row_of_a_standing_query_reaches_the_backend(
     site: Scenario, topic: Any, headrace: Any, backend: Any
 ) -> None:
     """Filter and columns; one bad row and one corrupt record are dead letters; nothing is lost with a process."""
     name = topic()
-    single = backend.url.replace("records", "single")
     backend.response = lambda request: PlannedResponse(
         400 if request.path == "/kafka/records" and any(row["at"] == 13 for row in request.body) else 200
     )
     write(site, name, 0, 20)
     site.write(name, OutgoingRecord(name, b"k20", b"{"), OutgoingRecord(name, b"k0", None))
-    query = {"sql": SQL, "backend": {"url": backend.url}, "retry": RETRY, "batch": {"max_records": 8}}
-    config = {
-        **site.config,
-        "tables": {"stock": {"topic": name, "schema": "item STRING, n BIGINT"}},
-        "queries": {
-            "low": query,
-            "arrays": {
-                "sql": "SELECT key, n FROM stock WHERE n = 1 EMIT CHANGES",
-                "rows": "arrays",
-                "group": f"{name}-arrays",
-                "dead_letter": {"topic": "{topic}.arrays"},
-                "backend": {"url": single, "mode": "single"},
-            },
-        },
-    }
-    process = headrace(config)
+    process = headrace(config_of(site, name, backend))
     site.wait_committed("headrace.query.low", name, 22)
     site.wait_committed(f"{name}-arrays", name, 22)
     expected = {offset for offset in range(20) if offset % 10 < 5 and offset != 13}

@@ -48,9 +48,10 @@ def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filter
             connection, TABLES, {}, Codecs(registry), Statements(connection.cursor()), response.set_result
         )
         keys, values = zip(*records, strict=True)
-        parts = (statement.table, statement.alias, statement.columns, statement.condition, form)
         places = [*range(len(records))]
-        filters.filter(Filter(7, *parts, 0, places, [1000] * len(records), [*keys], [*values], None))
+        filters.filter(
+            Filter(7, statement.table, statement, form, 0, places, [1000] * len(records), [*keys], [*values], None)
+        )
         found = await response
         await filters.stop()
         await registry.close()

@@ -1,4 +1,4 @@
-"""The database of the engine: one DuckDB with a file per table, without a way to other files, networks or settings."""
+"""Databases without a way to files, networks or settings: the engine's with a file per table, and empty ones."""
 
 import logging
 import os
@@ -15,17 +15,28 @@ from headrace.queries.columns import quoted
 log = logging.getLogger(__name__)
 
 _CONFIG: Final = {
-    "threads": "1",  # of DuckDB's own: each statement has a thread of Headrace
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "temp_directory": "",
+}
+_OF_ENGINE: Final = {
+    "threads": "1",  # of DuckDB's own: each statement has a thread of Headrace
     "checkpoint_threshold": "32MiB",  # a checkpoint writes much of a file again; a start reads what it has not written
 }
+IN_MEMORY: Final = "1GiB"
+"""Memory of an empty database."""
 _BROKEN: Final = 70
 """Exit code."""
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
+
+
+def empty_database() -> duckdb.DuckDBPyConnection:
+    """Return an empty database in memory."""
+    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": IN_MEMORY})
+    connection.execute(_LOCK)
+    return connection
 
 
 def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Mapping[str, Path]]:
@@ -39,7 +50,7 @@ def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Ma
     folder = (config.state_dir / "tables").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     memory = config.sql.memory_bytes
-    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": f"{memory // 1024}KiB"})
+    connection = duckdb.connect(":memory:", config={**_CONFIG, **_OF_ENGINE, "memory_limit": f"{memory // 1024}KiB"})
     paths = {name: folder / f"{name}.duckdb" for name in config.tables}
     for name, path in paths.items():
         try:

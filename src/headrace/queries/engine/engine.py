@@ -34,7 +34,7 @@ from headrace.queries.protocol import (
     read_frame,
 )
 from headrace.runtime import Clock, Service
-from headrace.runtime.memory import give_back_memory, memory_bytes
+from headrace.runtime.memory import give_back_memory
 
 _STATUS_SECONDS: Final = 0.5
 _WATCH_SECONDS: Final = 0.1
@@ -78,7 +78,7 @@ class Engine(Service):
         """Send the states of the tables, over and over."""
         while True:
             statuses = [feed.status() for feed in self._feeds.values()]
-            self._send(Statuses(statuses, memory_bytes()))
+            self._send(Statuses(statuses))
             await self._clock.sleep(_STATUS_SECONDS)
 
     async def start(self) -> None:

@@ -13,6 +13,7 @@ from headrace.errors import FormatError, HeadraceError, QueriesUnavailable, Stat
 from headrace.formats.choice import Codecs
 from headrace.queries.columns import Columns, declared, needs_registry, quoted
 from headrace.queries.engine.batch_rows import corrupt_records, fitting, load_batch
+from headrace.queries.engine.database import empty_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements, refused
@@ -91,16 +92,15 @@ class Filters(Service):
         table = self._tables[request.table]
         columns = self._columns(request.table, table)
         records = self._decoders[request.table].to_arrow([batch])
-        statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
         cursor = self._idle.pop()
         self._busy[cursor] = time.monotonic() + _EVALUATION_SECONDS
         try:
-            text = statement.over(quoted(request.table))
+            text = request.statement.over(quoted(request.table))
             self._statements.check(text, dict.fromkeys(self._tables, "key"), [request.table])
             load_batch(cursor, columns, records, needs_key=table.kind == "latest")
             found = corrupt_records(cursor, needs_key=table.kind == "latest")
             problems = {index: reason for index, _, _, reason in found}
-            rows = _rows(cursor, columns, statement, request.form)
+            rows = _rows(cursor, columns, request.statement, request.form)
         finally:
             del self._busy[cursor]
             self._idle.append(cursor)
@@ -129,7 +129,7 @@ def statement_problem(statement: PushStatement, table: TableConfig) -> str:
     """
     if needs_registry(table):
         return ""
-    connection = duckdb.connect(":memory:")
+    connection = empty_database()
     name = statement.table
     try:
         columns = _declared_columns(table)

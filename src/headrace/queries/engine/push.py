@@ -79,7 +79,7 @@ class Pushes:
     def _begin(self, request: Subscribe, keys: Mapping[str, str]) -> None:
         """Send the columns and the rows from the positions on, then take the subscription up."""
         file = self._feed.file
-        statement = PushStatement(request.columns, request.table, request.alias, request.condition, None)
+        statement = request.statement
         self._statements.check(statement.over(quoted(request.table)), keys, [request.table])
         positions = file.positions()
         with self._watched([request.number], _SNAPSHOT_SECONDS):

@@ -72,7 +72,6 @@ _ADVICE: Final = re.compile(r"\n\n?LINE \d+:.*", re.DOTALL)
 class Statement(NamedTuple):
     """A statement that may be run."""
 
-    text: str
     tables: frozenset[str]
     """The tables that it reads, in lower case."""
     own: frozenset[str]
@@ -151,7 +150,7 @@ class Statements:
             raise StatementRejected(f"the statement reads {len(read)} tables; at most {_MOST_TABLES} are accepted")
         if hidden := own & self._catalogue:
             raise StatementRejected(f"{min(hidden)} is a name of DuckDB's own catalogue: use another name in WITH")
-        return Statement(text, frozenset(read) - own, frozenset(own))
+        return Statement(frozenset(read) - own, frozenset(own))
 
 
 def _judge(node: dict[str, Any], own: set[str], read: list[str]) -> None:

@@ -99,15 +99,23 @@ class Pushes:
         """Run every statement over the records of a transaction."""
         if not self._groups:
             return
-        relation = self._feed.file.arrived
-        for (statement, form), numbers in [*self._groups.items()]:
+        groups = [*self._groups.items()]
+        try:
+            relation = self._feed.file.materialize_arrived()
+        except Exception as cause:  # noqa: BLE001 boundary: the rows are in the table, and these clients miss them
+            for group, _ in groups:
+                self._end(group, cause)
+            return
+        for (statement, form), numbers in groups:
             try:
                 with self._watched(numbers, EVALUATION_SECONDS):
                     cursor = self._feed.file.connection.execute(statement.over(relation))
                     rows = RowWriter(cursor, form).texts(cursor.fetchall())
                 self._send(Changes(numbers, rows, positions))
             except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
-                late = isinstance(cause, duckdb.InterruptException)
-                for number in numbers:
-                    self._send(Ended(number, _TOO_LONG if late else failure(number, cause).reason))
-                self._groups.pop((statement, form), None)
+                self._end((statement, form), cause)
+
+    def _end(self, group: tuple[PushStatement, Form], cause: Exception) -> None:
+        late = isinstance(cause, duckdb.InterruptException)
+        for number in self._groups.pop(group):
+            self._send(Ended(number, _TOO_LONG if late else failure(number, cause).reason))

@@ -33,9 +33,9 @@ _MOST_RECORDS: Final = 30_000
 _FEW_RECORDS: Final = 2_000
 _LEAST_SECONDS: Final = 0.02
 """Between two transactions, so that a trickle of records does not cost one each."""
-_REST: Final = 5.0
+_REST: Final = 6.0
 """Push queries get a part of the time: after them the table waits for this multiple of what they took."""
-_SPREAD: Final = 2.0
+_SPREAD: Final = 4.0
 """A transaction of a few records begins this multiple of its duration before the next one."""
 _MOST_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 5.0
@@ -55,7 +55,7 @@ class TableFeed(Service):
         # What it works with.
         self.file = file
         self.on_applied: Callable[[Positions], None] = lambda positions: None
-        """Called on a thread after each transaction with its positions, while `file.arrived` has its records."""
+        """Called on a thread after each transaction with its positions, while the file has its records at hand."""
         self.key_column = ""
         """Name of the column of the key; empty while the table is not available."""
         self._table = name
@@ -191,18 +191,21 @@ class TableFeed(Service):
                     if await self._has_changed(starts, topic_id):
                         return
                 await asyncio.sleep(pause)
+                arrived.task_done()
             raise part
         finally:
             reader.cancel()
             await asyncio.wait([reader])
 
     async def _read(self, starts: dict[TopicPartition, int], arrived: asyncio.Queue[ReadPart | Exception]) -> None:
-        """Read the next part while the one before is applied."""
+        """Read the next part while a large one is applied; after a small one, what has arrived until it is needed."""
         reading = read_batches(self._admin.config, starts, _PROPERTIES, _MOST_RECORDS)
         try:
             async with contextlib.aclosing(reading) as parts:
                 async for part in parts:
                     await arrived.put(part)
+                    if sum(map(len, part.batches)) < _FEW_RECORDS:
+                        await arrived.join()
         except Exception as cause:  # noqa: BLE001 boundary: the task that takes the parts raises it
             await arrived.put(cause)
 

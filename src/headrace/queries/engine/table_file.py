@@ -21,9 +21,9 @@ from headrace.runtime import ThreadPool
 
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
-
-
+_FITTING: Final = "fitting"
 _FEW_KEYS: Final = 500
+"""Of records: these are looked up in the index."""
 
 
 class Corrupt(msgspec.Struct):
@@ -201,9 +201,9 @@ class TableFile:
                 run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
             else:
                 self._delete_arrived()
-                newest = f"QUALIFY row_number() OVER (PARTITION BY {STORED}key ORDER BY seq DESC) = 1"
-                good = f"SELECT * FROM {ARRIVED} WHERE NOT bad {newest}"
-                run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM ({good}) WHERE NOT gone")
+                newest = f"SELECT max(seq) FROM {ARRIVED} WHERE NOT bad GROUP BY {STORED}key"
+                rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT gone AND seq IN ({newest})"
+                run(f"INSERT INTO {self._rows}({stored}) {rows}")
             self._move(positions)
         self.corrupt = corrupt
         return Applied(len(records) - bad, bad)
@@ -237,10 +237,13 @@ class TableFile:
         self._set("corrupt", corrupt)
         return corrupt
 
-    @property
-    def arrived(self) -> str:
-        """The records of the last transaction that fit, as a relation with the columns of statements."""
-        return fitting(self.columns)
+    def materialize_arrived(self) -> str:
+        """Return a temporary table of the last transaction's records that fit, with the columns of statements.
+
+        So many statements do not plan the same conversion each.
+        """
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {_FITTING} AS SELECT * FROM {fitting(self.columns)}")
+        return _FITTING
 
     def rows_after(self, positions: Mapping[int, int] | None) -> str:
         """Return the rows of records from these positions on, in their order, as such a relation; none for None."""

@@ -24,6 +24,7 @@ from bench.page import Page
 from bench.pipelines import PipelineTable
 from bench.produce import ProduceTable
 from bench.push import PushTable
+from bench.push_queries import PushQueryTable
 from bench.replay import ReplayTable
 from bench.secured import SecuredTable
 from bench.sql import SqlTable
@@ -43,6 +44,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "secured": SecuredTable,
     "pipelines": PipelineTable,
     "sql": SqlTable,
+    "push-queries": PushQueryTable,
     "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -72,7 +74,11 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
             writer.kill()
             writer.wait()
         wait(process)
-        self.restart = {"stop": self.again(process, process.terminate), "kill -9": self.again(process, process.kill)}
+        self.restart = {
+            "kill -9 of the engine": self.again(process, lambda: os.kill(engine(process), signal.SIGKILL)),
+            "stop and start of Headrace": self.again(process, process.terminate),
+            "kill -9 and start of Headrace": self.again(process, process.kill),
+        }
         process.terminate()
 
     def words(self, what: str, topic: str) -> list[str]:
@@ -120,10 +126,11 @@ Rows by key: random keys, one run each, while another process writes 10,000 reco
         return Measured(**got, cpu_seconds=cpu_seconds, stolen=stolen)
 
     def again(self, process: HeadraceProcess, end: Callable[[], object]) -> float:
-        """End a process, start it again, and return the seconds until it has sent a row."""
+        """End Headrace or its engine, and return the seconds until it has sent a row again."""
         end()
         start = time.perf_counter()
-        process.start()
+        if process.exit_code is not None:
+            process.start()
         while True:
             try:
                 with urllib.request.urlopen(f"{process.url}/tables/t/rows/key-1", timeout=5):

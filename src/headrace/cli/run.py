@@ -151,15 +151,11 @@ def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
     if settings.tables and not problems:
         with contextlib.suppress(EnvironmentProblem):  # the assembly reports the missing library
             require_duckdb()
-            from headrace.queries.columns import declared
-            from headrace.queries.engine.filter import statement_problem
+            from headrace.queries.engine.filter import schema_problem, statement_problem
 
             for name, table in settings.tables.items():
-                try:
-                    if table.value_schema is not None:
-                        declared(table.value_schema)
-                except ConfigError as problem:
-                    problems.append((("tables", name, "schema"), problem.description))
+                if problem_text := schema_problem(table):
+                    problems.append((("tables", name, "schema"), problem_text))
             for name, query in standing_queries(settings).items() if not problems else ():
                 if problem_text := statement_problem(query.statement, settings.tables[query.table]):
                     problems.append((("queries", name, "sql"), problem_text))

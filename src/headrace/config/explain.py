@@ -46,6 +46,8 @@ def mask(value: Any, name: str = "") -> Any:
 
 
 _QUOTED_CHARACTERS = 80
+_WITHOUT_VALUE = ("extra_forbidden", "missing", "value_error", "model_type", "string_too_short")
+"""Problems whose value is not shown."""
 _TABLES = {
     "producer": (PRODUCER_KEYS, CONSUMER_KEYS),
     "reactive_consumers": (CONSUMER_KEYS,),
@@ -98,7 +100,7 @@ def explain(
         seen.add(shown)
         problems.add(problems.location_of(path), shown, _sentence(error, path, model))
         # A value where a section belongs may be a whole login.
-        if path not in hidden and error["type"] not in ("extra_forbidden", "missing", "value_error", "model_type"):
+        if path not in hidden and error["type"] not in _WITHOUT_VALUE:
             problems.found[-1] += _quoted(path, tree)
 
 
@@ -117,6 +119,8 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
         if text := moved(path):
             return text
+        if path[0] == "queries" and path[-1] in ("topics", "key_format", "value_format"):
+            return "is that of the query's table: remove it"
         tables = _TABLES.get(str(path[0]))
         if tables and (text := instead_of(str(path[-1]), *tables)):
             return text
@@ -134,6 +138,13 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         return f"should have {error['ctx']['min_length']} or more entries: add one"
     if error["type"] in ("bool_type", "bool_parsing"):
         return "is neither true nor false: write one of them"
+    if error["type"] in ("model_type", "dict_type"):
+        return "should be a map of settings, each written as `name: value`: correct it"
+    if error["type"] == "string_too_short":
+        return "is empty: write a value"
+    unit = str(path[-1]).rpartition("_")[2]
+    if error["type"] in ("int_parsing", "float_parsing") and unit in ("bytes", "seconds"):
+        return f"should be the number of {unit}, without a unit: correct it"
     text = error["msg"].removeprefix("Input ")
     if error["type"] == "string_type":
         return f"{text}: put the value in quotes"

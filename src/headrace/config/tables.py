@@ -1,8 +1,8 @@
 """Tables that are kept from topics, and the engine that answers SQL over them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from headrace.config.section import Count, FormatName, Number, PositiveSeconds, Section, TopicName
 
@@ -42,6 +42,12 @@ class TableConfig(Section):
     """At this size the table stops, and readiness shows it. With `retention_seconds` it stays smaller."""
     max_bytes: Annotated[int, Field(ge=_MIB), Number] = 4096 * _MIB
     """Size of the table's file at which the table stops, and readiness shows it."""
+
+    @model_validator(mode="after")
+    def _has_columns(self) -> Self:
+        if self.value_schema is not None and self.value_format == "binary":
+            raise ValueError("value_format binary has no columns: remove schema, or write value_format: json")
+        return self
 
 
 class SqlConfig(Section):

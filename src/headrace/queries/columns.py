@@ -7,6 +7,7 @@ import sqlglot
 from sqlglot import expressions as exp
 
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
+from headrace.config.spelling import nearest
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 
@@ -17,6 +18,11 @@ _BUILT_IN: Final = {
     TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
     HEADERS: "STRUCT(key VARCHAR, value BLOB)[]",
 }
+_TYPES: Final = (
+    *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL", "STRING", "BINARY", "DATE"),
+    *("TIMESTAMP", "ARRAY", "MAP", "STRUCT", "JSON"),
+)
+"""The usual types, for advice."""
 STORED: Final = "record_"
 """Begins the names under which a file has the built-in columns."""
 
@@ -49,15 +55,32 @@ def declared(text: str) -> list[Column]:
     """
     try:
         table = sqlglot.parse_one(f"CREATE TABLE t ({text})", read="spark")
-        parts = table.this.expressions if isinstance(table.this, exp.Schema) else []
-        if not parts or not all(isinstance(part, exp.ColumnDef) and part.kind for part in parts):
-            raise ConfigError(f"schema {text[:100]!r} is not a list of columns: write it as: item STRING, n BIGINT")
-        found = [Column(part.name, part.kind.sql("duckdb")) for part in parts]
     except sqlglot.errors.SqlglotError as cause:
-        why = str(cause).splitlines()[0].partition(". Line")[0]
-        raise ConfigError(f"schema is not valid: {why}. Write it as: item STRING, n BIGINT") from cause
+        raise ConfigError(f"schema is not valid{_position_of(cause)} Write it as: item STRING, n BIGINT") from cause
+    parts = table.this.expressions if isinstance(table.this, exp.Schema) else []
+    if not parts or not all(isinstance(part, exp.ColumnDef) and part.kind for part in parts):
+        advice = "write it as: item STRING, n BIGINT. A name that is a word of SQL is in backticks"
+        raise ConfigError(f"schema {text[:100]!r} is not a list of columns: {advice}")
+    for part in parts:
+        for rule in part.constraints:
+            if not isinstance(rule.kind, exp.CommentColumnConstraint):
+                what = rule.sql("spark")[:60]
+                raise ConfigError(f"column {part.name} has {what}, which is not kept: write its name and type alone")
+        if any(kind.is_type("array") and not kind.expressions for kind in part.kind.find_all(exp.DataType)):
+            raise ConfigError(f"column {part.name} has an ARRAY without the type of its elements: write ARRAY<STRING>")
+    found = [Column(part.name, part.kind.sql("duckdb")) for part in parts]
     _check(found)
     return found
+
+
+def _position_of(cause: sqlglot.errors.SqlglotError) -> str:
+    """Return where a schema is not valid, and the type that was probably intended."""
+    errors = cause.errors if isinstance(cause, sqlglot.errors.ParseError) else []
+    found = str(errors[0]["highlight"] or "") if errors and errors[0]["end_context"] else ""
+    if not found:
+        return " at its end."
+    near = nearest(found, _TYPES, 0.8)
+    return f" at {found[:40]!r}" + (f": did you mean {near}?" if near else ".")
 
 
 def of_fields(text: str) -> list[Column]:

@@ -136,6 +136,8 @@ def _condition(sql: str, rest: list[SqlToken]) -> tuple[str, list[SqlToken]]:
     ends = (index for index, token in enumerate(rest) if token.depth == 0 and token.word in _BEHIND_CONDITION)
     end = next(ends, len(rest))
     if end == 1:
+        if rest[1:] and rest[1].word == "OFFSET":
+            raise StatementRejected('offset is a word of SQL: write "offset" in double quotes')
         raise StatementRejected("the condition behind WHERE is missing: write one, or remove WHERE")
     until = rest[end].start if end < len(rest) else len(sql)
     return sql[rest[1].start : until].strip(), rest[end:]

@@ -84,7 +84,7 @@ def read_statement(text: str, *, ksqldb: bool = False, variables: Mapping[str, o
     if not seen:
         raise StatementRejected("the statement is empty: send one such as SELECT * FROM orders")
     if any(token.kind == "end" for token in seen):
-        raise StatementRejected("there are several statements: send one in a request, and `;` at its end only")
+        raise StatementRejected("there are several statements: write one, with `;` at its end only")
     emit = _emit(seen)
     last = seen[-1].start
     parts = [_in_duckdb(token, ksqldb) if token not in emit else " " * len(token.text) for token in tokens]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from yaml_table import table
 
-from headrace.cli.main import root
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
@@ -32,15 +29,6 @@ def config_of(tmp_path: Path, text: str) -> HeadraceConfig:
     file = tmp_path / "headrace.yaml"
     file.write_text(text)
     return load_config(file, {}, check=problems_of)
-
-
-@pytest.mark.parametrize(("query", "where", "problem"), table(__file__, "refused"))
-def test_a_wrong_query_is_refused_with_its_line(tmp_path: Path, query: str, where: str, problem: str) -> None:
-    """The sentence says what to write instead."""
-    with pytest.raises(ConfigError) as refused:
-        config_of(tmp_path, f"{TEXTS['tables']}queries:\n  low: {query}\n")
-    assert f"headrace.yaml:5: {where}: " in refused.value.description
-    assert re.search(problem, refused.value.description, re.DOTALL)
 
 
 def test_a_statement_over_several_rows_is_shown_as_a_pipeline(tmp_path: Path) -> None:
@@ -78,17 +66,6 @@ def test_a_query_and_a_reactive_consumer_are_told_apart(tmp_path: Path, text: st
     """By their names, and by their groups."""
     with pytest.raises(ConfigError, match=problem):
         config_of(tmp_path, TEXTS[text])
-
-
-def test_config_check_runs_the_statement(tmp_path: Path) -> None:
-    """Over declared columns; DuckDB has the last word."""
-    file = tmp_path / "headrace.yaml"
-    file.write_text(TEXTS["tables"] + TEXTS["queries"].replace("item", "itm"))
-    done = CliRunner().invoke(root, ["config", "check", "-c", str(file)])
-    assert done.exit_code == 78 or isinstance(done.exception, ConfigError)
-    assert 'headrace.yaml:5: queries.low.sql: the statement was rejected: Referenced column "itm"' in (
-        done.output + str(done.exception)
-    )
 
 
 class _Engine:

@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pytest
 import yaml
+from yaml_table import table
 
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable
 from headrace.queries.engine.pull import Pulls
@@ -20,7 +21,7 @@ from headrace.queries.engine.statements import Statements
 from headrace.queries.protocol import Ask, Lookup, RequestFailed, Row, Rows
 
 HOSTILE = yaml.safe_load((Path(__file__).parents[2] / "hostile_statements.yaml").read_text())
-KEYS = {"moves": "key", "secret": "key", "starting": ""}
+KEYS = {"moves": "key", "secret": "key", "starting": "", "stock": "key"}
 ENDLESS = "SELECT count(*) FROM range(1000000000) a, range(1000000000) b"
 
 
@@ -81,7 +82,7 @@ class Running:
     def send(self, sql: str, seconds: float = 60, params: Any = (), rows: int = 100, form: Any = "objects") -> int:
         number = len(self.responses)
         self.responses[number] = asyncio.get_running_loop().create_future()
-        self.pulls.ask(Ask(number, sql, params or [], ["moves"], form, rows, seconds))
+        self.pulls.ask(Ask(number, sql, params or [], ["moves", "stock"], form, rows, seconds))
         return number
 
     async def response(self, number: int) -> Any:
@@ -149,6 +150,15 @@ async def test_rows_are_json_whatever_is_in_them(connection: duckdb.DuckDBPyConn
         for expression in ("2::HUGEINT ** 70", "TIMESTAMP 'infinity'", "MAP {[1]: 1}"):
             found = await at_work.ask(f"SELECT {expression} AS v")
             assert isinstance(found, Rows) or "cast its column" in found.reason, (expression, found)
+
+
+async def test_typical_mistakes_are_explained(connection: duckdb.DuckDBPyConnection) -> None:
+    """With the position, and the name that was probably intended."""
+    connection.execute('CREATE VIEW stock AS SELECT key, item, n, n AS "offset" FROM moves')
+    async with running(connection) as at_work:
+        for sql, says in table(__file__, "mistakes"):
+            found = await at_work.ask(sql)
+            assert (found.kind, found.reason) == ("invalid", says), sql
 
 
 async def test_the_limit_of_rows_says_whether_there_are_more(connection: duckdb.DuckDBPyConnection) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.columns import declared
+from headrace.queries.columns import Column, declared
 from headrace.queries.engine.database import open_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.table_file import TableFile
@@ -197,6 +198,17 @@ def test_added_columns_are_taken_up_and_other_changes_are_refused(tmp_path: Path
     assert not kept.file.open_again()
     assert kept.open().rows("n") == []
     assert kept.file.positions() == {}
+    kept.connection.close()
+
+
+def test_a_type_that_cannot_be_read_is_refused_and_a_failed_transaction_has_its_reason(tmp_path: Path) -> None:
+    """Not only that it has failed."""
+    with pytest.raises(ConfigError, match=r"column n cannot have type VARIANT: .*Use another type"):
+        Kept(tmp_path / "refused", "log", "item STRING, n VARIANT").open()
+    kept = Kept(tmp_path, "log").open()
+    kept.file.columns.values[1] = Column("n", "VARIANT")
+    with pytest.raises(duckdb.NotImplementedException):
+        kept.apply([batch(0, 0, [(b"k", GOOD[0][0])])])
     kept.connection.close()
 
 

@@ -1,15 +1,38 @@
 """Records of a batch as rows of a table: which of them fit its columns, and what each row is."""
 
+import contextlib
+from collections.abc import Sequence
 from typing import Final
 
 import duckdb
 import pyarrow as pa
 
-from headrace.queries.columns import STORED, Columns, quoted
+from headrace.config.tables import TableConfig
+from headrace.errors import ConfigError
+from headrace.queries.columns import STORED, Column, Columns, quoted
 
 ARRIVED: Final = "arrived"
 """The records of the batch, in their order: a temporary table of the connection with the stored columns, `seq` (index
 in the batch), `problem`, `gone` (without a value) and `bad` (corrupt)."""
+
+
+def check_types(connection: duckdb.DuckDBPyConnection, config: TableConfig, columns: Sequence[Column]) -> None:
+    """Check that values of these columns can be read.
+
+    Raises:
+        ConfigError: DuckDB does not accept a type, or cannot read it from JSON.
+    """
+
+    def problem(of: Sequence[Column]) -> str:
+        try:
+            connection.execute(f"SELECT {Columns(config, of).parsed} FROM (SELECT '{{}}' AS value)").fetchall()
+        except duckdb.Error as cause:
+            return str(cause).partition(" Error: ")[2].splitlines()[0]
+        return ""
+
+    for column in columns if columns and problem(columns) else ():
+        if why := problem([column]):
+            raise ConfigError(f"column {column.name} cannot have type {column.type}: {why}. Use another type")
 
 
 def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> int:
@@ -30,7 +53,8 @@ def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records:
             f"FROM (SELECT *, {columns.parsed} AS r FROM raw)"
         )
     finally:
-        connection.unregister("raw")
+        with contextlib.suppress(duckdb.Error):  # a failed statement has ended the transaction, and has the reason
+            connection.unregister("raw")
     [(count,)] = connection.execute(f"SELECT count(*) FROM {ARRIVED} WHERE bad").fetchall()
     return int(count)
 

@@ -9,10 +9,10 @@ import duckdb
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.tables import TableConfig
-from headrace.errors import FormatError, HeadraceError, QueriesUnavailable, StatementRejected
+from headrace.errors import ConfigError, FormatError, HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.formats.choice import Codecs
 from headrace.queries.columns import Columns, declared, needs_registry, quoted
-from headrace.queries.engine.batch_rows import corrupt_records, fitting, load_batch
+from headrace.queries.engine.batch_rows import check_types, corrupt_records, fitting, load_batch
 from headrace.queries.engine.database import empty_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter, failure
@@ -143,6 +143,18 @@ def statement_problem(statement: PushStatement, table: TableConfig) -> str:
         return cause.description
     except duckdb.Error as cause:
         return refused(cause).description
+    finally:
+        connection.close()
+    return ""
+
+
+def schema_problem(table: TableConfig) -> str:
+    """Return why a table cannot have its declared columns; empty if it can, or has none."""
+    connection = empty_database()
+    try:
+        check_types(connection, table, declared(table.value_schema) if table.value_schema else [])
+    except ConfigError as cause:
+        return cause.description
     finally:
         connection.close()
     return ""

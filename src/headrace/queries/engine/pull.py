@@ -7,7 +7,7 @@ import contextlib
 import io
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import duckdb
@@ -159,13 +159,15 @@ class Pulls(Service):
         cursor = self._idle.pop()
         try:
             with running.interrupting(cursor):
-                self._statements.check(request.sql, self._keys, request.readable)
+                statement = self._statements.check(request.sql, self._keys, request.readable)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 running.check()
                 if request.form == "arrow":
                     return _arrow(cursor, request, running)
                 cursor.execute(request.sql, request.params or None)
                 return _rows(cursor, request, running)
+        except duckdb.BinderException as cause:
+            raise refused(cause, _columns(cursor, statement.tables)) from None
         finally:
             with contextlib.suppress(duckdb.Error):  # there is no transaction if the statement was rejected
                 cursor.execute("ROLLBACK")
@@ -260,6 +262,14 @@ class _RunningStatement:
         if self.is_late or time.monotonic() >= self._ends_at:
             self.is_late = True
             raise TimeoutError
+
+
+def _columns(cursor: duckdb.DuckDBPyConnection, tables: Collection[str]) -> list[str]:
+    """Return the columns of tables, whose names are in lower case."""
+    with contextlib.suppress(duckdb.Error):  # its transaction may have ended already
+        cursor.execute("ROLLBACK")
+    found = "SELECT column_name FROM duckdb_columns() WHERE database_name = 'memory' AND lower(table_name) IN "
+    return [name for (name,) in cursor.execute(f"{found} (SELECT unnest(?))", [[*tables]]).fetchall()]
 
 
 def _rows(cursor: duckdb.DuckDBPyConnection, request: Ask, running: _RunningStatement) -> Rows:

@@ -14,9 +14,9 @@ import duckdb
 import msgspec
 from cachetools import LRUCache
 
-from headrace.config.spelling import hint
+from headrace.config.spelling import hint, nearest
 from headrace.errors import Forbidden, QueriesUnavailable, StatementRejected
-from headrace.queries.statement_text import MOST_CHARACTERS
+from headrace.queries.statement_text import MOST_CHARACTERS, position
 
 _FUNCTIONS: Final = frozenset(
     ("unnest", "range", "generate_series", "json_each", "json_tree", "repeat", "repeat_row", "generate_subscripts")
@@ -67,6 +67,37 @@ _MOST_TABLES: Final = 50
 _BRACKET: Final = re.compile(r"[][(){}]")
 _CARET: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _ADVICE: Final = re.compile(r"\n\n?LINE \d+:.*", re.DOTALL)
+_EMIT: Final = re.compile(r"\bEMIT\s+CHANGES\b(?=[\s;]*$|\s+LIMIT\b)", re.IGNORECASE)
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_CLAUSES: Final = (
+    "SELECT",
+    "DISTINCT",
+    "FROM",
+    "JOIN",
+    "WHERE",
+    "GROUP",
+    "HAVING",
+    "ORDER",
+    "LIMIT",
+    "BETWEEN",
+    "UNION",
+)
+_PLAIN_WORDS: Final = [
+    (re.compile(pattern), instead)
+    for pattern, instead in (
+        (
+            r"No function matches the given name and argument types '(.+?)\((.*?)\)'\. You might need to .*? casts\.",
+            r"\1 does not take values of the types (\2): cast them, such as n::VARCHAR.",
+        ),
+        (r"(Type with name \w+ does not exist!) Did you mean .*", r"\1 Use one such as VARCHAR, BIGINT or TIMESTAMP"),
+        (r"Values list (.*) does not have", r"\1 does not have"),
+        (r"WHERE clause cannot contain aggregates!", "WHERE cannot contain aggregates: use HAVING"),
+    )
+]
+"""Parts of DuckDB's messages, and what is said instead."""
+_UNKNOWN: Final = re.compile(r'olumn (?:named )?"([^"]+)"(?: does not exist on left side of join!)?$')
+_MOST_FUNCTIONS: Final = 200
+"""Characters of a list of functions of the same name; a longer one is left out."""
 
 
 class Statement(NamedTuple):
@@ -220,13 +251,34 @@ def _syntax_error(tree: dict[str, Any], text: str) -> StatementRejected:
         if word.startswith("PIVOT"):
             return StatementRejected("PIVOT needs its values here: write PIVOT ... ON column IN (...), or GROUP BY")
         return StatementRejected(f"{_SELECT_ONLY}" + (f"; this begins with {word}" if word else ""))
-    position = tree.get("position")
-    where = f" (at character {int(position) + 1})" if position is not None and str(position).isdigit() else ""
-    return StatementRejected(f"the statement is not valid SQL: {message}{where}")
+    at = str(tree.get("position", ""))
+    start = len(text.encode(errors="replace")[: int(at)].decode(errors="ignore")) if at.isdigit() else len(text)
+    return StatementRejected(
+        f"the statement is not valid SQL: {message} ({position(text, start)}){_advice(text, start)}"
+    )
 
 
-def refused(cause: duckdb.Error) -> StatementRejected:
-    """Return the error for a statement that DuckDB has rejected, with its reason and position."""
+def _advice(text: str, start: int) -> str:
+    """Return the end of a sentence about a statement whose syntax fails at an index: what was probably intended."""
+    if _EMIT.search(text):
+        return ": EMIT CHANGES makes it a push query: send it with Accept: text/event-stream, or remove EMIT CHANGES"
+    if text[start : start + 1] in ("'", '"'):
+        return ": close the quote"
+    near = [*_WORD.findall(text[:start])[-1:], *_WORD.findall(text[start:])[:1]]
+    if "OFFSET" in map(str.upper, near):
+        return ': offset is a word of SQL: write the column as "offset", in double quotes'
+    for word in near:
+        if (found := nearest(word, _CLAUSES, 0.7)) and word.upper() not in (found, f"{found}S"):
+            return f": did you mean {found}?"
+    return ""
+
+
+def refused(cause: duckdb.Error, columns: Collection[str] = ()) -> StatementRejected:
+    """Return the error for a statement that DuckDB has rejected, with its reason and position.
+
+    Args:
+        columns: Those of its tables, of which one may have been intended.
+    """
     text = str(cause)
     if _DEPTH in text:
         return _too_deep()
@@ -234,6 +286,15 @@ def refused(cause: duckdb.Error) -> StatementRejected:
     text = _ADVICE.sub("", text).strip()
     kind, _, rest = text.partition(": ")
     text = rest if kind.endswith("Error") else text
-    text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())[:500]
-    where = f" (line {caret[1]}, near {caret[2][len(caret[3]) - len(caret[1]) - 7 :][:30].strip()!r})" if caret else ""
-    return StatementRejected(f"the statement was rejected: {text}{where}")
+    text = " ".join(text.replace("Candidate bindings:", "Columns with similar names:").split())
+    for pattern, instead in _PLAIN_WORDS:
+        text = pattern.sub(instead, text)
+    if (unknown := _UNKNOWN.search(text)) and (intended := nearest(unknown[1], columns)):
+        text = f"{text.removesuffix('!')}. Did you mean {intended}?"
+    what, _, functions = text.partition(" Candidate functions: ")
+    text = text if len(functions) <= _MOST_FUNCTIONS else what
+    near = caret[2][len(caret[3]) - len(caret[1]) - 7 :][:30].strip() if caret else ""
+    where = f" (line {caret[1]}, near {near!r})" if caret else ""
+    if what.startswith("Referenced column") and near.startswith('"'):
+        where += ": double quotes are for names, and single quotes for text"
+    return StatementRejected(f"the statement was rejected: {text[:500]}{where}")

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 from headrace.queries.columns import STORED, Column, Columns, quoted
-from headrace.queries.engine.batch_rows import ARRIVED, corrupt_records, fitting, load_batch
+from headrace.queries.engine.batch_rows import ARRIVED, check_types, corrupt_records, fitting, load_batch
 from headrace.runtime import ThreadPool
 
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
@@ -66,9 +66,10 @@ class TableFile:
         """Make the table, or check that it was made with this definition; take up columns that were added.
 
         Raises:
-            ConfigError: The definition has changed in another way.
+            ConfigError: The definition has changed in another way, or has a type that is not accepted.
         """
         self._prepare()
+        check_types(self.connection, self._config, values or [])
         self.columns = Columns(self._config, values)
         with self._transaction():
             self._define(values)

@@ -186,16 +186,20 @@ class Reader:
         self._last_decode: Callable[[bytes], bytes]
         self._text = plain.text if isinstance(plain, BinaryCodec | JsonCodec) else self._decode_text
 
-    async def prepare(self, payloads: Iterable[bytes | None]) -> None:
+    async def prepare(self, payloads: Iterable[bytes | None]) -> frozenset[int]:
         """Fetch every schema that these bytes name; await it before `decode`. Cheap if all are cached.
+
+        Returns:
+            The ids of these schemas.
 
         Raises:
             RegistryUnavailable: A schema is not cached, and the registry does not answer; try again later.
         """
-        if self.names_schemas:
-            for schema_id in {schema_id_of(data) for data in payloads if data}:
-                if schema_id is not None:
-                    await self._codecs.load(schema_id)
+        found = {schema_id_of(data) for data in payloads if data} if self.names_schemas else set()
+        schema_ids = frozenset(schema_id for schema_id in found if schema_id is not None)
+        for schema_id in schema_ids:
+            await self._codecs.load(schema_id)
+        return schema_ids
 
     def decode(self, data: bytes | None) -> bytes | None:
         """Return JSON text; None (a tombstone, no key) stays None.

@@ -102,10 +102,17 @@ class SchemaRegistry:
         path, what = f"/schemas/ids/{schema_id}", f"schema id {schema_id}"
         return await self._schema(("id", schema_id), _NEVER, path, what, schema_id)
 
-    async def of_subject(self, subject: str, version: int | None = None) -> RegisteredSchema:
-        """Return one version of a subject, the latest by default; raises as `by_id`."""
+    async def of_subject(
+        self, subject: str, version: int | None = None, *, max_age_seconds: float | None = None
+    ) -> RegisteredSchema:
+        """Return one version of a subject, the latest by default; raises as `by_id`.
+
+        Args:
+            max_age_seconds: Age of a cached latest version that is still returned; 30 s by default.
+        """
         number = "latest" if version is None else str(version)
-        seconds = self._settings.latest_seconds if version is None else _NEVER
+        latest_seconds = self._settings.latest_seconds if max_age_seconds is None else max_age_seconds
+        seconds = latest_seconds if version is None else _NEVER
         path, what = f"{_path_of(subject)}/versions/{number}", f"version {number} of subject {subject}"
         return await self._schema(("subject", subject, number), seconds, path, what)
 

@@ -155,6 +155,8 @@ class QueryEngine(Service):
         for metric, field in _TABLE_METRICS.items():
             for name in self._config.tables:
                 self.publish(metric, self._reader(name, field), table=name)
+        for name in self._config.tables:
+            self.publish("headrace_gap_offsets_total", self._reader(name, "gap_offsets"), kind="table", consumer=name)
         for outcome in ("ok", "rejected", "unavailable"):
             count = functools.partial(self._counts.__getitem__, outcome)
             self.publish("headrace_query_requests_total", count, outcome=outcome)

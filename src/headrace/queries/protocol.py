@@ -154,7 +154,9 @@ class TableStatus(msgspec.Struct, frozen=True):
     """Records that were left out, because their key or value does not fit the columns."""
     last_corrupt: str
     gap: str
-    """Offsets that Kafka had removed before they were read; empty if there are none."""
+    """The last offsets that Kafka had removed before they were read; empty if there are none."""
+    gap_offsets: int
+    """Number of all such offsets."""
     columns: list[tuple[str, str]]
     """Names, and types in DuckDB."""
 

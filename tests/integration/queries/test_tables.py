@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,13 +87,29 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     made = TableProcess(process)
     made.wait_for("SELECT count(*) FROM moves", [[10]])
     client = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def remove_unread(first: int) -> None:
+        """Write ten records, and remove five of them."""
+        site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(first, first + 10)))
+        for done in client.delete_records([confluent_kafka.TopicPartition(name, 0, first + 5)]).values():
+            done.result(60)
+
+    def wait_for_gap(rows: int, gap: str, offsets: int) -> None:
+        made.wait_for('SELECT count(*), min("offset"), max("offset") FROM moves', [[rows, 0, rows + offsets - 1]])
+        site.wait_until(lambda: made.table("moves").get("gap") == gap, "the gap in the state")
+        assert f"of {name}-0 were removed unread" in process.output
+        metric = f'headrace_gap_offsets_total{{consumer="moves",kind="table"}} {offsets}.0'
+        site.wait_until(lambda: metric in site.ask(f"{process.url}/metrics").body, metric)
+
     assert process.terminate() == 0
-    site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(10, 20)))
-    for done in client.delete_records([confluent_kafka.TopicPartition(name, 0, 15)]).values():
-        done.result(60)
+    remove_unread(10)
     process.start()
-    made.wait_for('SELECT count(*), min("offset"), max("offset") FROM moves', [[15, 0, 19]])
-    site.wait_until(lambda: made.table("moves").get("gap") == "partition 0, offsets 10 to 14", "the gap in the state")
+    wait_for_gap(15, "partition 0, offsets 10 to 14", 5)
+    engine = made.engine
+    os.kill(engine, signal.SIGSTOP)
+    remove_unread(20)
+    os.kill(engine, signal.SIGCONT)
+    wait_for_gap(20, "partition 0, offsets 20 to 24", 10)
     for done in client.create_partitions([confluent_kafka.admin.NewPartitions(name, 2)]).values():
         done.result(60)
     site.write(name, record(name, b"k", "added", 1, partition=1))
@@ -99,12 +117,19 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     client.delete_topics([name])[name].result(60)
     made.wait_state("moves", "failing")
     site.wait_until(lambda: "does not exist" in made.table("moves").get("reason", ""), "the reason")
-    made.wait_for("SELECT count(*) FROM moves", [[16]])
+    made.wait_for("SELECT count(*) FROM moves", [[21]])
     kafka.create_topic(name)
-    site.write(name, record(name, b"k", "anew", 1))
-    made.wait_for("SELECT item FROM moves", [["anew"]])
+    site.write(name, *(record(name, b"k", "anew", n) for n in range(50)))  # more than the table has read
+    made.wait_for("SELECT DISTINCT item FROM moves", [["anew"]])
     site.wait_until(lambda: made.table("moves").get("gap") == "", "a state of the new topic")
-    assert "deleted and created again" in process.output
+    assert process.output.count("deleted and created again") == 1
+    os.kill(made.engine, signal.SIGSTOP)
+    client.delete_topics([name])[name].result(60)
+    kafka.create_topic(name)
+    site.write(name, *(record(name, b"k", "third", n) for n in range(70)))
+    os.kill(made.engine, signal.SIGCONT)
+    made.wait_for('SELECT item, count(*), count(DISTINCT "offset") FROM moves GROUP BY 1', [["third", 70, 70]])
+    assert process.output.count("deleted and created again") == 2
 
 
 def test_limits_and_retention(site: Scenario, topic: Callable[..., str], headrace: Any) -> None:

@@ -24,16 +24,21 @@ class Decoder:
         self._codecs = codecs
         self._key = _Side(config.key_format, codecs)
         self._value = _Side(config.value_format, codecs)
+        self._known: frozenset[int] = frozenset()
+        """Ids of the schemas of values so far."""
 
-    async def prepare(self, batches: Sequence[RecordBatch]) -> None:
-        """Fetch every schema that these records name.
+    async def prepare(self, batches: Sequence[RecordBatch]) -> bool:
+        """Fetch every schema that these records name; return whether a value has another one than those before.
 
         Raises:
             RegistryUnavailable: The registry does not respond.
         """
         for batch in batches:
             await self._key.reader.prepare(batch.keys)
-            await self._value.reader.prepare(batch.values)
+        before = self._known
+        for batch in batches:
+            self._known |= await self._value.reader.prepare(batch.values)
+        return self._known != before
 
     def to_arrow(self, batches: Sequence[RecordBatch]) -> pa.Table:
         """Return records in their order; `problem` says why a key or a value cannot be decoded."""

@@ -12,7 +12,7 @@ from headrace.queries.columns import quoted
 from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
-from headrace.queries.protocol import Changes, Ended, Form, Positions, PushBegun, Subscribe, ToParent
+from headrace.queries.protocol import Changes, ColumnType, Ended, Form, Positions, PushBegun, Subscribe, ToParent
 from headrace.queries.push_statement import PushStatement
 
 EVALUATION_SECONDS: Final = 2.0
@@ -33,6 +33,8 @@ class Pushes:
         self._send = send
         self._groups: dict[tuple[PushStatement, Form], list[int]] = {}
         """Numbers of subscriptions."""
+        self._columns: dict[int, list[ColumnType]] = {}
+        """Those that each subscriber was sent."""
         self._began_at = float("inf")
         """When the evaluation that runs now has begun; infinite if none does."""
         self._limit_seconds = EVALUATION_SECONDS
@@ -71,6 +73,7 @@ class Pushes:
             self._began_at = float("inf")
 
     def _remove(self, number: int) -> None:
+        self._columns.pop(number, None)
         for key, numbers in [*self._groups.items()]:
             self._groups[key] = [other for other in numbers if other != number]
             if not self._groups[key]:
@@ -93,6 +96,7 @@ class Pushes:
                 self._send(Ended(request.number, failure(request.number, cause).reason))
                 return
         self._send(Changes([request.number], [], positions))
+        self._columns[request.number] = writer.columns
         self._groups.setdefault((statement, request.form), []).append(request.number)
 
     def _applied(self, positions: Positions) -> None:
@@ -110,7 +114,10 @@ class Pushes:
             try:
                 with self._watched(numbers, EVALUATION_SECONDS):
                     cursor = self._feed.file.connection.execute(statement.over(relation))
-                    rows = RowWriter(cursor, form).texts(cursor.fetchall())
+                    writer = RowWriter(cursor, form)
+                    rows = writer.texts(cursor.fetchall())
+                if form == "arrays" and any(self._columns[number] != writer.columns for number in numbers):
+                    raise QueriesUnavailable("the table has other columns now: send the statement again")
                 self._send(Changes(numbers, rows, positions))
             except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
                 self._end((statement, form), cause)

@@ -116,6 +116,7 @@ class TableFeed(Service):
             self.file.corrupt.count,
             self.file.corrupt.last,
             self.file.gap,
+            self.file.gap_offsets,
             self.file.described,
         )
 
@@ -214,7 +215,8 @@ class TableFeed(Service):
         began = time.monotonic()
         pause = 0.0
         if part.batches:
-            await decoder.prepare(part.batches)
+            if await decoder.prepare(part.batches) and needs_registry(self._config):
+                await self._take_up()
             records = await run_blocking(decoder.to_arrow, part.batches)
             positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
             applied, least_pause = await self.file.run(self._apply_records, records, positions)
@@ -229,6 +231,17 @@ class TableFeed(Service):
         else:
             self._show("catching up", self._progress.text)
         return max(0.0, pause)
+
+    async def _take_up(self) -> None:
+        """Take up columns of a schema that was registered since the start, before its records are applied."""
+        try:
+            values = await registered_columns(self._registry, self._config.topic, max_age_seconds=0)
+            if values != self.file.columns.values:
+                await self.file.run(self.file.take_up, values)
+                self.key_column = self.file.columns.key
+                log.info("%s has the columns of the newest schema now", self.name)
+        except (FormatError, ConfigError) as cause:
+            log.warning("%s keeps its columns until the next start: %s", self.name, cause.description)
 
     def _apply_records(self, records: pa.Table, positions: Positions) -> tuple[Applied, float]:
         """Apply records, then run the push queries, on the thread of the file; return also the least pause after it."""

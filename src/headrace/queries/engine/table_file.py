@@ -54,6 +54,8 @@ class TableFile:
         self.corrupt = Corrupt()
         self.gap = ""
         """The last range of offsets that Kafka had removed before they were read; empty if there was none."""
+        self.gap_offsets = 0
+        """Offsets of all such ranges."""
         self.run = ThreadPool(f"table {name}", 1).run
         """Runs a call. One whose caller was cancelled still ends before the next begins."""
         self._name = name
@@ -75,10 +77,24 @@ class TableFile:
             self._define(values)
         self.corrupt = msgspec.convert(self._meta("corrupt") or {}, Corrupt)
         self.gap = self._meta("gap") or ""
+        self.gap_offsets = self._meta("gap_offsets") or 0
         view = f"memory.main.{quoted(self._name)}"
         run = self.connection.execute
         run(f"CREATE OR REPLACE VIEW {view} AS SELECT {self.columns.view} FROM {self._rows}")
         self.described = [(name, kind) for name, kind, *_ in run(f"DESCRIBE {view}").fetchall()]
+
+    def take_up(self, values: list[Column]) -> None:
+        """Take up columns that were added to the schema since it was opened.
+
+        Raises:
+            ConfigError: The schema has changed in another way; the table keeps its columns.
+        """
+        before = self.columns
+        try:
+            self.open(values)
+        except BaseException:
+            self.columns = before
+            raise
 
     def _define(self, values: list[Column] | None) -> None:
         definition = self._config.model_dump(include={"topic", "kind", "key_format", "value_format"})
@@ -164,8 +180,11 @@ class TableFile:
     def skip_gap(self, partition: int, first: int, end: int) -> None:
         """Continue behind offsets that Kafka has removed before they were read."""
         self.gap = f"partition {partition}, offsets {first} to {end - 1}"
-        self._set("gap", self.gap)
-        self._move({partition: end})
+        self.gap_offsets += end - first
+        with self._transaction():
+            self._set("gap", self.gap)
+            self._set("gap_offsets", self.gap_offsets)
+            self._move({partition: end})
 
     @property
     def rows(self) -> int:

@@ -1,74 +1,145 @@
-"""Headrace and its engine are killed while tables catch up: each table equals the fold of its topic."""
+"""Kills, brokers that stand still, and compaction while tables catch up: each equals the fold of its topic."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-from pathlib import Path
+import re
 from typing import Any
 
 import confluent_kafka
 import pytest
 
-from headrace.testing import HeadraceProcess
 from headrace.testing.scenario import Scenario
-from tests.active_client import send
+from tests.faults.ledger import Background, Ledger
+from tests.table_process import TableProcess
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-RECORDS, PARTITIONS, KEYS, KILLS = 60_000, 3, 5_000, 10
-COUNTED = (
-    'SELECT count(*) AS rows, count(DISTINCT (partition, "offset")) AS offsets, sum(n)::BIGINT AS total FROM moves'
-)
+PARTITIONS, KEYS, PART = 3, 5_000, 100
+KILLS = ["Headrace", "engine", "Headrace"] * 5
+COUNTED = 'SELECT count(*), count(DISTINCT (partition, "offset")), sum(n)::BIGINT FROM moves'
 
 
-def fill(servers: str, topic: str, first: int) -> None:
-    """Write a part of the records, of which every seventh is a tombstone."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": 2 * RECORDS})
-    for n in range(first, first + RECORDS // KILLS):
-        value = json.dumps({"n": n}).encode() if n % 7 else None
-        producer.produce(topic, value, f"k{n % KEYS}".encode(), n % KEYS % PARTITIONS)
-    assert producer.flush(120) == 0
+class Filler(Background):
+    """Writes numbered records to a topic all the time; every seventh is a tombstone."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        super().__init__()
+        self.written = 0
+        self._topic = topic
+        self._producer = confluent_kafka.Producer({"bootstrap.servers": servers})
+
+    def _run(self, number: int) -> None:
+        while not self._stopped.wait(0.02):  # else a slow machine gets more and more to do
+            for n in range(self.written, self.written + PART):
+                value = json.dumps({"n": n}).encode() if n % 7 else None
+                self._producer.produce(self._topic, value, f"k{n % KEYS}".encode(), n % KEYS % PARTITIONS)
+            assert self._producer.flush(200) == 0
+            self.written += PART
+
+    def check(self, made: TableProcess) -> None:
+        """End, and wait until the log has each offset once, and the table the newest value of each key."""
+        self.stop()
+        sound = [n for n in range(self.written) if n % 7]
+        made.wait_for(COUNTED, [[self.written, self.written, sum(sound)]])
+        newest = {f"k{n % KEYS}": n if n % 7 else None for n in range(self.written)}
+        expected = sorted([key, n] for key, n in newest.items() if n is not None)
+        made.wait_for("SELECT key, n FROM stock ORDER BY key", expected)
 
 
-def kill_engine(process: HeadraceProcess) -> None:
-    parent = process.server.id.pid
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        if b"headrace.queries.engine" in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(int(child), signal.SIGKILL)
+class Filled:
+    """A log and a table of the newest rows of a topic that is being written, and the process that keeps them."""
+
+    def __init__(self, ledger: Ledger, start: Any) -> None:
+        self.topic = ledger.new_topic(PARTITIONS)
+        self.filler = Filler(ledger.kafka.bootstrap_servers, self.topic)
+        columns = {"topic": self.topic, "schema": "n BIGINT"}
+        self.process = start({**ledger.config, "tables": {"moves": {**columns, "kind": "log"}, "stock": columns}})
+        self.made = TableProcess(self.process)
+        self.seen = 0
+
+    def wait_for_more(self) -> None:
+        """Wait until more rows are applied than the last time."""
+
+        def has_more() -> bool:
+            found = self.made.ask("SELECT count(*) FROM moves")
+            if found.status != 200 or found.rows[0][0] <= self.seen:
+                return False
+            self.seen = found.rows[0][0]
+            return True
+
+        Scenario.wait_until(has_more, f"more than {self.seen} rows")
 
 
-def ask(process: HeadraceProcess, sql: str) -> Any:
-    """Return the rows of a statement; none while it is not answered."""
-    try:
-        response = send("POST", f"{process.url}/query", {"sql": sql})
-    except OSError:
-        return []
-    return response.body["rows"] if response.status == 200 else []
+def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any) -> None:
+    """Ten of Headrace and five of its engine, each while records arrive and after some were applied."""
+    filled = Filled(ledger, headrace)
+    with filled.filler:
+        for victim in KILLS:
+            filled.wait_for_more()
+            if victim == "engine":
+                filled.made.kill_engine()
+            else:
+                filled.process.kill()
+                filled.process.start()
+        filled.filler.check(filled.made)
 
 
-def test_kills_while_tables_catch_up(kafka: Any, headrace: Any, tmp_path: Path) -> None:
-    """Of Headrace and of its engine in turns, each while records arrive; a log has each offset once."""
-    scenario = Scenario(kafka.bootstrap_servers, tmp_path)
-    topic = f"killed-{os.urandom(4).hex()}"
-    kafka.create_topic(topic, PARTITIONS)
+def test_brokers_stand_still_while_tables_are_written_and_asked(
+    kafka_three: Any, ledger: Ledger, headrace: Any
+) -> None:
+    """Statements are answered from the tables, readiness names Kafka, and then each offset arrives once."""
+    filled = Filled(ledger, headrace)
+    with filled.filler:
+        filled.wait_for_more()
+        with ledger.paused(1, 2, 3):
+            said = r"^failing: .*no response from Kafka at .*"
+            ledger.wait_until(lambda: re.match(said, ledger.reasons(filled.process.url).get("table moves", "")), said)
+            assert filled.made.ask(f"SELECT count(*) >= {filled.seen} FROM moves").rows == [[True]]
+            assert filled.made.send("GET", "/tables/stock/rows/k1").body["n"] >= 1
+        filled.wait_for_more()
+        filled.filler.check(filled.made)
+    assert filled.made.wait_state("moves", "live")["gap"] == ""
+
+
+OFTEN = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
+
+
+def test_compaction_leaves_holes_and_removes_tombstones(ledger: Ledger, headrace: Any) -> None:
+    """Tables from before, across and after it equal the fold; holes are no gap, and lag ends."""
+    topic = ledger.new_topic(**{"cleanup.policy": "compact", "delete.retention.ms": "0", **OFTEN})
+    producer = confluent_kafka.Producer({"bootstrap.servers": ledger.kafka.bootstrap_servers})
+    written: list[tuple[str, int | None]] = []
+
+    def write(count: int) -> None:
+        """Write to keys of which the first ones end with a tombstone; then nothing but the last key."""
+        for n in range(len(written), len(written) + count):
+            key = n % 50 if count > 1 else 50
+            written.append((f"k{key}", None if count > 1 and key < 9 and n % 100 >= 50 else n))
+            producer.produce(topic, None if written[-1][1] is None else json.dumps({"n": n}), written[-1][0])
+        assert producer.flush(120) == 0
+
+    def compacted() -> bool:
+        write(1)  # begins another segment, as only a closed one is compacted
+        left = ledger.records(topic)
+        return len(left) < 60 and not any(record.value is None for record in left)
+
     columns = {"topic": topic, "schema": "n BIGINT"}
-    process = headrace({**scenario.config, "tables": {"moves": {**columns, "kind": "log"}, "stock": columns}})
-    for kill in range(KILLS):
-        fill(kafka.bootstrap_servers, topic, kill * RECORDS // KILLS)
-        if kill % 2:
-            kill_engine(process)
-        else:
-            process.kill()
-            process.start()
-    sound = [n for n in range(RECORDS) if n % 7]
-    complete = [{"rows": RECORDS, "offsets": RECORDS, "total": sum(sound)}]
-    scenario.wait_until(lambda: ask(process, COUNTED) == complete, f"{complete} and not {ask(process, COUNTED)}")
-    newest = {f"k{n % KEYS}": n if n % 7 else None for n in range(RECORDS)}
-    expected = {key: n for key, n in newest.items() if n is not None}
-
-    def stock() -> dict[str, int]:
-        return {row["key"]: row["n"] for row in ask(process, "SELECT key, n FROM stock")}
-
-    scenario.wait_until(lambda: stock() == expected, "the newest value of each key")
+    config = {**ledger.config, "tables": {"stock": columns, "moves": {**columns, "kind": "log"}}}
+    process = headrace(config)
+    before = TableProcess(process)
+    write(100)
+    before.wait_for("SELECT count(*) FROM moves", [[100]])
+    process.terminate()
+    write(100)  # its first offset is among those that compaction removes
+    ledger.wait_until(compacted, "the broker to compact")
+    process.start()
+    after = TableProcess(headrace({**config, "state_dir": "after"}))
+    rows = sorted([key, n] for key, n in dict(written).items() if n is not None)
+    assert "k8" not in dict(rows)
+    left = [[record.offset] for record in ledger.records(topic)]
+    after.wait_for('SELECT "offset" FROM moves ORDER BY 1', left)
+    for made in (before, after):
+        made.wait_for("SELECT key, n FROM stock ORDER BY key", rows)
+        ledger.wait_until(lambda made=made: made.table("moves")["lag"] == 0, "no lag")
+        assert {made.wait_state(name, "live")["gap"] for name in ("stock", "moves")} == {""}

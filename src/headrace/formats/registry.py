@@ -108,7 +108,7 @@ class SchemaRegistry:
         """Return one version of a subject, the latest by default; raises as `by_id`.
 
         Args:
-            max_age_seconds: Age of a cached latest version that is still returned; 30 s by default.
+            max_age_seconds: Age of a cached response about the latest version that is still used; 30 s by default.
         """
         number = "latest" if version is None else str(version)
         latest_seconds = self._settings.latest_seconds if max_age_seconds is None else max_age_seconds
@@ -255,7 +255,8 @@ class _ResponseCache:
         known = self._entries.get(key)
         if known:
             requested_at, response = known
-            limit = self._not_found_seconds if isinstance(response, HeadraceError) else fresh_seconds
+            is_error = isinstance(response, HeadraceError)
+            limit = min(self._not_found_seconds, fresh_seconds) if is_error else fresh_seconds
             if self._clock.monotonic() - requested_at < limit:
                 return _value(response)
         try:

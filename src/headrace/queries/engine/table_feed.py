@@ -235,7 +235,7 @@ class TableFeed(Service):
     async def _take_up(self) -> None:
         """Take up columns of a schema that was registered since the start, before its records are applied."""
         try:
-            values = await registered_columns(self._registry, self._config.topic, max_age_seconds=0)
+            values = await registered_columns(self._registry, self._config.topic)
             if values != self.file.columns.values:
                 await self.file.run(self.file.take_up, values)
                 self.key_column = self.file.columns.key

@@ -21,6 +21,7 @@ from headrace.app.documents import ENDPOINTS
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
+from headrace.config.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
 from headrace.functions.function_keys import KEYS, LOGIN, FunctionKey
@@ -42,6 +43,7 @@ _OPEN_FIRST = {
     "cli": "main reactive dlq",
     "client": "",
     "config": "model load",
+    "config/light4j": "",
     "control": "",
     "control/dead_letters": "pages completed_offsets",
     "control/health": "consumer_status preconditions",
@@ -68,7 +70,7 @@ _OPEN_FIRST = {
     "sidecar/reactive": "http_destination client",
     "runtime/telemetry": "metrics audit",
     "testing": "plugin scenario",
-    "http": "server application endpoint openapi",
+    "http": "server application endpoint",
     "http/auth": "authenticator principals",
 }
 """The files of each package that a newcomer opens first."""
@@ -85,6 +87,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "scopes.md": scopes_page(),
         REFERENCE / "producer-keys.md": producer_keys_page(),
         REFERENCE / "consumer-keys.md": consumer_keys_page(),
+        REFERENCE / "light4j-keys.md": light4j_keys_page(),
         REFERENCE / "function-keys.md": function_keys_page(),
         REFERENCE / "function-keys.md": function_keys_page(),
         REFERENCE / "cli.md": cli_page(),
@@ -224,6 +227,24 @@ def consumer_keys_page() -> str:
         "Connection, TLS and SASL are in [producer keys](producer-keys.md); they are the same for both.\n",
     ]
     return _keys_page("Consumer keys", text, "Java's consumer, light-4j, Nuclio", CONSUMER_KEYS)
+
+
+def light4j_keys_page() -> str:
+    """Return the table of every key of light-4j's files."""
+    text = [
+        "# Keys of a light-4j folder\n",
+        _MADE,
+        "How a folder is read is in [from light-4j](../migrate-light4j.md).",
+        "`*` is every other key of a file. *nothing*: the start and `headrace config check` list the key, with why.",
+        "*refused*: such a key is an error if it is on. Settings that begin with `reactive.` and `query.` are those of",
+        "`reactive_consumers.light4j` and `queries.light4j`; `active.` is `active_consumers`.\n",
+        "| File | Key | Default of light-4j | Becomes |",
+        "|---|---|---|---|",
+    ]
+    for row in LIGHT_4J_KEYS:
+        becomes = ", ".join(f"`{name}`" for name in row.targets if "." in name) or row.becomes
+        text.append(f"| {row.file} | `{row.key}` | {f'`{row.default}`' if row.default else ''} | {becomes} |")
+    return "\n".join(text) + "\n"
 
 
 def _keys_page(title: str, text: list[str], names: str, keys: Mapping[str, Key]) -> str:

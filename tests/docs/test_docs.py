@@ -54,6 +54,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "te
 CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
 EXAMPLES = {
     "headrace.yaml": lambda path: load_config(path, {}),
+    "values.yaml": lambda path: load_config(path.parent, {}),
     "function.yaml": lambda path: load_function(
         path, HeadraceConfig(functions_secrets_dir=path.parent.parent / "secrets")
     ),

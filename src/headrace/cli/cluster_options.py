@@ -34,7 +34,7 @@ config_option = click.option(
     "--config",
     "config",
     type=click.Path(path_type=Path),
-    help="The configuration file; ./headrace.yaml if it exists.",
+    help="The configuration file, or a folder of light-4j; ./headrace.yaml if it exists.",
 )
 registry_option = click.option(
     "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, load_settings, variables, with_environment
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.config.explain import json_schema, masked
+from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath
@@ -20,6 +22,7 @@ from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 from headrace.queries.engine_process import require_duckdb
 
+log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 file_option = click.option(
     "-c",
@@ -28,7 +31,7 @@ file_option = click.option(
     type=click.Path(path_type=Path),
     default=DEFAULT_FILE,
     show_default=True,
-    help="The configuration file.",
+    help="The configuration file, or a folder of light-4j.",
 )
 
 
@@ -44,7 +47,11 @@ def run(file: Path) -> int:
     """
     settings = load_settings(file)
     from headrace.app.process_services import run as run_everything
+    from headrace.runtime.telemetry.logs import configure_logging
 
+    configure_logging(settings.log_level)
+    for remark in read_config(file, variables()).remarks:
+        log.warning(remark)
     return run_everything(settings, announce=click.echo)
 
 
@@ -107,16 +114,16 @@ def check(file: Path, output: str) -> None:
     """
     with collected_warnings() as warnings:
         try:
-            settings, problems, files = read_config(file, variables(), _check_sql)
+            settings, problems, files, _, remarks = read_config(file, variables(), _check_sql)
         except ConfigError as error:
-            settings, problems, files = None, [error.description], {}
+            settings, problems, files, remarks = None, [error.description], {}, []
         problems += _problems_of(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
     rare = [part for part in ("tables", "queries") if getattr(settings, part, None)]
     parts = ("reactive_consumers", "functions", "pipelines", *rare)
     counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part, ()))}" for part in parts)
-    print_check(ConfigError, problems, warnings, f"{file}: ok ({counts})", output)
+    print_check(ConfigError, problems, [*remarks, *warnings], f"{file}: ok ({counts})", output)
 
 
 @config.command()
@@ -130,17 +137,26 @@ def schema() -> None:
 
 @config.command()
 @file_option
+@click.option("--import", "as_headrace", is_flag=True, help="Print the headrace.yaml that sets the same, for a folder.")
 @output_option
-def show(file: Path, output: str) -> None:
+def show(file: Path, as_headrace: bool, output: str) -> None:
     """Print the effective configuration with secrets masked. Without a file: defaults and environment.
+
+    With --import it prints only what is set, in the form of a headrace.yaml; secrets become references to variables.
 
     Example: headrace config show -c headrace.yaml
     """
     import yaml
 
+    if as_headrace:
+        reading = read_config(file, variables())
+        if reading.problems:
+            raise ConfigError("\n".join(reading.problems))
+        text = as_file(reading.tree, reading.remarks, str(file))
+        return print_result(yaml.safe_load(text), text, output)
     path = None if file == DEFAULT_FILE and not file.exists() else file
     shown = masked(with_environment(load_config(path, variables())))
-    print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
+    return print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
 
 
 def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:

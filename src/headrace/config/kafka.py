@@ -58,7 +58,8 @@ CONSUMER_ONLY: Final = _accepted_by("consumer")
 _PRODUCER_ONLY: Final = _accepted_by("producer")
 _MEMBER_ONLY: Final = _accepted_by("member")
 """Allowed for one consumer only: two must not share the value, or all members of a group must have the same."""
-_EVERY_CLIENT: Final = _accepted_by("every")
+EVERY_CLIENT: Final = _accepted_by("every")
+"""Allowed for every client."""
 
 
 def _replacement(name: str, tables: tuple[dict[str, Key], ...]) -> str:
@@ -94,15 +95,15 @@ def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other
 
 
 def _for_clients(name: str) -> str:
-    return _require(name, _EVERY_CLIENT | CONSUMER_ONLY, _PRODUCER_ONLY, "producer.properties")
+    return _require(name, EVERY_CLIENT | CONSUMER_ONLY, _PRODUCER_ONLY, "producer.properties")
 
 
 def _for_producers(name: str) -> str:
-    return _require(name, (_EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
+    return _require(name, (EVERY_CLIENT - _OTHER_NAMES.keys()) | _PRODUCER_ONLY, CONSUMER_ONLY, "kafka.properties")
 
 
 def _for_members(name: str) -> str:
-    return _require(name, CONSUMER_ONLY | _MEMBER_ONLY, _EVERY_CLIENT, "kafka.properties")
+    return _require(name, CONSUMER_ONLY | _MEMBER_ONLY, EVERY_CLIENT, "kafka.properties")
 
 
 def _check_values(properties: dict[str, Any]) -> dict[str, Any]:

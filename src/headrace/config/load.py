@@ -15,6 +15,8 @@ from headrace.config.explain import AnySection, known_keys, validated
 from headrace.config.http import JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
+from headrace.config.light4j.folder import LightFolder, folders_of
+from headrace.config.light4j.translation import remarks_of, write_tree
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.remote_server import RemoteServer
@@ -42,6 +44,10 @@ class ConfigReading(NamedTuple):
     """One paragraph per problem, in the order of the file."""
     files: dict[str, list[Path]]
     """Existing files that it names, under `functions`, `watched_functions` and `pipelines`."""
+    tree: dict[str, Any]
+    """What is set, as in a file: references, overrides and names of other clients are replaced."""
+    remarks: list[str]
+    """Keys of a light-4j folder that have no effect, and why."""
 
 
 def load_config(
@@ -54,17 +60,17 @@ def load_config(
     Raises:
         ConfigError: One paragraph per problem, all problems at once.
     """
-    config, problems, _ = _FileReader(path, environ, only).read(check)
-    if problems or not config:
-        raise ConfigError("\n".join(problems))
-    return config
+    found = _FileReader(path, environ, only).read(check)
+    if found.problems or not found.config:
+        raise ConfigError("\n".join(found.problems))
+    return found.config
 
 
 def read_config(path: Path | None, environ: Mapping[str, str], check: Check | None = None) -> ConfigReading:
     """Read the configuration and find every problem in it.
 
     Args:
-        path: The file; None for defaults and environment alone.
+        path: The file, or folders of light-4j; None for defaults and environment alone.
         environ: The environment: for `${env:NAME}`, `${NAME:default}` and overrides such as
             `HEADRACE__HTTP__PORT=9000`. An override that starts with `[` or `{` is read as YAML. Any other value is
             converted to the type of its setting.
@@ -82,22 +88,28 @@ class _FileReader:
     def __init__(self, path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> None:
         self._path = path
         self._environ = environ
-        self._folder = path.resolve().parent if path else Path.cwd()
+        light = folders_of(path) if path else []
+        self._folder = path.resolve().parent if path and not light else Path.cwd()
+        self._is_light4j, self._remarks = bool(light), list[str]()
         self._problems = Problems()
         self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
-        text = read_text(path, ConfigError, "Name the file with -c") if path else ""
-        self._tree = read_tree(text, name, self._problems)
+        if light:
+            self._tree = self._of_light4j(light)
+        else:
+            text = read_text(path, ConfigError, "Name the file with -c") if path else ""
+            self._tree = read_tree(text, name, self._problems)
         if not isinstance(self._tree, dict):
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
         self._tree = {name: value for name, value in self._tree.items() if name not in self._problems.ignored}
-        self._references = FileReferences(path, self._folder, environ, self._report)
+        self._references = FileReferences(None if light else path, self._folder, environ, self._report)
 
     def read(self, check: Check | None) -> ConfigReading:
         self._split_jaas()
-        self._tree = self._references.replaced(self._tree, ())
+        if not self._is_light4j:
+            self._tree = self._references.replaced(self._tree, ())
         self._apply_overrides()
         self._translate_properties()
         files = self._named_files()
@@ -107,7 +119,15 @@ class _FileReader:
             config = self._with_absolute_paths(config)
             for path, sentence in (*unprotected(config), *(check(config) if check else ())):
                 self._report(path, sentence)
-        return ConfigReading(config, self._problems.ordered, files)
+        return ConfigReading(config, self._problems.ordered, files, self._tree, self._remarks)
+
+    def _of_light4j(self, folders: list[Path]) -> dict[str, Any]:
+        """Return the tree of light-4j folders; their own placeholders are replaced already."""
+        tree: dict[str, Any] = {}
+        folder = LightFolder(folders, self._environ, self._problems)
+        write_tree(folder, tree, self._problems)
+        self._remarks = remarks_of(folder)
+        return tree
 
     def _kafka_properties(self) -> dict[str, Any]:
         kafka = self._tree.get("kafka")

@@ -4,7 +4,6 @@ Safe against hostile files: no tags that build objects; limits on the size, the 
 all aliases resolved.
 """
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ _TAG = "tag:yaml.org,2002:"
 _TYPED = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
 _TEXT = frozenset(_TAG + kind for kind in ("str", "timestamp", "merge", "value"))
 _constructor = yaml.SafeLoader("")
-_LINE = re.compile(r"[^:]*:(\d+): ")
+_LINE = re.compile(r"([^:]*):(\d+): ")
 
 
 class Problems:
@@ -58,11 +57,11 @@ class Problems:
 
     @property
     def ordered(self) -> list[str]:
-        """The problems by their line; those without a line come last."""
+        """The problems by their file and line; those without a line come last."""
 
-        def line(text: str) -> float:
+        def line(text: str) -> tuple[float, str, float]:
             found = _LINE.match(text)
-            return int(found[1]) if found else math.inf
+            return (0, found[1], int(found[2])) if found else (1, "", 0)
 
         return sorted(self.found, key=line)
 

@@ -1,0 +1,95 @@
+"""The listener and the check of tokens that a light-4j folder sets, and stores of certificates."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
+from headrace.config.light4j.folder import LightFolder
+from headrace.config.light4j.placeholders import Setting
+from headrace.config.yaml_tree import KeyPath
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_SECURITY: Final = "HEADRACE__SECURITY__"
+_PEM: Final = b"-----BEGIN"
+Written = Iterator[tuple[KeyPath, Setting, Any]]
+"""Path, source and value of settings."""
+
+
+def listener(folder: LightFolder) -> Written:
+    """Yield the settings of the listener, and report what they cannot be."""
+    get = folder.get
+    https, dynamic, host = get("server", "enableHttps"), get("server", "dynamicPort"), get("server", "ip")
+    has_tls = _has_tls(folder)
+    port = get("server", "httpsPort" if has_tls else "httpPort")
+    yield ("http", "port"), dynamic if dynamic.is_on else port, 0 if dynamic.is_on else port.value
+    if has_tls:
+        store = get("server", "keystoreName")
+        if pem_store(folder, store, with_key=True):
+            for name in ("certificate", "key"):
+                yield ("http", "tls", name), store, str(folder.path_of(str(store.value)))
+        two_way, trusted = get("server", "enableTwoWayTls"), get("server", "truststoreName")
+        if two_way.is_on and pem_store(folder, trusted if trusted.written else two_way, trusted, with_key=False):
+            yield ("http", "tls", "client_ca"), trusted, str(folder.path_of(str(trusted.value)))
+    elif not https.written:
+        why = "the packaged key is public; for HTTPS add server.keystore as a PEM file with certificate and key"
+        folder.remark(https._replace(written=True), f"this is HTTP on port {port.value}: {why}")
+    if host.value in _LOOPBACK or (has_tls and _has_security(folder)):
+        yield ("http", "host"), host, host.value
+    else:
+        why = "without TLS and authentication Headrace listens on 127.0.0.1 only"
+        folder.remark(host._replace(written=True), why)
+
+
+def token_check(folder: LightFolder) -> Written:
+    """Report a check of tokens that the environment does not complete; nothing is yielded."""
+    check = folder.get("security", "enableVerifyJwt")
+    if _has_security(folder) or (check.written and not check.is_on):
+        return
+    if check.written:
+        names = f"{_SECURITY}MODE=jwt, {_SECURITY}JWT__ISSUER, {_SECURITY}JWT__AUDIENCE and {_SECURITY}JWT__JWKS_URL"
+        text = "needs an issuer, an audience and keys, which light-4j's files do not have: set the variables"
+        folder.refuse(check, f"{text} {names}; or write false, for callers of this machine only")
+    else:
+        why = f"no issuer and no keys are known; any caller of this machine may call. Set {_SECURITY}MODE to change it"
+        folder.remark(check._replace(written=True), why)
+    yield from ()
+
+
+def pem_store(folder: LightFolder, named_at: Setting, store: Setting | None = None, *, with_key: bool) -> bool:
+    """Return whether a store is a PEM file; otherwise report how to convert it.
+
+    Args:
+        folder: Has the file.
+        named_at: Where a problem is reported.
+        store: Has the name of the file; by default `named_at`.
+        with_key: Whether it holds a key, and not only certificates.
+    """
+    path = folder.path_of(str((store or named_at).value))
+    name, command = shlex.quote(str(path)), ""
+    try:
+        content = path.read_bytes()
+    except OSError as cause:
+        folder.refuse(named_at, f"names {path}, which cannot be read ({cause.strerror}): correct it")
+        return False
+    if _PEM in content:
+        return True
+    if with_key:
+        command = f"keytool -importkeystore -srckeystore {name} -destkeystore {name}.p12 -deststoretype PKCS12 && "
+        command += f"openssl pkcs12 -in {name}.p12 -nodes -out {name}.pem && chmod 600 {name}.pem"
+    else:
+        command = f"keytool -list -rfc -keystore {name} > {name}.pem"
+    folder.refuse(named_at, f"names {path}, which is not PEM. To convert it, run: {command}; then name {path.name}.pem")
+    return False
+
+
+def _has_tls(folder: LightFolder) -> bool:
+    """Return whether the listener has TLS: not if the folder has only a port of HTTP, as older versions need it."""
+    https, http = folder.get("server", "enableHttps"), folder.get("server", "enableHttp")
+    store, port = folder.get("server", "keystoreName"), folder.get("server", "httpPort")
+    if https.written:
+        return https.is_on
+    return folder.path_of(str(store.value)).is_file() and not (port.written or http.is_on)
+
+
+def _has_security(folder: LightFolder) -> bool:
+    return any(name.upper().startswith(_SECURITY) for name in folder.environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports
 from headrace.testing import Cluster, PlannedResponse, Registry
 
@@ -59,6 +61,34 @@ def test_kafka_and_the_registry_start_later(site: Any, tmp_path: Path, headrace:
         site.wait_until(lambda: site.ask(numbers, avro).status == 200, "a cold registry")
         assert process.terminate() == 0
     assert "Traceback" not in process.output
+
+
+def test_a_folder_of_light4j_starts_as_it_is(
+    site: Any, topic: Callable[..., str], tmp_path: Path, backend: Any
+) -> None:
+    """The sample set that produces and consumes, with addresses of the environment as in a container."""
+    name, (port,) = topic(), free_ports(1)
+    values = {"TOPIC": name, "GROUP_ID": f"{name}-push", "BACKENDAPIHOST": backend.url, "VALUEFORMAT": "string"}
+    values |= {"BOOTSTRAP_SERVERS": site.config["kafka"]["bootstrap_servers"], "AUDITTARGET": "logfile"}
+    env = {f"KAFKA_{client}_{key}": value for client in ("PRODUCER", "CONSUMER") for key, value in values.items()}
+    env |= {"SERVER_HTTPPORT": str(port), "HEALTH_DOWNSTREAMENABLED": "false"}
+    sets = Path(__file__).parents[2] / "unit/config/light4j"
+    command = [sys.executable, "-m", "headrace.cli.main", "run", "-c"]
+    process = Server("Headrace", tmp_path / "headrace.log")
+    where = f"{sets}/reactive-consumer-producer:{sets}/kafka"
+    process.start([*command, where], detached=False, cwd=tmp_path, env={**os.environ, **env})
+    try:
+        process.wait_until(lambda: f"ready http=http://127.0.0.1:{port}" in process.log.read_text(), 120)
+        records = {"records": [{"key": "k", "value": "one"}], "unknown": True}
+        sent = site.ask(f"http://127.0.0.1:{port}/producers/{name}", records)
+        assert (sent.status, sent.body["offsets"][0]["offset"]) == (200, 0)
+        backend.wait_for(lambda b: len(b.accepted) == 1)
+        site.wait_committed(f"{name}-push", name, 1)
+    finally:
+        process.kill()
+    output = process.log.read_text()
+    assert "properties.max.message.size (17): no effect, because it is not a property of Kafka" in output
+    assert "Traceback" not in output
 
 
 def test_topics_that_are_missing(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:

@@ -122,7 +122,11 @@ class LightFolder:
         for keys, value in self._tree(file):
             if replaced := value if file in self._excluded else self._replaced(value):
                 for further, item in _leaves(replaced.value):
-                    found[".".join((*keys, *further))] = replaced._replace(value=item)
+                    key = ".".join((*keys, *further))
+                    row = row_of(file, key)
+                    written = replaced.written or not row or item != typed(row.default)
+                    if written or (row and row.applied):
+                        found[key] = replaced._replace(value=item, written=written)
         for row in rows_of(file):
             if row.applied == "yes" and not row.key.startswith("properties."):
                 found.setdefault(row.key, self._default(row))
@@ -145,7 +149,7 @@ class LightFolder:
         client = file.removeprefix("kafka-").upper()
         names = {row: f"{file}.{row.key.removeprefix('properties.')}" for row in rows_of(file) if row.key != "*"}
         parts = [f"{file}.username", _PASSWORD.format(client), *(names[row] for row in names if row.applied == _LOGIN)]
-        has_login = any(self._placeholders.given(part) for part in parts)
+        has_login, is_broken = any(self._placeholders.given(part) for part in parts), False
         for row, name in names.items():
             if row.applied == _LOGIN and not has_login:
                 continue
@@ -156,12 +160,13 @@ class LightFolder:
             except PlaceholderProblem as cause:
                 if row.applied == _LOGIN and row.key.endswith("jaas.config") and "SASL" in _protocol(found):
                     self.refuse(self._default(row), str(cause))
+                    is_broken = True
                 continue
             family = row.key.removeprefix("properties.")[:4].rstrip(".").upper()
             unused = not setting.written and family in ("SASL", "SSL") and family not in _protocol(found)
             if setting.written or (row.applied and not unused and file not in OTHER_NAMES):
                 found[row.key] = setting
-        return found
+        return {key: value for key, value in found.items() if not is_broken or not key.startswith("properties.s")}
 
     def _check_values(self) -> None:
         """Keep the keys of `values.yml` that no placeholder names, so that each is refused or listed."""

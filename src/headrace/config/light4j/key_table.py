@@ -76,6 +76,7 @@ def row_of(file: str, key: str) -> LightKey | None:
     if found := _ROWS.get((file, key)):
         return found
     if file.startswith("kafka-"):
+        key = f"properties.{key}" if key.startswith("sasl.jaas.config.") else key  # some versions have it at the top
         section, _, name = key.partition(".")
         if section in ("properties", "additionalKafkaProperties") and name:
             return _ROWS.get((file, f"properties.{name}")) or _ROWS.get((file, "*")) or _property(file, key, name)

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
     key: str
     """As it is written there; empty for a variable."""
     written: bool = True
-    """Whether the user wrote it; otherwise it is a default."""
+    """Whether the user wrote it; otherwise it is a default, also one of a placeholder."""
     secret: str = ""
     """The file that holds it in plain text, if it is a secret."""
 
@@ -80,7 +80,8 @@ class Placeholders:
             return found
         refuse_encrypted(text, found.key)
         if "${" not in text:
-            return found._replace(secret=found.location if is_secret_name(found.key) and found.written else "")
+            is_secret = found.written and (is_secret_name(found.key) or found.key.endswith("auth.user.info"))
+            return found._replace(secret=found.location if is_secret else "")
         if "${" in _PLACEHOLDER.sub("", text):
             raise PlaceholderProblem("has ${ without }: add it")
         parts = [self._value(match[1], found) for match in _PLACEHOLDER.finditer(text)]
@@ -120,7 +121,7 @@ class Placeholders:
             raise PlaceholderProblem(
                 f"needs {key}, which has no value: set it in values.yml, or the variable {variable_of(key)}"
             )
-        return found._replace(value=typed(default))
+        return found._replace(value=typed(default), written=False)
 
 
 def variable_of(key: str) -> str:

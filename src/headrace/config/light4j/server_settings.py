@@ -24,7 +24,7 @@ def listener(folder: LightFolder) -> Written:
     yield ("http", "port"), dynamic if dynamic.is_on else port, 0 if dynamic.is_on else port.value
     if has_tls:
         store = get("server", "keystoreName")
-        if pem_store(folder, store, with_key=True):
+        if pem_store(folder, store if store.written else https, store, with_key=True):
             for name in ("certificate", "key"):
                 yield ("http", "tls", name), store, str(folder.path_of(str(store.value)))
         two_way, trusted = get("server", "enableTwoWayTls"), get("server", "truststoreName")
@@ -69,7 +69,7 @@ def pem_store(folder: LightFolder, named_at: Setting, store: Setting | None = No
     try:
         content = path.read_bytes()
     except OSError as cause:
-        folder.refuse(named_at, f"names {path}, which cannot be read ({cause.strerror}): correct it")
+        folder.refuse(named_at, f"needs the file {path}, in PEM, which cannot be read: {cause.strerror}. Add it")
         return False
     if _PEM in content:
         return True

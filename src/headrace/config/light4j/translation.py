@@ -9,7 +9,7 @@ from typing import Any, Final
 from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.light4j.folder import LightFolder
 from headrace.config.light4j.key_table import FILES, LightKey, keys_of, row_of
-from headrace.config.light4j.placeholders import Setting
+from headrace.config.light4j.placeholders import Setting, typed
 from headrace.config.light4j.server_settings import listener, pem_store, token_check
 from headrace.config.references import is_secret_name, too_open
 from headrace.config.spelling import hint, nearest
@@ -76,7 +76,7 @@ class _Translation:
             needs = _NEEDS.get(file, ())
             for key, found in self._settings[file].items():
                 if needs and not self._features.intersection(needs):
-                    self._folder.remark(found, f"none of the hooks that read {file}.yml is listed")
+                    self._remark(file, key, found, f"none of the hooks that read {file}.yml is listed")
                 elif file not in ("service", "config"):
                     self._write(file, key, found)
         self._write_switches()
@@ -124,15 +124,24 @@ class _Translation:
         elif row.why_refused and found.is_on:
             self._folder.refuse(found, row.why_refused)
         elif row.why_nothing:
-            self._folder.remark(found, row.why_nothing)
+            self._remark(file, key, found, row.why_nothing)
         elif row.how != "special":
             self._convert(row, found)
+
+    def _remark(self, file: str, key: str, found: Setting, why: str) -> None:
+        """List a key without effect, unless it is a default in a file, which may be a copy of the packaged one."""
+        row = row_of(file, key)
+        if found.key != key or not row or found.value != typed(row.default):
+            self._folder.remark(found, why)
 
     def _convert(self, row: LightKey, found: Setting) -> None:
         value = _CONVERSIONS[row.how](found.value) if row.how in _CONVERSIONS else found.value
         values = str(value).split(":", 1) if row.how == "pair" else [value] * len(row.targets)
         if row.how in ("path", "store") and isinstance(found.value, str):
-            values = [str(self._folder.path_of(found.value))]
+            path = self._folder.path_of(found.value)
+            if not found.written and not path.is_file():  # the authorities of the system are trusted
+                return None
+            values = [str(path)]
         if row.how == "store":
             url = self._settings[row.file].get("properties.schema.registry.url")
             if not (url and str(url.value).startswith("https:")):
@@ -140,9 +149,9 @@ class _Translation:
             if not pem_store(self._folder, found, with_key=False):
                 return None
         for target, value in zip(row.targets, values, strict=True):
-            path = _path_of(target)
-            if value is not None and self._is_on(path):
-                self._share(path, found, value, row) if path[0] in _SHARED else self._set(path, found, value)
+            at = setting_path(target)
+            if value is not None and self._is_on(at):
+                self._share(at, found, value, row) if at[0] in _SHARED else self._set(at, found, value)
         return None
 
     def _is_on(self, path: KeyPath) -> bool:
@@ -167,14 +176,16 @@ class _Translation:
         locations = self._problems.locations
         for end, part in enumerate(path[:-1], 1):
             node = node.setdefault(part, {})
-            locations.setdefault(path[:end], found.label)
+            if path[:end] not in locations or (found.written and locations[path[:end]].endswith(":default")):
+                locations[path[:end]] = found.location
         node[path[-1]] = value
         locations[path], self._sources[path] = found.label, found
         file = found.secret.rpartition(":")[0]
         if file and is_secret_name(str(path[-1])) and file not in self._opened:
             self._opened.add(file)
             if why := too_open(Path(file), mounted=Path(file).is_symlink()):
-                self._folder.refuse(found, why.partition(", or write ${")[0] + ", or set an environment variable")
+                at = found._replace(location=found.secret, key="")
+                self._folder.refuse(at, why.partition(", or write ${")[0] + ", or set an environment variable")
 
     def _write_switches(self) -> None:
         """Turn off what no hook switches on, and keep what light-4j's clients depend on."""
@@ -213,6 +224,10 @@ class _Translation:
             self._folder.get("kafka-consumer", "backendApiPath"),
         )
         self._set((*at, "backend", "url"), host if host.written else path, _url(host.value, path.value))
+        if "properties.group.id" not in self._settings["kafka-consumer"]:
+            group = host._replace(location=f"{self._folder.folders[0]}/kafka-consumer.yml:1", key="properties.group.id")
+            self._folder.refuse(group, "is missing: add it")
+            self._set((*at, "group"), group, "missing")
         dead_letters = self._folder.get("kafka-consumer", "deadLetterEnabled")
         self._set((*at, "dead_letter", "enabled"), dead_letters, dead_letters.value)
         if not dead_letters.is_on:  # light-4j drops such records
@@ -220,6 +235,9 @@ class _Translation:
         if self._folder.get("health", "downstreamEnabled").is_on:
             found = self._folder.get("health", "downstreamPath")
             self._set((*at, "backend", "health", "path"), found, found.value)
+        checked = self._folder.get("health", "downstreamHost")
+        if checked.written and str(checked.value).rstrip("/") != str(host.value).rstrip("/"):
+            self._folder.remark(checked, f"the check is sent to the host of {host.label}")
         for key, names in (("trustStore", ["ca"]), ("keyStore", ["certificate", "key"])):
             store = next((one for name, one in self._settings["client"].items() if name.endswith(key)), None)
             if store and store.written and not str(host.value).startswith("https:"):
@@ -255,7 +273,7 @@ class _Translation:
             self._tree.pop("queries", None)
 
 
-def _path_of(target: str) -> KeyPath:
+def setting_path(target: str) -> KeyPath:
     """Return the path of a setting; a name of Kafka is one part of it."""
     section, properties, name = target.partition(".properties.")
     first, *parts = section.split(".")

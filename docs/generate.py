@@ -239,7 +239,7 @@ def light4j_keys_page() -> str:
         "Those of a login hold if the folder sets a part of it.",
         "`*` is every other key of a file. *nothing*: the start and `headrace config check` list the key, with why.",
         "*refused*: such a key is an error if it is on. Settings that begin with `reactive.` and `query.` are those of",
-        "`reactive_consumers.light4j` and `queries.light4j`; `active.` is `active_consumers`.\n",
+        "`reactive_consumers.light4j` and `queries.ksqldb`; `active.` is `active_consumers`.\n",
         "| File | Key | Default of light-4j | Becomes |",
         "|---|---|---|---|",
     ]

@@ -14,6 +14,7 @@ from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, load_settings, variables, with_environment
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.config.explain import json_schema, masked
+from headrace.config.light4j.folder import folders_of
 from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -50,7 +51,7 @@ def run(file: Path) -> int:
     from headrace.runtime.telemetry.logs import configure_logging
 
     configure_logging(settings.log_level)
-    for remark in read_config(file, variables()).remarks:
+    for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
     return run_everything(settings, announce=click.echo)
 

@@ -90,7 +90,7 @@ class _FileReader:
         self._environ = environ
         light = folders_of(path) if path else []
         self._folder = path.resolve().parent if path and not light else Path.cwd()
-        self._is_light4j, self._remarks = bool(light), list[str]()
+        self._is_light4j, self._remarks, self._hidden = bool(light), list[str](), set[KeyPath]()
         self._problems = Problems()
         self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
@@ -114,7 +114,7 @@ class _FileReader:
         self._translate_properties()
         files = self._named_files()
         known = self._references
-        config = validated(HeadraceConfig, self._tree, self._problems, known.unresolved, known.texts)
+        config = validated(HeadraceConfig, self._tree, self._problems, known.unresolved, {*known.texts, *self._hidden})
         if config:
             config = self._with_absolute_paths(config)
             for path, sentence in (*unprotected(config), *(check(config) if check else ())):
@@ -125,7 +125,7 @@ class _FileReader:
         """Return the tree of light-4j folders; their own placeholders are replaced already."""
         tree: dict[str, Any] = {}
         folder = LightFolder(folders, self._environ, self._problems)
-        write_tree(folder, tree, self._problems)
+        self._hidden = write_tree(folder, tree, self._problems)
         self._remarks = remarks_of(folder)
         return tree
 

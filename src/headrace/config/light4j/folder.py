@@ -24,8 +24,8 @@ _CLIENTS: Final = ("PRODUCER", "CONSUMER", "ADMIN", "STREAMS", "KSQLDB")
 
 def folders_of(path: Path) -> list[Path]:
     """Return the folders that a path names, separated as in a search path; empty if it is not made of folders."""
-    found = [Path(part) for part in str(path).split(os.pathsep)]
-    return found if all(folder.is_dir() for folder in found) else []
+    parts = str(path).split(os.pathsep)
+    return [Path(part) for part in parts] if all(part and Path(part).is_dir() for part in parts) else []
 
 
 class LightFolder:
@@ -42,17 +42,23 @@ class LightFolder:
         """By file and key."""
         self.remarks: dict[tuple[str, str], list[str]] = {}
         """Keys without effect, by file and reason."""
-        self._files = {path.stem: path for folder in reversed(folders) for path in _documents(folder)}
+        try:
+            self._files = {path.stem: path for folder in reversed(folders) for path in _documents(folder)}
+        except OSError as cause:
+            raise ConfigError(f"{cause.filename}: cannot be read: {cause.strerror}. Correct its mode") from cause
         if not set(FILES).intersection(self._files):
             raise ConfigError(f"{folders[0]}: no file of light-4j's sidecar such as values.yml: name another folder")
         self._values = {
             str(path[0]): value._replace(secret=value.location if is_secret_name(str(path[0])) else "")
             for path, value in self._tree("values", deep=False)
         }
+        for client in _CLIENTS:  # older files have this name
+            if password := self._values.get(f"kafka-{client.lower()}.password"):
+                self._values.setdefault(_PASSWORD.format(client), password)
         config = {str(path[-1]): value.value for path, value in self._tree("config")}
         excluded = config.get("exclusionConfigFileList", ())
         self._excluded = {*_NEVER_REPLACED, *(excluded if isinstance(excluded, list) else ())}
-        allow_empty = config.get("allowDefaultValueEmpty") is True
+        allow_empty = config.get("allowDefaultValueEmpty", "config" not in self._files) is True
         try:
             self._placeholders = Placeholders(self._values, environ, allow_empty=allow_empty)
         except PlaceholderProblem as cause:
@@ -125,7 +131,7 @@ class LightFolder:
                     key = ".".join((*keys, *further))
                     row = row_of(file, key)
                     written = replaced.written or not row or item != typed(row.default)
-                    if written or (row and row.applied):
+                    if item is not None and (written or (row and row.applied)):
                         found[key] = replaced._replace(value=item, written=written)
         for row in rows_of(file):
             if row.applied == "yes" and not row.key.startswith("properties."):
@@ -170,7 +176,10 @@ class LightFolder:
 
     def _check_values(self) -> None:
         """Keep the keys of `values.yml` that no placeholder names, so that each is refused or listed."""
-        known = {*(_PASSWORD.format(client) for client in _CLIENTS), *self._placeholders.used}
+        passwords = {
+            name for client in _CLIENTS for name in (_PASSWORD.format(client), f"kafka-{client.lower()}.password")
+        }
+        known = passwords | self._placeholders.used
         for key, found in self._values.items():
             file = max((name for name in FILES if key.startswith(f"{name}.")), key=len, default="")
             name = key[len(file) + 1 :]
@@ -181,7 +190,9 @@ class LightFolder:
                 continue
             if key in known or key.endswith("ShutdownHookProvider"):
                 continue
-            if not file and (near := nearest(key.partition(".")[0], FILES, 0.85)):
+            if key in FILES:
+                self.refuse(found, f"is a map, which no placeholder reads: write flat keys such as {key}.topic")
+            elif not file and (near := nearest(key.partition(".")[0], FILES, 0.85)):
                 self.refuse(found, f"belongs to no file of light-4j's sidecar: did you mean {near}?")
             elif not file:
                 self.remark(found, "no file has a placeholder of this name")

@@ -89,7 +89,7 @@ class Placeholders:
             return parts[0]
         values = iter(parts)
         return found._replace(
-            value=_PLACEHOLDER.sub(lambda _: str(next(values).value), text),
+            value=_PLACEHOLDER.sub(lambda _: _text(next(values).value), text),
             written=found.written or any(part.written for part in parts),
             secret=next((part.secret for part in parts if part.secret), ""),
         )
@@ -121,7 +121,11 @@ class Placeholders:
             raise PlaceholderProblem(
                 f"needs {key}, which has no value: set it in values.yml, or the variable {variable_of(key)}"
             )
-        return found._replace(value=typed(default), written=False)
+        return found._replace(value=typed(default) if default else None, written=False)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def variable_of(key: str) -> str:

@@ -16,11 +16,13 @@ from headrace.config.spelling import hint, nearest
 from headrace.config.yaml_tree import KeyPath, Problems
 
 NAME: Final = "light4j"
-"""Name of the reactive consumer and of the standing query."""
+"""Name of the reactive consumer."""
+_QUERY: Final = "ksqldb"
+"""Name of the standing query, which is also a consumer."""
 _PREFIXES: Final = {
     "reactive": ("reactive_consumers", NAME),
     "active": ("active_consumers",),
-    "query": ("queries", NAME),
+    "query": ("queries", _QUERY),
 }
 _HOOKS: Final = {
     "ProducerStartupHook": "producer",
@@ -36,6 +38,8 @@ _HOOKS: Final = {
 """Features by hook. What has no feature here is always there."""
 _DEFAULT_HOOKS: Final = ["ProducerStartupHook", "ReactiveConsumerStartupHook", "KsqldbActiveConsumerStartupHook"]
 """Those of the packaged `values.yml`; a folder with its own has the first only."""
+_SECTIONS: Final = {"reactive_consumers": "reactive", "active_consumers": "active", "queries": "query"}
+"""Features by section."""
 _PACKAGE: Final = "com.networknt.mesh.kafka."
 _STARTUP: Final = "com.networknt.server.StartupHookProvider"
 _NEEDS: Final = {
@@ -50,9 +54,12 @@ _FOR_CLIENTS: Final = {"format_codes": "light-4j", "unknown_fields": "ignore", "
 """What clients of light-4j's producer depend on."""
 
 
-def write_tree(folder: LightFolder, tree: dict[str, Any], problems: Problems) -> None:
-    """Write the settings of a folder into an empty tree; problems and keys without effect are in the folder."""
-    _Translation(folder, tree, problems).run()
+def write_tree(folder: LightFolder, tree: dict[str, Any], problems: Problems) -> set[KeyPath]:
+    """Write the settings of a folder into an empty tree, and return the paths of values of the environment.
+
+    Problems and keys without effect are in the folder.
+    """
+    return _Translation(folder, tree, problems).run()
 
 
 def remarks_of(folder: LightFolder) -> list[str]:
@@ -69,8 +76,8 @@ class _Translation:
         self._sources: dict[KeyPath, Setting] = {}
         self._opened: set[str] = set()
 
-    def run(self) -> None:
-        """Write everything."""
+    def run(self) -> set[KeyPath]:
+        """Write everything; return the paths of values of the environment."""
         self._read_hooks()
         for file in FILES:
             needs = _NEEDS.get(file, ())
@@ -85,10 +92,11 @@ class _Translation:
         self._write_ksqldb()
         for path, found, value in (*listener(self._folder), *token_check(self._folder)):
             self._set(path, found, value)
+        return {path for path, found in self._sources.items() if found.written and not found.key}
 
     def _read_hooks(self) -> None:
+        hooks = next((found for key, found in self._settings["service"].items() if key.endswith(_STARTUP)), None)
         singletons = self._settings["service"].get("singletons")
-        hooks = self._settings["service"].get(_STARTUP)
         for entry in singletons.value if singletons and isinstance(singletons.value, list) else ():
             if singletons and isinstance(entry, dict) and _STARTUP in entry:
                 hooks = singletons._replace(value=entry[_STARTUP])
@@ -98,8 +106,8 @@ class _Translation:
             else re.findall(r"[\w.]+", str(hooks and hooks.value))
         )
         if not hooks:
-            has_values = self._folder.has_file("values")
-            names = _DEFAULT_HOOKS[:1] if has_values else _DEFAULT_HOOKS
+            defaults = _DEFAULT_HOOKS[:1] if self._folder.has_file("values") else _DEFAULT_HOOKS
+            names = [] if self._folder.has_file("service") else defaults
         for name in map(str, names):
             plain = name.rpartition(".")[2]
             found = (hooks or Setting(None, "", ""))._replace(key=plain)
@@ -125,6 +133,10 @@ class _Translation:
             self._folder.refuse(found, row.why_refused)
         elif row.why_nothing:
             self._remark(file, key, found, row.why_nothing)
+        elif row.targets and not any(map(self._is_on, map(setting_path, row.targets))):
+            section = str(setting_path(row.targets[0])[0])
+            hook = next(name for name, feature in _HOOKS.items() if feature == _SECTIONS[section])
+            self._remark(file, key, found, f"{hook} is not listed")
         elif row.how != "special":
             self._convert(row, found)
 
@@ -155,8 +167,7 @@ class _Translation:
         return None
 
     def _is_on(self, path: KeyPath) -> bool:
-        names = {"reactive_consumers": "reactive", "active_consumers": "active", "queries": "query"}
-        return str(path[0]) not in names or names[str(path[0])] in self._features
+        return _SECTIONS.get(str(path[0]), "") in {"", *self._features}
 
     def _share(self, path: KeyPath, found: Setting, value: Any, row: LightKey) -> None:
         """Write a setting that producers and consumers share; the first of the files decides."""
@@ -198,20 +209,15 @@ class _Translation:
         plain = self._folder.get("kafka-consumer", "useNoWrappingAvro")
         if self._features & {"reactive", "active"} and plain.is_on:
             self._set(("schema_registry", "avro_unions"), plain, "plain")
-        formats = [self._folder.get("kafka-consumer", key) for key in ("keyFormat", "valueFormat")]
-        for found in formats if self._features & {"reactive", "active"} == {"active"} else ():
-            self._folder.remark(found, "an active consumer names its format when it is created")
 
     def _write_audit(self) -> None:
         """Write the target of the audit: the first file that has one decides."""
         files = [file for file in ("kafka-producer", "kafka-consumer") if self._features.intersection(_NEEDS[file])]
         for file in files:
             enabled, target = self._folder.get(file, "auditEnabled"), self._folder.get(file, "auditTarget")
-            is_on, to = enabled.is_on, str(target.value)
+            to = ("topic" if target.value == "topic" else "file") if enabled.is_on else "none"
             row = LightKey(file, "auditTarget", "", "", "audit.to", "")
-            self._share(("audit", "to"), target if is_on else enabled, "topic" if to == "topic" else "file", row)
-            if not is_on and file == files[0]:
-                self._tree["audit"]["to"] = "none"
+            self._share(("audit", "to"), target if enabled.is_on else enabled, to, row)
         if files:
             self._set(("audit", "records"), self._sources["audit", "to"], "all")
 
@@ -260,9 +266,9 @@ class _Translation:
         if "query" not in self._features:
             return
         query, url, path = get("query"), get("backendUrl"), get("backendPath")
-        self._set(("queries", NAME, "backend", "url"), url if url.written else path, _url(url.value, path.value))
-        self._set(("queries", NAME, "backend", "mode"), url, "single")
-        self._set(("queries", NAME, "rows"), query, "arrays")
+        self._set(("queries", _QUERY, "backend", "url"), url if url.written else path, _url(url.value, path.value))
+        self._set(("queries", _QUERY, "backend", "mode"), url, "single")
+        self._set(("queries", _QUERY, "rows"), query, "arrays")
         named = re.search(r"\bfrom\s+(\w+)", str(query.value), re.IGNORECASE)
         table = named[1] if named else "NAME"
         variable = f"HEADRACE__TABLES__{table.upper()}"

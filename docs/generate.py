@@ -244,7 +244,7 @@ def light4j_keys_page() -> str:
         "|---|---|---|---|",
     ]
     for row in LIGHT_4J_KEYS:
-        becomes = ", ".join(f"`{name}`" for name in row.targets if "." in name) or row.becomes
+        becomes = ", ".join(f"`{name}`" for name in row.targets) or row.becomes
         default = f"`{row.default}`{', kept' if row.applied else ''}" if row.default else ""
         text.append(f"| {row.file} | `{row.key}` | {default} | {becomes} |")
     return "\n".join(text) + "\n"

@@ -92,11 +92,10 @@ class LightFolder:
 
     def path_of(self, name: str) -> Path:
         """Return the path of a file that a value names: in a folder, which containers mount as `/config`."""
-        path, inside = Path(name), name.removeprefix("/config/")
-        if path.is_absolute() and (path.exists() or inside == name):
-            return path
-        found = next((folder / inside for folder in self.folders if (folder / inside).is_file()), None)
-        return (found or self.folders[0] / inside).absolute()
+        inside = name.removeprefix("/config/")
+        folders = [Path(), *self.folders] if Path(name).is_absolute() else [*self.folders, Path()]
+        paths = [folder / (name if folder == Path() else inside) for folder in folders]
+        return next((path for path in paths if path.is_file()), self.folders[0] / inside).absolute()
 
     def _tree(self, file: str, *, deep: bool = True) -> Iterator[tuple[tuple[str, ...], Setting]]:
         """Yield the values of a file with their paths; only those at the top unless `deep`."""

@@ -95,6 +95,6 @@ def _property(file: str, key: str, name: str) -> LightKey:
         setting = f"kafka.properties.{name}"
     elif not setting.startswith(_NOTHING) and not (name in keys and _PLAIN.fullmatch(keys[name].setting)):
         setting = f"{'producer' if is_producer else 'consumer'}.properties.{name}"
-    if setting.startswith("consumer."):
-        setting = f"reactive.{setting} active.{setting}"
-    return LightKey(file, key, "", "", setting, "")
+    if setting.startswith("consumer."):  # instances of active consumers must not share an identity
+        setting = f"reactive.{setting}" + (f" active.{setting}" if name != "group.instance.id" else "")
+    return LightKey(file, key, "", "", setting, "path" if name.endswith(".location") else "")

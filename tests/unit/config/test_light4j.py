@@ -109,6 +109,24 @@ def test_every_row_of_the_table_names_settings_that_exist() -> None:
         assert row.targets or row.why_nothing or row.why_refused or row.file in ("service", "config"), row
 
 
+@pytest.mark.parametrize(
+    "value", ["3", "-1.5", ".inf", "[]", "[{a: 1}, b]", "{a: {b: 1}}", "''", "a:b", "yes", "2026-01-01"]
+)
+def test_a_value_of_any_kind_is_no_defect(folder: Path, value: str) -> None:
+    """Each key of each file has it."""
+    for file in {row.file for row in ROWS} - {"service", "config"}:
+        keys = sorted((row.key for row in ROWS if row.file == file), key=lambda key: key.startswith("properties."))
+        lines = [f"{key}: {value}".replace("properties.", "  ") for key in keys if key != "*"]
+        first = next((number for number, line in enumerate(lines) if line[0] == " "), len(lines))
+        Path(folder, f"{file}.yml").write_text("\n".join([*lines[:first], "properties:", *lines[first:]]))
+    for hooks in (
+        "ReactiveConsumerStartupHook, ProducerStartupHook",
+        "ActiveConsumerStartupHook, KsqldbConsumerStartupHook",
+    ):
+        Path(folder, "service.yml").write_text(f"com.networknt.server.StartupHookProvider: [{hooks}]")
+        assert read_config(folder, {"HEADRACE__TABLES__T": "{topic: t}"}, problems_of).problems
+
+
 def test_the_file_that_import_writes_holds_no_secret(folder: Path) -> None:
     """It names the variables that have them."""
     login = "kafka-producer.username: ann\nkafka-producer.security.protocol: SASL_PLAINTEXT"

@@ -149,6 +149,8 @@ class _Translation:
     def _convert(self, row: LightKey, found: Setting) -> None:
         value = _CONVERSIONS[row.how](found.value) if row.how in _CONVERSIONS else found.value
         values = str(value).split(":", 1) if row.how == "pair" else [value] * len(row.targets)
+        if len(values) < len(row.targets):
+            return self._folder.refuse(found, "is not a user and a password: write user:password")
         if row.how in ("path", "store") and isinstance(found.value, str):
             path = self._folder.path_of(found.value)
             if not found.written and not path.is_file():  # the authorities of the system are trusted
@@ -187,6 +189,8 @@ class _Translation:
         locations = self._problems.locations
         for end, part in enumerate(path[:-1], 1):
             node = node.setdefault(part, {})
+            if not isinstance(node, dict):  # the loader refuses it
+                return
             if path[:end] not in locations or (found.written and locations[path[:end]].endswith(":default")):
                 locations[path[:end]] = found.location
         node[path[-1]] = value
@@ -304,7 +308,7 @@ def _number(convert: Callable[[float], float | None]) -> Callable[[Any], Any]:
     def converted(value: Any) -> Any:
         try:
             return value if isinstance(value, bool) else convert(float(value))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return value
 
     return converted

@@ -129,7 +129,7 @@ def test_a_value_of_any_kind_is_no_defect(folder: Path, value: str) -> None:
 
 def test_the_file_that_import_writes_holds_no_secret(folder: Path) -> None:
     """It names the variables that have them."""
-    login = "kafka-producer.username: ann\nkafka-producer.security.protocol: SASL_PLAINTEXT"
+    login = "kafka-producer.username: ann\nkafka-producer.schema.registry.url: https://r"
     Path(folder, "values.yml").write_text(login)
     env = {"KAFKA_PRODUCER_PASSWORD": "c4nary"}
     done = CliRunner().invoke(root, ["config", "show", "-c", "d", "--import"], env=env)

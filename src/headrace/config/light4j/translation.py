@@ -156,9 +156,11 @@ class _Translation:
             if not found.written and not path.is_file():  # the authorities of the system are trusted
                 return None
             values = [str(path)]
+        url = self._folder.get(row.file, "properties.schema.registry.url")
+        if row.how == "pair" and found.location.endswith(":default") and not url.written:
+            return None  # otherwise the start would wait for a registry that nothing needs
         if row.how == "store":
-            url = self._settings[row.file].get("properties.schema.registry.url")
-            if not (url and str(url.value).startswith("https:")):
+            if not str(url.value).startswith("https:"):
                 return self._folder.remark(found, "the URL of the schema registry is not https")
             if not pem_store(self._folder, found, with_key=False):
                 return None

@@ -148,6 +148,8 @@ class _Translation:
 
     def _convert(self, row: LightKey, found: Setting) -> None:
         value = _CONVERSIONS[row.how](found.value) if row.how in _CONVERSIONS else found.value
+        if row.how == "milliseconds" and not isinstance(value, float):
+            return self._folder.refuse(found, "is not a number of milliseconds: correct it")
         values = str(value).split(":", 1) if row.how == "pair" else [value] * len(row.targets)
         if len(values) < len(row.targets):
             return self._folder.refuse(found, "is not a user and a password: write user:password")

@@ -181,6 +181,8 @@ class ListState(State):
 
     def put(self, values: list[Any]) -> None:
         """Replace all values; raises as `ValueState.put`."""
+        if not isinstance(values, list | tuple):
+            raise TypeError(f"the values of a ListState are a list, and this is of type {type(values).__name__}")
         if store := self._store:
             for value in values:
                 store.check(value)
@@ -263,7 +265,13 @@ class Processor:
         """Call `on_timer` for this key when the watermark reaches a time; without a watermark, when the clock does.
 
         A timedelta counts from the watermark, or from `now`. A time without a zone is UTC.
+
+        Raises:
+            TypeError: It is neither a datetime nor a timedelta, or the class has no `on_timer`.
         """
+        if type(self).on_timer is Processor.on_timer:
+            name = type(self).__name__
+            raise TypeError(f"{name} sets a timer and has no method on_timer: write def on_timer(self, key, at)")
         self.clock.pending[self._time(at)] = True
 
     def delete_timer(self, at: datetime) -> None:
@@ -277,6 +285,8 @@ class Processor:
     def _time(self, at: datetime | timedelta) -> datetime:
         if isinstance(at, timedelta):
             at = (self.watermark or self.now) + at
+        if not isinstance(at, datetime):
+            raise TypeError(f"a timer is a datetime or a timedelta, and this one is of type {type(at).__name__}")
         at = at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
         return at.replace(microsecond=at.microsecond // 1000 * 1000)  # as Spark keeps it
 

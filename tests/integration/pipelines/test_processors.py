@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask
 from headrace.testing.pipelines import PipelineRows
@@ -19,12 +20,12 @@ from tests.integration.pipelines.test_pipelines import produce, records_of, rows
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 
-def written(folder: Path, **topics: str) -> Path:
-    """Write the pipeline file and its module, with the names of topics."""
-    text = table(__file__, "file")
+def written(folder: Path, which: str = "", **topics: str) -> Path:
+    """Write a pipeline file and its module, with the names of topics."""
+    text = table(__file__, f"{which}file")
     for name, topic in topics.items():
         text = text.replace(f"topic: {name}", f"topic: {topic}")
-    (folder / "gates.py").write_text(table(__file__, "code"))
+    (folder / ("risky.py" if which else "gates.py")).write_text(table(__file__, f"{which}code"))
     (folder / "known.csv").write_text("gate,passed\nnorth,10\n")
     (folder / "tolls.yaml").write_text(text)
     return folder / "tolls.yaml"
@@ -84,3 +85,64 @@ def test_time_passes_from_step_to_step_of_a_test_case(pipeline_rows: PipelineRow
     assert found == table(__file__, "idle")
     found = pipeline_rows(file, "visits", {"passages": table(__file__, "passages")}, streaming=True)
     assert found == table(__file__, "visits")
+
+
+def test_each_failure_follows_the_policy_of_its_flow(
+    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+) -> None:
+    """After all attempts a row is a dead letter, dropped, or the end of the flow, and no state or timer has changed.
+
+    So are values that only Spark would refuse. A failed timer is not called again; a late row is dropped and counted.
+    """
+    settings = kafka_settings(kafka.bootstrap_servers)
+    topics = {name: topic() for name in ("tasks", "ticks", "letters", "drops", "alarms", "stops")}
+    file = written(tmp_path, "risky_", **topics)
+    spec = load_pipeline(file, check=True).model_dump(exclude_unset=True, by_alias=True)
+    flows = spec["flows"]
+    reasons = table(__file__, "risky_reasons")
+    tasks = [
+        {"gate": "north", "does": does, "more": {"at": "2026-01-01T00:00:00Z"}}
+        for does in ("right", *reasons, "flaky", "right")
+    ]
+
+    def send(name: str, *sent: dict[str, Any]) -> None:
+        produce(kafka.bootstrap_servers, topics[name], (json.dumps(row).encode() for row in sent))
+
+    async def main() -> None:
+        spec["flows"] = {name: flows[name] for name in ("letters", "drops", "alarms")}
+        async with running(spec, settings, tmp_path) as run:
+            for number, minute in enumerate((0, 10, 1, 10)):
+                send("ticks", {"gate": "north", "at": f"2026-01-01T00:{minute:02}:00Z"})
+                await until(lambda number=number: run.counts("alarms")["read"] == number + 1, run)
+                if number:
+                    await until(lambda: run.status()["flows"]["alarms"]["broken_rules"], run)
+            await until(lambda: all(run.counts(name)["read"] == len(tasks) for name in ("letters", "drops")), run)
+            found = run.status()["flows"]
+            assert [found[name]["broken_rules"] for name in spec["flows"]] == [
+                {"failed": 10},
+                {"failed": 11},
+                {"failed": 1},
+            ]
+            assert found["alarms"]["dropped_rows"] == 1
+        spec["flows"] = {"stops": flows["stops"]}
+        async with running(spec, settings, tmp_path) as run:
+            await until(lambda: run.status()["state"] == "failed", run)
+            text = "a row failed with SystemExit after 2 attempts, and on_error is fail"
+            assert text in run.readiness().reason
+
+    send("tasks", *tasks)
+    asyncio.run(main())
+    for name, numbers in (("letters", [1, 2, 3]), ("drops", [1, 2]), ("stops", [])):
+        assert [row["n"] for _, row in asyncio.run(rows(settings, topics[name]))] == numbers
+    letters = asyncio.run(records_of(settings, f"{topics['letters']}.dlq"))
+    for task, (does, reason), letter in zip(tasks[1:], reasons.items(), letters, strict=False):
+        headers = dict(letter.headers or ())
+        assert (task["does"], headers["headrace.dlq.attempts"]) == (does, b"3")
+        assert headers["headrace.dlq.reason"].decode().startswith(reason)
+        more = {"at": "2026-01-01T00:00:00+00:00"}
+        assert (letter.key, json.loads(letter.value or b"")) == (b"north", {**task, "more": more})
+    assert [row["timers"] for _, row in asyncio.run(rows(settings, topics["alarms"]))] == [1, 2, 1]
+    [alarm] = asyncio.run(rows(settings, f"{topics['alarms']}.dlq"))
+    assert alarm == (b"north", {"timer": "2026-01-01T00:00:00+00:00"})
+    with pytest.raises(PipelineInvalid, match=r"(?s)thrown from the Python worker.*risky.py.*in __init__.*OSError"):
+        pipeline_rows(file, "unready", {"tasks": tasks[:1]}, streaming=True)

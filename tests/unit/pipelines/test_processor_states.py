@@ -110,6 +110,9 @@ class Derived(Base):
     def process(self, key: Any, row: dict[str, Any]) -> Any:
         return row
 
+    def on_timer(self, key: Any, at: datetime) -> None:
+        pass
+
 
 def test_each_object_has_its_own_states_and_times_are_utc() -> None:
     """States of bases count; a timer without a zone is UTC, and a span counts from the watermark."""
@@ -122,6 +125,11 @@ def test_each_object_has_its_own_states_and_times_are_utc() -> None:
     one.set_timer(datetime(2026, 1, 1, 11))
     one.set_timer(datetime.fromisoformat("2026-01-01T12:30:00+01:00"))
     assert one.timers() == [NOON - timedelta(hours=1), NOON - timedelta(minutes=30), NOON + timedelta(seconds=1)]
+    wrong: Any = 5
+    with pytest.raises(TypeError, match="a timer is a datetime or a timedelta, and this one is of type int"):
+        one.set_timer(wrong)
+    with pytest.raises(TypeError, match="Base sets a timer and has no method on_timer"):
+        Base().set_timer(NOON)
 
 
 @pytest.mark.parametrize(

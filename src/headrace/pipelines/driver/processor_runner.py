@@ -6,6 +6,7 @@ no changes, and a key with many rows in a micro-batch costs one read and one wri
 
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import StructType, _make_type_verifier
+from pyspark.sql.types import StructType
 
 from headrace.delivery.outcomes import Reply
 from headrace.functions.worker.handler import failure
 from headrace.pipelines.driver.kafka_rows import DEAD_LETTER
 from headrace.pipelines.driver.python_names import imported
 from headrace.pipelines.driver.value_codecs import FailurePolicy
+from headrace.pipelines.driver.value_verifier import verifier_of
 from headrace.pipelines.processors import (
     ABSENT,
     KeyClock,
@@ -139,11 +141,13 @@ class ProcessorRunner(StatefulProcessor):
                 made = [_checked(row, names, verify) for row in rows_of_call(call())]
                 self._end_call(keep=True)
                 return made
-            except Exception as cause:  # noqa: BLE001 boundary to user code: the failure is its row's
+            except (Exception, SystemExit) as cause:  # noqa: BLE001 boundary to user code: the failure is its row's
                 self._end_call(keep=False)
                 result = failure(cause)
-        text = json.dumps(value, default=_as_text).encode()
-        record = Record(self._plan.read, 0, 0, -1, None if key is None else str(_as_text(key)).encode(), text)
+        text = json.dumps(_as_json(value)).encode()
+        record = Record(
+            self._plan.read, 0, 0, -1, None if key is None else str(_as_json(key)).encode(errors="replace"), text
+        )
         reply = Reply(result.error, result.reason, stack=result.stack)
         topic, record_key, body, headers, _ = self._plan.failures.row(record, reply, self._plan.attempts, began)
         pairs = [{"key": name, "value": text} for name, text in headers or ()]
@@ -181,7 +185,7 @@ class SparkStore:
         self._is_map, self._is_list = isinstance(state, MapState), isinstance(state, ListState)
         kind = "getMapState" if self._is_map else "getListState" if self._is_list else "getValueState"
         self._state: Any = getattr(handle, kind)(name, *schemas, ttl_ms)
-        self._verifiers = [_make_type_verifier(each.fields[0].dataType, nullable=False) for each in schemas]
+        self._verifiers = [verifier_of(each.fields[0].dataType, nullable=False) for each in schemas]
         self._zoned = "TIMESTAMP_NTZ" not in "".join(state.types).upper()
 
     def check(self, *values: Any) -> None:
@@ -248,12 +252,14 @@ def _processor_of(plan: ProcessorPlan) -> Processor:
 def _output_of(document: str) -> tuple[frozenset[str], Callable[[Any], None]]:
     """Return names of the columns of a type, and what raises an error for a row that is not of it."""
     kind = StructType.fromJson(json.loads(document))
-    return frozenset(kind.names), _make_type_verifier(kind)
+    return frozenset(kind.names), verifier_of(kind)
 
 
 def _checked(row: dict[str, Any], names: frozenset[str], verify: Callable[[Any], None]) -> OutputRow:
     if unknown := row.keys() - names:
-        raise ValueError(f"the row has a column {min(unknown)}, which is not in columns: {', '.join(sorted(names))}")
+        raise ValueError(
+            f"the row has a column {min(map(str, unknown))}, which is not in columns: {', '.join(sorted(names))}"
+        )
     verify(row)
     return OutputRow({**row, FAILED_ROW: False})
 
@@ -269,6 +275,14 @@ def _time(milliseconds: int) -> datetime:
     return _EPOCH + milliseconds * _MS
 
 
-def _as_text(value: Any) -> Any:
-    """Return what JSON cannot hold as text."""
+def _as_json(value: Any) -> Any:
+    """Return a value of Spark as JSON has it, with text for what JSON cannot hold."""
+    if isinstance(value, Row):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {str(_as_json(key)): _as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
     return value.isoformat() if isinstance(value, date) else value.hex() if isinstance(value, bytes) else str(value)

@@ -30,6 +30,18 @@ pytestmark = [pytest.mark.heavy, pytest.mark.long]
 LIMIT_SECONDS = 240.0
 FIRST = "c4nary-one\"\\; ${env:HOME} ='#"
 SECOND = "c4nary-two"
+COUNTS = """
+from headrace.pipelines.processors import Processor, ValueState
+
+
+class Counts(Processor):
+    columns = "id INT, n INT"
+    n = ValueState("INT")
+
+    def process(self, key, row):
+        self.n.put(self.n.get(0) + 1)
+        return {"id": key, "n": self.n.get()}
+"""
 HTTP_PAGES = ("health/readiness", "metrics", "adm/reactive-consumers", "adm/consumers", "adm/jobs")
 
 
@@ -91,13 +103,16 @@ def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, st
 
 
 def pipeline(folder: Path, name: str, source: str, sink: str, **more: Any) -> Path:
-    """Write a pipeline with a sink of Spark's connector, one of the driver's own transactional producer, and one of
-    the producers of its tasks."""
+    """Write a pipeline with a sink of Spark's connector, one of the driver's own transactional producer, one of the
+    producers of its tasks, and a processor."""
     file = folder / f"{name}.yaml"
     sources = {"a": {"topic": source, "schema": "id INT"}}
     exact = {"topic": f"{sink}-exact", "delivery": "exactly_once"}
     sinks = {"copy": {"topic": sink}, "exact": exact, "tasks": {**exact, "topic": f"{sink}-tasks", "scope": "task"}}
     flows = {flow: {"sql": "SELECT id FROM a", "sink": each} for flow, each in sinks.items()}
+    counts = {"processor": "counts:Counts", "reads": ["a"], "key": "id", "sink": {**exact, "topic": f"{sink}-counts"}}
+    flows["counts"] = counts
+    (folder / "counts.py").write_text(COUNTS)
     file.write_text(yaml.safe_dump({"name": name, "sources": sources, "flows": flows, **more}))
     return file
 
@@ -118,7 +133,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
     servers, user = kafka_secured.cluster.bootstrap_servers, "hidden"
     source, sink, group = "hidden-in", "hidden-out", "headrace.hidden."
-    for topic in (source, sink, f"{sink}-exact", f"{sink}-tasks"):
+    for topic in (source, sink, *(f"{sink}-{each}" for each in ("exact", "tasks", "counts", "counts.dlq"))):
         kafka_secured.cluster.create_topic(topic, 2)
     set_password(servers, user, FIRST)
     grant(
@@ -139,7 +154,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
         env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
     )
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
         assert ids(servers, topic, 100) == list(range(100))
     folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
@@ -155,7 +170,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.replace(secret)
     until(lambda: "restarting its driver" in process.output, process)
     send(servers, source, range(100, 200))
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
         assert ids(servers, topic, 200) == list(range(200))
     for where, text in spark_sees(folder, process):
         assert SECOND not in text, where
@@ -173,5 +188,5 @@ def test_tokens_are_enough_for_spark(
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
     kafka = kafka_secured.login("OAUTHBEARER")
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks"):
+    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
         assert ids(servers, topic, 10) == list(range(10))

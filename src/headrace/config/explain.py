@@ -9,18 +9,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, instead_of
+from headrace.config.known_secrets import MASK, without_users
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import is_secret_name
 from headrace.config.section import Section
 from headrace.config.spelling import hint
 from headrace.config.yaml_tree import KeyPath, Problems
 
-MASK = "**********"
-"""Shown instead of a secret."""
-
 
 def masked(config: HeadraceConfig) -> dict[str, Any]:
-    """Return every effective value as in JSON, with secrets (by type or name) and queries of URLs masked."""
+    """Return every effective value as in JSON, with secrets (by type or name), logins and queries of URLs masked."""
     shown: dict[str, Any] = mask(config.model_dump(mode="json"))
     return shown
 
@@ -34,15 +32,17 @@ def json_schema() -> dict[str, Any]:
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Return a value of the configuration with secrets (by name) and queries of URLs masked."""
+    """Return a value of the configuration with secrets (by name), logins and queries of URLs masked."""
     if isinstance(value, dict):
         return {key: mask(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [mask(item, name) for item in value]
-    if name.endswith(("url", "path")) and value:
-        address, query, _ = str(value).partition("?")
-        return f"{address}?{MASK}" if query else value
-    return MASK if value and is_secret_name(name) else value
+    if value and is_secret_name(name):
+        return MASK
+    if not isinstance(value, str):
+        return value
+    address, query, _ = value.partition("?") if name.endswith(("url", "path")) else (value, "", "")
+    return without_users(f"{address}?{MASK}" if query else value)
 
 
 _QUOTED_CHARACTERS = 80

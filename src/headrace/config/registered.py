@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from headrace.config.explain import MASK, explain, mask
+from headrace.config.explain import explain, mask
+from headrace.config.known_secrets import MASK
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.config.yaml_tree import KeyPath, Problems
 from headrace.errors import InvalidRequest

@@ -10,6 +10,7 @@ import msgspec
 import yaml
 from openapi_ui_bundles import swagger_ui
 
+from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.routes import HealthEndpoints
 from headrace.control.routes import ControlEndpoints
@@ -121,6 +122,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         JobEndpoints,
         RegistrationEndpoints,
         TopicEndpoints,
+        AdministrationEndpoints,
     )
     for endpoint in endpoints_of(family)
 ]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.documents import DocumentEndpoints
@@ -23,6 +24,7 @@ from headrace.app.topic_requirements import examination
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
+from headrace.control.health.backend_check import BackendCheck
 from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.lag import LagMonitor
@@ -120,12 +122,26 @@ class App:
         self._instances: ActiveInstances | None = None
         owners = self._owners(table) if config.cluster.peers else None
         families += self._active(assembly, running, member, owners)
+        self.signals = Signals()
+        self.administration = self._administration(assembly)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
         self.web = self._web(assembly, [*families, dead_letters(context, running)], owners)
         if self._instances:
             self.web.before_drain.append(self._instances.end_reads)
         # Last to start and first to drain; it still answers health requests while the others drain.
         self.supervisor.add(self.web)
+
+    def _administration(self, assembly: Assembly) -> Administration:
+        """Make the administration, and add the service of assaults if they are allowed."""
+        administration = Administration(
+            self.context,
+            assembly.functions.reloads,
+            lambda: self.supervisor.services,
+            self.signals.drain_requested.set,  # a request during the drain is no second signal
+        )
+        if self.context.config.admin.chaos != "none":
+            self.services.append(administration.chaos)
+        return administration
 
     def _active(
         self, assembly: Assembly, running: RunningConsumers, member: str, owners: InstanceOwners | None
@@ -206,7 +222,8 @@ class App:
         families = [
             produce_route,
             TransactionRoute(writing, config.http, self._instances, forwarder),
-            HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics),
+            HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics, config.health),
+            self.administration.endpoints,
             DocumentEndpoints(),
             AuditEndpoints(audit, config.http.max_records),
             *families,
@@ -223,6 +240,8 @@ class App:
             called = Application(own, (), metrics, authenticator, audit, router=router)
             self.listeners.append(WebService(own, called, name=router.name, tls=context_of_tls, clock=clock))
             supervisor.add(self.listeners[-1])
+            self.administration.gates.append(called.gate)
+        self.administration.gates.append(application.gate)
         return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _writing(self, produce: ProduceService) -> Writing:
@@ -240,8 +259,8 @@ class App:
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Run until a signal or a death. Returns the exit code."""
-        signals = Signals()
-        signals.install()
+        self.signals.install()
+        self.administration.open()
         webs = [self.web, *self.listeners]
         line = lambda: announce("ready " + " ".join(f"{web.name}={web.url}" for web in webs))  # noqa: E731
         announcer = _Announcer(self.supervisor, self.context.clock, line)
@@ -255,11 +274,12 @@ class App:
             # Objects made until now stay. Scanning them in each collection took a fifth of the time of producing.
             gc.freeze()
             gc.set_threshold(*_COLLECT_AFTER)
-            await self.supervisor.run(signals)
+            await self.supervisor.run(self.signals)
         except ServiceDied as death:
             log.critical("stopping this process: %s", death.description)
             return _EXIT_DIED
         finally:
+            self.administration.close()
             await self.context.registry.close()
         return _EXIT_OK
 
@@ -273,12 +293,14 @@ def _check(config: HeadraceConfig) -> None:
 
 
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
-    """Return what consumers need: the engine of tables, the watch of the registry, the creator of topics, if used."""
+    """Return what consumers need: the engine of tables, watches of servers, the creator of topics, if used."""
     config, clock = context.config, context.clock
     services: list[Service] = [assembly.engine] if assembly.engine else []
     formats = {config.producer.key_format, config.producer.value_format, *assembly.parts.formats}
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(ServerWatch("schema registry", context.registry, clock))
+    if url := config.health.downstream_url:
+        services.append(ServerWatch("backend", BackendCheck(config.health, url), clock))
     created = assembly.parts.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:
         created = {config.audit.topic: InternalTopic(config.audit.topic), **created}

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
+from headrace.config.administration import AdminConfig, HealthConfig
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
@@ -79,6 +80,10 @@ class HeadraceConfig(Section):
     """The audit."""
     control: ControlConfig = ControlConfig()
     """Runtime control of consumers and jobs."""
+    health: HealthConfig = HealthConfig()
+    """Health requests."""
+    admin: AdminConfig = AdminConfig()
+    """Administration of this process."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines and for tables, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import zip_longest
 from typing import Final
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _DENIED: Final = (401, 403)
 _SHOWN_CHARACTERS: Final = 200
 _SIMILAR: Final = 0.7
+_ADMINISTRATION: Final = "/adm/"
 _PRODUCING: Final = ("/producers/", "/transactions")
 _Methods = dict[str, tuple[Endpoint, AsgiApp]]
 
@@ -104,6 +105,8 @@ class Application:
         if not self.gate.enter():
             raise Draining()
         try:
+            if self.gate.disturbance and not scope["path"].startswith(_ADMINISTRATION):
+                await self.gate.disturbance()
             await self._route(scope, receive, send)
         finally:
             self.gate.leave()
@@ -240,6 +243,8 @@ class Gate:
         self._idle = asyncio.Event()
         self.draining = False
         """Set to reject new requests."""
+        self.disturbance: Callable[[], Awaitable[None]] | None = None
+        """Set by an assault: it delays a request or raises its error. Administration is exempt."""
 
     def enter(self) -> bool:
         """Count a request until `leave`; return False if it is rejected."""

@@ -28,6 +28,7 @@ _TAGS: Final = (
     ("Pipelines", ("/adm/pipelines",)),
     ("Registered consumers", ("/reactive-consumers",)),
     ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
+    ("Administration", ("/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown", "/adm/chaosmonkey")),
     ("Audit", ("/consumers/active/audit",)),
     ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
     ("Active consumers", ("/consumers",)),
@@ -48,6 +49,7 @@ _PARAMETERS: Final = {
     "key": "Key of the row.",
     "id": "Id of the command.",
     "job": "Id of the job.",
+    "assault": "`latency`, `exception`, `memory` or `kill`.",
 }
 _TYPES: Final[Mapping[str, Json]] = {JSON: {"type": "object"}, YAML: {"type": "object"}}
 """Schemas of bodies that have no type in the code."""
@@ -187,6 +189,8 @@ def _several(kinds: type | str | tuple[type | str, ...]) -> tuple[type | str, ..
 def _ref(kind: type) -> Json:
     if items := get_args(kind):
         return {"type": "array", "items": _ref(items[0])}
+    if kind is str:
+        return {"type": "string"}
     return {"$ref": _REF.format(name=kind.__name__)}
 
 
@@ -210,7 +214,8 @@ def _responses(endpoint: Endpoint) -> Json:
         response["description"] = "\n".join(
             f"- `{error.code}` {' '.join((error.__doc__ or '').split())}" for error in group
         )
-        response["content"][JSON] = {"schema": _failure(group, endpoint.error_fields)}
+        failure, other = _failure(group, endpoint.error_fields), response["content"].get(JSON)
+        response["content"][JSON] = {"schema": {"anyOf": [other["schema"], failure]} if other else failure}
         if endpoint.error_media:
             response["content"][endpoint.error_media] = {"schema": {"type": "object"}}
         if any(error.retry_after_seconds for error in group):

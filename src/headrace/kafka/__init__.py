@@ -1,6 +1,7 @@
 """The only package that uses the Kafka client: producers, consumers, administration, tables, errors, properties."""
 
 from headrace.kafka.admin import Admin
+from headrace.kafka.client.properties import librdkafka_version
 from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import PartitionInfo, TopicInfo
 from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back

@@ -52,6 +52,11 @@ class Supervisor:
         self._death = asyncio.Event()
         self.draining = False
 
+    @property
+    def services(self) -> Sequence[Service]:
+        """Every service, downstream first."""
+        return self._services
+
     def add(self, service: Service) -> None:
         """Add a service that starts after the others. Only before `start`."""
         self._services.append(service)

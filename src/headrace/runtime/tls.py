@@ -13,14 +13,15 @@ from headrace.runtime import Clock, Service
 log = logging.getLogger(__name__)
 
 
-class _WatchedContext(Service):
+class WatchedFiles(Service):
     """A TLS context; new connections use the present files."""
 
     _protocol: ssl._SSLMethod
 
     def __init__(self, setting: str, files: tuple[Path | None, ...], clock: Clock) -> None:
         super().__init__(f"tls files of {setting}")
-        self._setting = setting
+        self.setting = setting
+        """Section of the configuration."""
         self._files = files
         self._clock = clock
         self._changes = FileChanges(files)
@@ -34,12 +35,19 @@ class _WatchedContext(Service):
         if not self._changes.found():
             return
         try:
+            self.load()
+        except ConfigError as cause:
+            log.warning("%s. Keeping the previous ones, will retry", cause.description)
+
+    def load(self) -> None:
+        """Load the files; ConfigError if they do not match, and the previous ones stay."""
+        try:
             # Certificate and key are written one after the other: a new context shows whether they match.
             self._fill(self._new())
             self._fill(self.context)
-            log.info("reloaded the certificates of %s", self._setting)
+            log.info("reloaded the certificates of %s", self.setting)
         except (OSError, ssl.SSLError) as cause:
-            log.warning("%s: %s. Keeping the previous ones, will retry", self._setting, self._problem(cause))
+            raise ConfigError(f"{self.setting}: {self._problem(cause)}") from cause
 
     async def run(self) -> None:
         while True:
@@ -60,7 +68,7 @@ class _WatchedContext(Service):
         return f"the files {files} are not a certificate, key and authorities that match ({cause.strerror or cause})"
 
 
-class TlsFiles(_WatchedContext):
+class TlsFiles(WatchedFiles):
     """The listener's TLS context."""
 
     _protocol = ssl.PROTOCOL_TLS_SERVER
@@ -83,7 +91,7 @@ class TlsFiles(_WatchedContext):
         return context
 
 
-class ClientTlsFiles(_WatchedContext):
+class ClientTlsFiles(WatchedFiles):
     """The TLS context of an HTTP client; name and certificate of the server are always checked."""
 
     _protocol = ssl.PROTOCOL_TLS_CLIENT

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from headrace.config.administration import HealthConfig
 from headrace.errors import PathNotFound
 from headrace.http.auth.principals import ADMIN, METRICS
 from headrace.http.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
@@ -38,15 +39,29 @@ class ReadinessReport(msgspec.Struct):
     services: dict[str, ServiceReadiness] | msgspec.UnsetType = msgspec.UNSET
 
 
+_DEFAULTS: Final = HealthConfig()
 _READINESS: Final = "Whether every service works"
+
+
+class HealthResult(msgspec.Struct):
+    """Readiness in one word."""
+
+    result: Literal["OK", "ERROR"]
 
 
 class HealthEndpoints:
     """Liveness, readiness and metrics."""
 
-    def __init__(self, readiness: Callable[[], Mapping[str, Readiness]], service_id: str, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        readiness: Callable[[], Mapping[str, Readiness]],
+        service_id: str,
+        metrics: Metrics,
+        settings: HealthConfig = _DEFAULTS,
+    ) -> None:
         """Make the endpoints; `readiness` returns the readiness of every service by its name."""
         self._readiness = readiness
+        self._settings = settings
         self._service_id = service_id
         self._metrics = metrics
 
@@ -78,17 +93,22 @@ class HealthEndpoints:
         "getHealth",
         f"{_READINESS}, in one word",
         OPEN,
-        {200: TEXT, 400: TEXT},
+        {200: (TEXT, HealthResult), 400: (TEXT, HealthResult)},
         errors=(PathNotFound,),
     )
     async def health(self, call: Call[None, None]) -> HttpResponse:
+        if not self._settings.enabled:
+            raise PathNotFound("this path is switched off (health.enabled): use /health/liveness or /health/readiness")
         if call.parameters["serviceId"] != self._service_id:
             raise PathNotFound(
                 f"{call.scope['path'][:200]} does not exist: use /health/liveness, /health/readiness or "
                 f"/health/{self._service_id} (audit.service_id)"
             )
         ready = all(service.ready for service in self._readiness().values())
-        return HttpResponse(b"OK" if ready else b"ERROR", 200 if ready else 400, TEXT.encode())
+        result: Literal["OK", "ERROR"] = "OK" if ready else "ERROR"
+        if self._settings.use_json:
+            return HttpResponse(HealthResult(result), 200 if ready else 400)
+        return HttpResponse(result.encode(), 200 if ready else 400, TEXT.encode())
 
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
     async def metrics(self, call: Call[None, None]) -> HttpResponse:

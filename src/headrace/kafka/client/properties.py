@@ -21,6 +21,11 @@ from headrace.errors import ConfigError
 client_log = logging.getLogger("headrace.kafka.librdkafka")
 
 
+def librdkafka_version() -> str:
+    """Return the version of the client's C library."""
+    return str(confluent_kafka.libversion()[0])
+
+
 class _Seldom(logging.Filter):
     """Passes a repeated line of the client once in a while, and no lines about lost connections.
 

@@ -163,7 +163,7 @@ class FastPath:
 
     def serve(self, exchange: Exchange) -> bool:
         """Produce a complete request; return False if nothing was sent and the application must serve it."""
-        if not self._gate.enter():
+        if self._gate.disturbance or not self._gate.enter():
             return False
         principal = exchange.principal
         exchange.principal = None  # set only while the request counts as in flight

@@ -1,0 +1,81 @@
+"""The administration of one process, made of the parts that it changes."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from headrace.app.context import ProcessContext
+from headrace.config.known_secrets import SecretMask
+from headrace.control.administration.chaos import Assault, Chaos, Disturbance
+from headrace.control.administration.modules import Module, Modules
+from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.functions.reload import FunctionReload
+from headrace.http.application import Gate
+from headrace.runtime import Service
+from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.runtime.telemetry.recent_logs import RecentLogs
+from headrace.runtime.tls import WatchedFiles
+
+
+class Administration:
+    """The endpoints of administration, and what they need."""
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        reloads: Mapping[str, FunctionReload],
+        services: Callable[[], Sequence[Service]],
+        shut_down: Callable[[], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            reloads: The functions of this process.
+            services: Returns every service.
+            shut_down: Begins the drain.
+        """
+        self.gates: list[Gate] = []
+        """The gates of the requests that assaults hit."""
+        self.chaos = Chaos(context.clock, self._disturb)
+        self.chaos.on_end = self._ended
+        self._audit = context.audit
+        self._reloads = reloads
+        self._services = services
+        self._logs = RecentLogs()
+        self._levels = LogLevels(context.clock)
+        config = context.config
+        self.endpoints = AdministrationEndpoints(
+            config, self._levels, self._logs, Modules(self._modules), self.chaos, shut_down, SecretMask(config)
+        )
+
+    def open(self) -> None:
+        """Begin to keep log records."""
+        logging.getLogger().addHandler(self._logs)
+
+    def close(self) -> None:
+        """Undo every change of the log."""
+        self._levels.end_all()
+        logging.getLogger().removeHandler(self._logs)
+
+    def _modules(self) -> Mapping[str, Module]:
+        functions = {
+            f"function {name}": Module("replaces its workers; its consumers stay in their groups", one.reload)
+            for name, one in self._reloads.items()
+        }
+        files = [service for service in self._services() if isinstance(service, WatchedFiles)]
+        how = "reads its files now; without a request, when they change"
+        return functions | {one.setting: Module(how, _load(one)) for one in files}
+
+    def _disturb(self, disturbance: Disturbance | None) -> None:
+        for gate in self.gates:
+            gate.disturbance = disturbance
+
+    def _ended(self, assault: Assault) -> None:
+        if self._audit:
+            self._audit.control(f"end assault {assault}", "process")
+
+
+def _load(files: WatchedFiles) -> Callable[[], Awaitable[None]]:
+    async def load() -> None:
+        files.load()
+
+    return load

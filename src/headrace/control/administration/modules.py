@@ -1,0 +1,77 @@
+"""What a process can reload while it runs, and what needs a restart."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from headrace.config.model import HeadraceConfig
+from headrace.errors import HeadraceError
+
+ALL = "ALL"
+
+
+class Module(NamedTuple):
+    """A part that can be reloaded on request."""
+
+    how: str
+    """What a reload does, a sentence."""
+    reload: Callable[[], Awaitable[None]]
+
+
+class ModuleView(msgspec.Struct):
+    """A part of the process, and how it takes up a change."""
+
+    name: str
+    reload: Literal["request", "restart"]
+    """`request`: POST /adm/modules reloads it. `restart`: only a restart of the process does."""
+    how: str
+
+
+class Reloads(msgspec.Struct, rename="camel"):
+    """What became of a request."""
+
+    reloaded: list[str]
+    needs_restart: list[str]
+    """Parts that only a restart reloads."""
+    failed: dict[str, str]
+    """Reasons by name. These parts keep what they had."""
+
+
+class Modules:
+    """The parts of a process by name: those that can be reloaded, and the sections of `headrace.yaml`."""
+
+    def __init__(self, reloadable: Callable[[], Mapping[str, Module]]) -> None:
+        """Prepare; `reloadable` returns the parts that can be reloaded now."""
+        self._reloadable = reloadable
+
+    def list(self) -> Sequence[ModuleView]:
+        """Return every part."""
+        reloadable = [ModuleView(name, "request", module.how) for name, module in self._reloadable().items()]
+        return [*reloadable, *(ModuleView(name, "restart", how) for name, how in _SECTIONS.items())]
+
+    async def reload(self, names: Iterable[str]) -> Reloads:
+        """Reload the parts of these names; ALL stands for each that can be reloaded."""
+        reloadable, result = self._reloadable(), Reloads([], [], {})
+        for name in dict.fromkeys(names):
+            for each in reloadable if name == ALL else [name]:
+                if each not in reloadable:
+                    result.needs_restart.append(each)
+                elif each not in result.reloaded:
+                    try:
+                        await reloadable[each].reload()
+                        result.reloaded.append(each)
+                    except (HeadraceError, OSError) as cause:
+                        result.failed[each] = cause.description if isinstance(cause, HeadraceError) else str(cause)
+        return result
+
+
+_RESTART = "change headrace.yaml and restart the process"
+_SECTIONS = {
+    **dict.fromkeys(HeadraceConfig.model_fields, _RESTART),
+    "log_level": f"{_RESTART}; POST /adm/logger changes levels until then",
+    "reactive_consumers": f"{_RESTART}; PATCH /adm/reactive-consumers/{{name}}/settings changes some settings at once",
+    "kafka": f"{_RESTART}; changed files of kafka.security are used within seconds",
+    "schema_registry": f"{_RESTART}; a changed file of the password is used at the next request",
+}
+"""The sections of `headrace.yaml`, and what a change of each takes."""

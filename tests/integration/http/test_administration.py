@@ -1,0 +1,162 @@
+"""Administration and health of a running process, without any broker."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.http.endpoint import endpoints_of
+from headrace.testing import HeadraceProcess
+from tests.active_client import Response, send
+
+ADMIN, WRITER = "canary-of-the-admin-token", "canary-of-the-writer-token"
+OPERATIONS = [(one.method, one.path.replace("{assault}", "kill")) for one in endpoints_of(AdministrationEndpoints)]
+
+
+def until(condition: Callable[[], Any], limit_seconds: float = 60.0) -> Any:
+    end = time.monotonic() + limit_seconds
+    while not (result := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return result
+
+
+class Backend(http.server.BaseHTTPRequestHandler):
+    """Responds with a status."""
+
+    status = 503
+
+    def do_GET(self) -> None:
+        self.send_response_only(self.status)
+        self.end_headers()
+
+
+class Site:
+    """A process, its backend, and an administrator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Backend)
+        threading.Thread(target=self.backend.serve_forever, daemon=True).start()
+        principals = {"ann": {"token": ADMIN, "scopes": ["admin"]}, "bob": {"token": WRITER, "scopes": ["kafka:w"]}}
+        url = f"http://127.0.0.1:{self.backend.server_port}/health?key=canary-of-the-url"
+        sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
+        self.audit = folder / "audit.log"
+        config = {
+            "kafka": {"bootstrap_servers": "127.0.0.1:1", "properties": {**sasl, "sasl.password": "canary-of-kafka"}},
+            "security": {"mode": "token", "principals": principals},
+            "health": {"downstream_url": url, "use_json": True},
+            "admin": {"chaos": "loopback"},
+            "audit": {"file": str(self.audit)},
+        }
+        self.process = HeadraceProcess(config, folder)
+
+    def is_live(self) -> bool:
+        try:
+            return send("GET", f"{self.process.url}/health/liveness").status == 200
+        except OSError:
+            return False
+
+    def ask(self, method: str, path: str, body: Any = None, token: str = ADMIN, passed: str = "false") -> Response:
+        headers = {"Authorization": f"Bearer {token}", "X-Adm-PassThrough": passed}
+        return send(method, self.process.url + path, body, headers)
+
+    def service(self, name: str) -> Any:
+        return self.ask("GET", "/health/readiness").body["services"][name]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("administration"))
+    site.process.start()
+    until(site.is_live)
+    yield site
+    site.process.kill()
+    site.backend.shutdown()
+    site.backend.server_close()
+
+
+def test_only_administrators_and_no_secret(site: Site) -> None:
+    """Strangers and writers are refused everything; an administrator sees no secret; pass-through is refused."""
+    for method, path in OPERATIONS:
+        assert send(method, site.process.url + path).status == 401, path
+        assert site.ask(method, path, token=WRITER).status == 403, path
+        refused = site.ask(method, path, {} if path.endswith("kill") else ["http"], passed="true")
+        assert (refused.status, refused.body["code"]) == (400, "ERR40003"), path
+    info = site.ask("GET", "/adm/server/info").body
+    assert {"python", "java", "spark", "libraries"} <= info["environment"].keys()
+    assert info["environment"]["libraries"]["librdkafka"]
+    assert info["component"]["kafka"]["bootstrap_servers"] == "127.0.0.1:1"
+    path = "/adm/logger/content?loggerName=headrace.kafka&loggerLevel=WARN"
+    content = until(lambda: site.ask("GET", path).body)
+    assert "Kafka at 127.0.0.1:1 has not answered" in json.dumps(content)
+    modules = site.ask("GET", "/adm/modules").body
+    for shown in (info, content, modules, site.process.output):
+        assert "canary" not in json.dumps(shown)
+
+
+def test_the_backend_fails_readiness_and_never_liveness(site: Site) -> None:
+    """Its state is in readiness within seconds, with the reason and without the query of its URL."""
+    reason = site.service("backend")["reason"]
+    assert reason.endswith("/health is not healthy: it responds with HTTP 503")
+    status = site.ask("GET", "/health/headrace")
+    assert (status.status, status.body) == (400, {"result": "ERROR"})
+    assert send("GET", f"{site.process.url}/health/readiness").body == {"ready": False}
+    assert site.is_live()
+    Backend.status = 204
+    assert until(lambda: site.service("backend")["ready"])
+
+
+def test_a_level_returns_by_itself(site: Site) -> None:
+    """It is changed at once, and the change is in the audit."""
+
+    def level() -> Any:
+        return {one["name"]: one["level"] for one in site.ask("GET", "/adm/logger").body}.get("headrace.kafka")
+
+    change = [{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 1}]
+    changed = {one["name"]: one for one in site.ask("POST", "/adm/logger", change).body}
+    assert changed["headrace.kafka"]["level"] == "DEBUG"
+    assert changed["headrace.kafka"]["until"] > time.time() - 60
+    until(lambda: level() is None)
+    until(lambda: "change log levels headrace.kafka DEBUG 1.0" in site.audit.read_text())
+    result = site.ask("POST", "/adm/modules", ["http", "ALL"]).body
+    assert result == {"reloaded": [], "needsRestart": ["http"], "failed": {}}
+
+
+def test_assaults_end_by_themselves(site: Site) -> None:
+    """They hit requests, are named in readiness and in the audit, and leave administration alone."""
+    path = "/adm/chaosmonkey"
+    assert site.ask("POST", f"{path}/exception", {"seconds": 3, "level": 1}).status == 200
+    hit = site.ask("POST", "/producers/t", {"records": [{"value": 1}]}, token=WRITER)
+    assert (hit.status, hit.body["code"]) == (500, "ERR10010")
+    assert site.service("chaos")["reason"].startswith("assault exception for ")
+    assert site.ask("POST", f"{path}/memory", {"seconds": 2, "megabytes": 32}).status == 200
+    until(lambda: not any(site.ask("GET", path).body.values()))
+    assert site.ask("GET", "/").status == 200
+    assert site.service("chaos") == {"ready": True, "reason": ""}
+    assert site.ask("POST", f"{path}/latency", {"seconds": 60, "level": 1, "milliseconds": 300}).status == 200
+    began = time.monotonic()
+    assert site.ask("GET", "/").status == 200
+    assert time.monotonic() - began >= 0.3
+    assert site.ask("POST", f"{path}/latency", {"seconds": 0}).status == 200
+    assert not any(site.ask("GET", path).body.values())
+    until(lambda: site.audit.read_text().count("end assault") == 3)
+
+
+def test_a_request_ends_the_process_as_a_signal_does(site: Site) -> None:
+    """It drains and exits with 0; an assault kills it, and the audit has both."""
+    assert site.ask("DELETE", "/adm/shutdown").body["serviceId"] == "headrace"
+    assert until(lambda: site.process.exit_code is not None) and site.process.exit_code == 0
+    assert "shut down" in site.audit.read_text()
+    site.process.start()
+    until(site.is_live)
+    assert site.ask("POST", "/adm/chaosmonkey/kill", {}).status == 200
+    assert until(lambda: site.process.exit_code is not None) and site.process.exit_code == -9
+    assert '"assault kill' in site.audit.read_text()

@@ -1,0 +1,178 @@
+"""Administration: hostile requests, secrets, and what is bounded or ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from yaml_table import table
+
+from headrace.config.administration import HealthConfig
+from headrace.config.explain import mask
+from headrace.config.known_secrets import MASK, SecretMask
+from headrace.config.model import HeadraceConfig
+from headrace.control.administration.chaos import AssaultRequest, Chaos
+from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.control.administration.server_info import server_info
+from headrace.control.health.routes import HealthEndpoints
+from headrace.errors import ConfigError, Forbidden, HeadraceError, PathNotFound, RequestError
+from headrace.http.endpoint import Call
+from headrace.runtime import Deadline, Readiness, SystemClock
+from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS, RecentLogs
+from tests.running_server import administration
+from tests.unit.http.test_openapi import request
+
+
+def secret_config() -> HeadraceConfig:
+    """Return a configuration full of secrets, as it is after it was read."""
+    return HeadraceConfig.model_validate(table(__file__, "secrets"))
+
+
+async def test_hostile_requests(server: Any) -> None:
+    """Each has its status and code; none is a defect."""
+    for method, path, body, status, code in table(__file__, "requests"):
+        response = await server.ask(request(method, path, body=body.encode()))
+        assert response.status == status, (path, body, response.body)
+        assert code in ("", response.json["code"] if status >= 400 else ""), (path, body, response.body)
+    many = json.dumps([{"name": "ROOT", "level": "INFO"}] * 101).encode()
+    assert (await server.ask(request("POST", "/adm/logger", body=many))).status == 400
+    assert (await server.ask(request("POST", "/adm/logger", body=b"[" * 100_000))).status == 400
+
+
+def test_no_secret_is_in_the_settings_or_the_log() -> None:
+    """By type, by name, in URLs and in headers; the log also has none that only looks like one."""
+    config = secret_config()
+    assert config.model_dump_json().count("canary") >= 6
+    assert b"canary" not in msgspec.json.encode(server_info(config))
+    assert mask({"properties": {"proxy": "http://u:canary@h/"}}) == {"properties": {"proxy": f"http://{MASK}@h/"}}
+    shown_of = SecretMask(config)
+    for message, shown in table(__file__, "messages"):
+        assert shown_of(message) == shown
+
+
+def test_the_log_in_memory_is_bounded() -> None:
+    """In number, in characters, and per record; the latest remain, and a bad record stops nothing."""
+    logs, record = RecentLogs(), logging.makeLogRecord({"name": "headrace.x", "levelno": logging.ERROR, "msg": "m"})
+    for number in range(2 * MAX_RECORDS):
+        record.msg = f"{number}"
+        logs.handle(record)
+    kept = logs.find("headrace", logging.ERROR, 0, 2**62)
+    assert [kept[0].message, kept[-1].message, len(kept)] == [f"{MAX_RECORDS}", f"{2 * MAX_RECORDS - 1}", MAX_RECORDS]
+    record.msg = "x" * 1_000_000
+    for _ in range(MAX_RECORDS):
+        logs.handle(record)
+    kept = logs.find("", logging.ERROR, 0, 2**62)
+    assert sum(len(one.message) for one in kept) <= MAX_CHARACTERS
+    assert not logs.find("headrace.xy", logging.ERROR, 0, 2**62)
+    assert not logs.find("", logging.CRITICAL, 0, 2**62)
+
+
+async def test_the_first_level_returns() -> None:
+    """After two temporary changes; a lasting change has no end."""
+    name, levels = "headrace.test_levels", LogLevels(SystemClock())
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.ERROR)
+    levels.change(name, logging.DEBUG, 60)
+    levels.change(name, logging.INFO, 60)
+    levels.end_all()
+    assert logger.level == logging.ERROR
+    levels.change(name, logging.DEBUG, 60)
+    levels.change(name, logging.INFO, None)
+    levels.end_all()
+    assert logger.level == logging.INFO
+    assert next(one for one in levels.all() if one.name == name).until is None
+
+
+async def test_a_failed_reload_is_reported_and_the_others_go_on(server: Any) -> None:
+    """The response names it with its reason."""
+
+    async def fails() -> None:
+        raise ConfigError("the files do not match")
+
+    async def succeeds() -> None:
+        return
+
+    endpoints = administration(bad=fails, good=succeeds)
+    call = SimpleNamespace(scope={"headers": []}, body=b'["ALL", "good", "kafka"]', event=None)
+    result = await AdministrationEndpoints.reload.handler(endpoints, call)
+    assert (result.reloaded, result.needs_restart) == (["good"], ["kafka"])
+    assert result.failed == {"bad": "the files do not match"}
+    assert call.event.outcome == "FAILURE"
+
+
+@pytest.mark.parametrize(
+    ("chaos", "client", "error"),
+    [
+        ("none", "127.0.0.1", RequestError),
+        ("loopback", "10.0.0.7", Forbidden),
+        ("loopback", "::ffff:10.0.0.7", Forbidden),
+        ("loopback", "127.0.0.1", None),
+        ("loopback", "::1", None),
+        ("anywhere", "10.0.0.7", None),
+    ],
+)
+async def test_who_may_start_assaults(chaos: str, client: str, error: type[HeadraceError] | None) -> None:
+    """Callers of other machines only if the file says so."""
+    endpoints = administration(HeadraceConfig.model_validate({"admin": {"chaos": chaos}}))
+    scope: Any = {"headers": [], "client": (client, 1), "path_params": {"assault": "latency"}}
+    call = Call(scope, AssaultRequest(seconds=0), None)
+    if error is None:
+        await AdministrationEndpoints.assault.handler(endpoints, call)
+        return
+    with pytest.raises(error):
+        await AdministrationEndpoints.assault.handler(endpoints, call)
+
+
+async def test_an_assault_hits_produce_requests_and_not_administration(server: Any) -> None:
+    """Also those that are served without the application; nothing is written."""
+    chaos = Chaos(SystemClock(), lambda disturbance: setattr(server.web._application.gate, "disturbance", disturbance))
+    chaos.begin("exception", AssaultRequest(level=1), "ann")
+    statuses = [await server.ask(request(method, path)) for method, path in (("POST", "/producers/t"), ("GET", "/"))]
+    assert [one.status for one in statuses] == [500, 500]
+    assert not server.kafka.records
+    assert [(await server.get(path)).status for path in ("/adm/chaosmonkey", "/live", "/metrics")] == [200] * 3
+    chaos.end("exception")
+    assert (await server.ask(request("POST", "/producers/t"))).status == 200
+
+
+async def test_the_word_of_light4j_can_be_json_or_off() -> None:
+    """Liveness and readiness have no such switch."""
+    call: Any = SimpleNamespace(parameters={"serviceId": "s"}, scope={"path": "/health/s"})
+    for settings, ready, expected in (
+        ({}, True, (200, b"OK")),
+        ({}, False, (400, b"ERROR")),
+        ({"use_json": True}, True, (200, b'{"result":"OK"}')),
+        ({"enabled": False}, True, None),
+    ):
+        states = {"kafka": Readiness(ready)}
+        health = HealthEndpoints(lambda states=states: states, "s", Metrics(), HealthConfig(**settings))
+        if expected is None:
+            with pytest.raises(PathNotFound, match=r"health\.enabled"):
+                await HealthEndpoints.health.handler(health, call)
+        else:
+            response = await HealthEndpoints.health.handler(health, call)
+            assert (response.status, response.body) == expected
+
+
+async def test_a_drain_ends_assaults() -> None:
+    """Requests are disturbed until then, and not after it; each kind runs once."""
+    applied: list[Any] = []
+    chaos = Chaos(SystemClock(), applied.append)
+    chaos.begin("exception", AssaultRequest(level=1), "ann")
+    chaos.begin("memory", AssaultRequest(megabytes=8), "ann")
+    chaos.begin("memory", AssaultRequest(megabytes=4), "bob")
+    assert {name: one.by for name, one in chaos.running().items()} == {"exception": "ann", "memory": "bob"}
+    assert "assault exception for 60 s" in chaos.readiness().reason
+    with pytest.raises(HeadraceError, match="it is no defect"):
+        await applied[-1]()
+    await chaos.drain(Deadline(SystemClock(), 1))
+    assert (applied[-1], chaos.running(), chaos.readiness().reason) == (None, {}, "")
+    await chaos.stop()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("chaos")]

@@ -26,6 +26,9 @@ from headrace.config.topic_names import kind_by_name
 from headrace.control.administration.chaos import Chaos
 from headrace.control.administration.modules import Module, Modules
 from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.control.cluster.group_administration import GroupAdministration, OffsetsResponse
+from headrace.control.cluster.routes import ClusterEndpoints
+from headrace.control.cluster.topic_administration import TopicAdministration, TopicChanges
 from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.consumer_status import BreakerDetails, Details, Summary
@@ -132,6 +135,22 @@ class Kafka:
     async def topic_offsets(self, topic: str, right: str = "") -> dict[TopicPartition, tuple[int, int]]:
         self.fail()
         return {TopicPartition(topic, 0): (0, 0)}
+
+    async def list_groups(self) -> list[Any]:
+        self.fail()
+        return []
+
+    async def group_members(self, group: str) -> list[Any]:
+        self.fail()
+        return []
+
+    async def committed(self, group: str) -> dict[Any, int]:
+        self.fail()
+        return {}
+
+    async def describe_topic(self, name: str, right: str = "") -> Any:
+        self.fail()
+        return SimpleNamespace(name=name, partitions=[], replication_factor=0)
 
     async def offsets_since(self, partitions: Any, timestamp_ms: int) -> dict[Any, int]:
         return {}
@@ -318,6 +337,19 @@ def active_of(kafka: Kafka, codecs: Codecs) -> Any:
     return active
 
 
+def cluster_of(kafka: Kafka) -> ClusterEndpoints:
+    """Return administration of a cluster without topics, groups and access rules."""
+    node = SimpleNamespace(id=1, host="h", port=9092, rack=None)
+    brokers = awaits(kafka, SimpleNamespace(cluster_id="c", controller=node, nodes=[node]))
+    topics: Any = TopicAdministration(kafka, kind_by_name)  # type: ignore[arg-type]
+    topics._cluster = SimpleNamespace(configs=awaits(kafka, []), create=awaits(kafka), delete=awaits(kafka))
+    groups: Any = GroupAdministration(kafka, kind_by_name, SystemClock())  # type: ignore[arg-type]
+    topics.change = awaits(kafka, TopicChanges("t", False, []))
+    groups._cluster = SimpleNamespace(group=awaits(kafka))
+    groups.reset = awaits(kafka, OffsetsResponse("t", False, 0, []))
+    return ClusterEndpoints(topics, groups, SimpleNamespace(brokers=brokers, access_rules=awaits(kafka)))  # type: ignore[arg-type]
+
+
 def pipeline_of(kafka: Kafka) -> Any:
     """Return a stand-in for a run, which is held and resumed."""
     run = SimpleNamespace(state="running")
@@ -402,6 +434,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
         TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
         administration(),
+        cluster_of(kafka),
     ]
 
 

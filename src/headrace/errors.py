@@ -175,7 +175,7 @@ class ForwardRefused(RequestError, code="ERR40081", message="FORWARD_REFUSED", s
 
 
 class CommitRefused(RequestError, code="ERR12207", message="FAILED_TO_COMMIT_OFFSETS", status=409):
-    """The partitions were assigned to another member, or the offsets would go back; see `refused`."""
+    """The partitions are of another member, the offsets would go back, or the group has active members."""
 
 
 class PathNotFound(NotFound, code="ERR10007", message="INVALID_REQUEST_PATH"):

@@ -11,6 +11,7 @@ import yaml
 from openapi_ui_bundles import swagger_ui
 
 from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.control.cluster.routes import ClusterEndpoints
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.routes import HealthEndpoints
 from headrace.control.routes import ControlEndpoints
@@ -123,6 +124,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         RegistrationEndpoints,
         TopicEndpoints,
         AdministrationEndpoints,
+        ClusterEndpoints,
     )
     for endpoint in endpoints_of(family)
 ]

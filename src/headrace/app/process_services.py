@@ -24,6 +24,9 @@ from headrace.app.topic_requirements import examination
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
+from headrace.control.cluster.group_administration import GroupAdministration
+from headrace.control.cluster.routes import ClusterEndpoints
+from headrace.control.cluster.topic_administration import TopicAdministration
 from headrace.control.health.backend_check import BackendCheck
 from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
@@ -43,6 +46,7 @@ from headrace.http.forwarding import Forwarder
 from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.client.properties import check_properties
+from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace.pipelines.routes import PipelineEndpoints
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb_routes import KsqldbEndpoints
@@ -149,7 +153,8 @@ class App:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
         found: list[object] = [
-            TopicEndpoints(settings, context.admin, context.codecs, assembly.internal.kind_of, context.audit)
+            TopicEndpoints(settings, context.admin, context.codecs, assembly.internal.kind_of, context.audit),
+            _administration(context, assembly),
         ]
         if settings.enabled:
             shared = (owners.claim, owners.release) if owners else None
@@ -282,6 +287,12 @@ class App:
             self.administration.close()
             await self.context.registry.close()
         return _EXIT_OK
+
+
+def _administration(context: ProcessContext, assembly: Assembly) -> ClusterEndpoints:
+    admin, kind_of = context.admin, assembly.internal.kind_of
+    topics, groups = TopicAdministration(admin, kind_of), GroupAdministration(admin, kind_of, context.clock)
+    return ClusterEndpoints(topics, groups, ClusterAdmin(admin))
 
 
 def _check(config: HeadraceConfig) -> None:

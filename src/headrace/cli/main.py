@@ -21,8 +21,8 @@ _COMMANDS = {
     "function": "Functions: run, check, install, test and serve a function.yaml.",
     "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause and state of running ones.",
     "config": "Check and show the configuration; print the schema of the file.",
-    "topics": "List, describe and create topics.",
-    "groups": "List consumer groups; show their lag.",
+    "topics": "List, describe, create, alter and delete topics.",
+    "groups": "List consumer groups; show their lag; reset their offsets.",
     "produce": "Write lines to a topic.",
     "consume": "Read a topic.",
     "sql": "Ask topics, or the tables of a running Headrace, in SQL.",
@@ -35,7 +35,7 @@ _COMMANDS = {
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
 """Command to its line in the help. Each is the object of this name in its module."""
-_MODULES = {"ready": "run", "config": "run", "groups": "topics", "consumers": "active_consumers"}
+_MODULES = {"ready": "run", "config": "run", "consumers": "active_consumers"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""

@@ -31,7 +31,6 @@ from headrace.cli.output import (
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
-from headrace.http.endpoint import Endpoint
 from headrace.kafka import Admin
 from headrace.kafka.timestamps import milliseconds
 from headrace.pipelines.checkpoints import Frozen, discard, preview
@@ -316,17 +315,17 @@ def status(name: str | None, api: Api, output: str) -> None:
     _print(found, output)
 
 
-def _change(endpoint: Endpoint, word: str, text: str) -> None:
+def _change(word: str, text: str) -> None:
     @pipeline.command(word, help=f"{text}\n\nExample: headrace pipeline {word} tolls")
     @click.argument("name")
     @api_options
     def command(name: str, api: Api, output: str) -> None:
-        _print([api.call(endpoint, name=name)], output)
+        _print([api.call(PipelineEndpoints.change, name=name, action=word)], output)
 
 
-_change(PipelineEndpoints.pause, "pause", "Pause a pipeline after its micro-batches, also over restarts.")
-_change(PipelineEndpoints.resume, "resume", "Start a pipeline again that is paused, stopped, failed or finished.")
-_change(PipelineEndpoints.stop, "stop", "Stop a pipeline after its micro-batches, until Headrace starts again.")
+_change("pause", "Pause a pipeline after its micro-batches, also over restarts.")
+_change("resume", "Start a pipeline again that is paused, stopped, failed or finished.")
+_change("stop", "Stop a pipeline after its micro-batches, until Headrace starts again.")
 
 
 @pipeline.command()

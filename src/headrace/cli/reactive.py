@@ -65,12 +65,16 @@ _wait = click.option(
 
 
 @reactive.command("list")
+@click.option("--registered", is_flag=True, help="Those that you have registered, and why one does not run.")
 @api_options
-def list_(api: Api, output: str) -> None:
+def list_(registered: bool, api: Api, output: str) -> None:
     """List consumers with their lag, and why one stalls.
 
     Example: headrace reactive list
     """
+    if registered:
+        _print_registrations(api.call(RegistrationEndpoints.list)["consumers"], output)
+        return
     found = api.call(ControlEndpoints.list)["consumers"]
     if output == "json":
         print_json(found)
@@ -221,16 +225,6 @@ def register(file: Path, api: Api, output: str) -> None:
             before = f"; already registered: {', '.join(one['name'] for one in done)}" if done else ""
             raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
     _print_registrations(done, output)
-
-
-@reactive.command()
-@api_options
-def registrations(api: Api, output: str) -> None:
-    """List the consumers that you have registered, and why one does not run.
-
-    Example: headrace reactive registrations
-    """
-    _print_registrations(api.call(RegistrationEndpoints.list)["consumers"], output)
 
 
 @reactive.command()

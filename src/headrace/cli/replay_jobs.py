@@ -11,7 +11,6 @@ from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
 from headrace.control.runs.routes import JobEndpoints
 from headrace.control.runs.selection import Span
-from headrace.http.endpoint import Endpoint
 
 _FINISHED = ("done", "failed", "stopped")
 POLL_SECONDS = 0.5
@@ -24,47 +23,42 @@ def jobs() -> None:
 
     A job resumes after a restart of its process, or in another process.
 
-    Example: headrace jobs list
+    Example: headrace jobs show
     """
-
-
-@jobs.command("list")
-@api_options
-def list_(api: Api, output: str) -> None:
-    """List jobs, the newest first.
-
-    Example: headrace jobs list
-    """
-    found = api.call(JobEndpoints.list)["jobs"]
-    print_rows(found if output == "json" else [_row(job) for job in found], output, "no jobs")
 
 
 @jobs.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option("--follow", "following", is_flag=True, help="Watch it until it is finished.")
 @api_options
-def show(job: str, following: bool, api: Api, output: str) -> int:
-    """Show the progress of a job.
+def show(job: str | None, following: bool, api: Api, output: str) -> int:
+    """Show the progress of a job, or without JOB list all of them, the newest first.
 
     Example: headrace jobs show replay-0f1e2d3c4b --follow
     """
+    if job is None:
+        if following:
+            raise click.UsageError("--follow needs a JOB: headrace jobs show lists them")
+        listed = api.call(JobEndpoints.list)["jobs"]
+        print_rows(listed if output == "json" else [_row(one) for one in listed], output, "no jobs")
+        return 0
     found = api.call(JobEndpoints.show, job=job)
     return print_job(follow(api, found) if following else found, output)
 
 
-def _step(endpoint: Endpoint, name: str, text: str) -> Callable[..., Any]:
+def _step(name: str, text: str) -> Callable[..., Any]:
     @click.argument("job")
     @api_options
     def step(job: str, api: Api, output: str) -> int:
-        return print_job(api.call(endpoint, job=job), output)
+        return print_job(api.call(JobEndpoints.change, job=job, action=name), output)
 
     step.__doc__ = f"{text}\n\n    Example: headrace jobs {name} replay-0f1e2d3c4b\n    "
     return jobs.command(name)(step)
 
 
-_step(JobEndpoints.pause, "pause", "Pause a job; deliveries in flight finish first.")
-_step(JobEndpoints.resume, "resume", "Resume a paused job.")
-_step(JobEndpoints.stop, "stop", "Stop a job permanently; completed records stay completed.")
+_step("pause", "Pause a job; deliveries in flight finish first.")
+_step("resume", "Resume a paused job.")
+_step("stop", "Stop a job permanently; completed records stay completed.")
 
 
 @click.command()

@@ -1,13 +1,15 @@
-"""`headrace topics` and `headrace groups`."""
+"""`headrace topics`: topics of the cluster, over Kafka."""
 
 from collections.abc import Sequence
 
 import click
+import msgspec
 
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.options import PAIR
-from headrace.cli.output import counted, print_json, print_rows
-from headrace.control.health.lag import lag_of
+from headrace.cli.output import counted, print_json, print_result, print_rows
+from headrace.config.topic_names import kind_by_name
+from headrace.control.cluster.topic_administration import TopicAdministration, TopicChangeRequest
 from headrace.control.runs.selection import unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
@@ -17,7 +19,7 @@ _SHOWN_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "min.insy
 
 @click.group()
 def topics() -> None:
-    """List, describe and create topics.
+    """List, describe, create, alter and delete topics.
 
     Example: headrace topics create orders --partitions 3
     """
@@ -103,39 +105,50 @@ async def create(
     return 0 if created or if_not_exists else 1
 
 
-@click.group()
-def groups() -> None:
-    """List consumer groups; show their lag.
-
-    Example: headrace groups lag billing
-    """
-
-
-@groups.command("list")
+@topics.command()
+@click.argument("topic")
+@click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
+@click.option("--unset", "unset", multiple=True, metavar="NAME", help="Restore the default of a configuration.")
+@click.option("--partitions", type=click.IntRange(1, 10_000), help="The new total; Kafka cannot remove partitions.")
+@click.option("--elect-leaders", is_flag=True, help="Make the first replica of each partition its leader again.")
+@click.option("--dry-run", is_flag=True, help="Print what would change.")
 @connection_options
-async def list_groups(cluster: ClusterSettings, output: str) -> None:
-    """List consumer groups with state and number of members.
+async def alter(
+    topic: str,
+    settings: Sequence[tuple[str, str]],
+    unset: Sequence[str],
+    partitions: int | None,
+    elect_leaders: bool,
+    dry_run: bool,
+    cluster: ClusterSettings,
+    output: str,
+) -> None:
+    """Change configurations of a topic, add partitions, elect preferred leaders. Others keep their values.
 
-    Example: headrace groups list
+    Example: headrace topics alter orders --set retention.ms=86400000 --partitions 6 --dry-run
     """
-    found = await Admin(cluster.kafka).list_groups()
-    rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
-    print_rows(rows, output, "no consumer groups yet")
+    request = TopicChangeRequest({**dict(settings), **dict.fromkeys(unset)}, partitions, elect_leaders, None, dry_run)
+    changed = await TopicAdministration(Admin(cluster.kafka), kind_by_name).change(topic, request)
+    if output == "json":
+        print_json(msgspec.to_builtins(changed))
+        return
+    print_rows([msgspec.to_builtins(change) for change in changed.changes], output, "nothing changes")
 
 
-@groups.command()
-@click.argument("group", nargs=-1)
+@topics.command()
+@click.argument("topic")
+@click.option("--yes", is_flag=True, help="Delete without asking for the name.")
 @connection_options
-async def lag(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
-    """Show the lag of groups per partition; by default of all groups.
+async def delete(topic: str, yes: bool, cluster: ClusterSettings, output: str) -> int:
+    """Delete a topic with its records; asks for its name again.
 
-    Example: headrace groups lag billing
+    Example: headrace topics delete orders
     """
-    admin = Admin(cluster.kafka)
-    names = group or [known.name for known in await admin.list_groups()]
-    rows = [
-        {"group": name, **entry.partition._asdict(), "committed": entry.committed, "end": entry.end, "lag": entry.lag}
-        for name in names
-        for entry in await lag_of(admin, name)
-    ]
-    print_rows(rows, output, "no group has committed an offset yet")
+    administration = TopicAdministration(Admin(cluster.kafka), kind_by_name)
+    administration.check_changeable(topic)
+    if not yes and click.prompt(f"type {topic} to delete it with its records", default="", err=True) != topic:
+        click.echo(f"topic {topic} was not deleted: the names differ", err=True)
+        return 1
+    await administration.delete(topic)
+    print_result({"topic": topic, "deleted": True}, f"deleted topic {topic}", output)
+    return 0

@@ -198,6 +198,17 @@ class Call(Generic[Body, Query]):
         self.event: CallEvent | None = None
         """Set by the handler once the request is allowed and valid; written after it."""
 
+    def action(self, *known: str) -> str:
+        """Return the path parameter `action`.
+
+        Raises:
+            PathNotFound: It is not one of the known actions.
+        """
+        found = self.parameters["action"]
+        if found not in known:
+            raise errors.PathNotFound(f"{found[:60]!r} is not an action of this path: use {', '.join(known)}")
+        return found
+
 
 def endpoints_of(family: type) -> list[Endpoint]:
     """Return the endpoints that a class declares."""

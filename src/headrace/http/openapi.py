@@ -33,6 +33,7 @@ _TAGS: Final = (
     ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
     ("Active consumers", ("/consumers",)),
     ("Topics", ("/topics",)),
+    ("Groups and cluster", ("/groups", "/cluster")),
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),
 )
@@ -50,6 +51,7 @@ _PARAMETERS: Final = {
     "id": "Id of the command.",
     "job": "Id of the job.",
     "assault": "`latency`, `exception`, `memory` or `kill`.",
+    "action": "`pause`, `resume` or `stop`.",
 }
 _TYPES: Final[Mapping[str, Json]] = {JSON: {"type": "object"}, YAML: {"type": "object"}}
 """Schemas of bodies that have no type in the code."""

@@ -58,6 +58,14 @@ class Admin:
     def _properties(self) -> dict[str, Any]:
         return {**client_properties(self.config, "headrace-admin"), "error_cb": self.reachability.failed}
 
+    async def request(self, doing: str, call: Callable[[AdminClient, float], T], *needed: Right) -> T:
+        """Return the result of a call of the client, which gets its time limit in seconds.
+
+        Raises:
+            KafkaUnavailable: No broker answers within the limit.
+        """
+        return await self._request(doing, lambda: call(self._client, self._limit), needed=needed)
+
     async def list_topics(self, limit_seconds: float | None = None) -> list[TopicInfo]:
         """Return every topic that is not internal to Kafka, sorted by name.
 

@@ -1,20 +1,17 @@
 """`/adm/pipelines`: status of the pipelines of this process, pause, resume and stop."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from headrace.errors import NotFound
+from headrace.errors import NotFound, PathNotFound
 from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.status import PipelineStatus
 
 _PIPELINES = "/adm/pipelines"
 _PIPELINE = f"{_PIPELINES}/{{name}}"
-_END = "End a pipeline's driver after its micro-batches, until it is resumed"
-_changes = functools.partial(Endpoint, rule=ADMINISTER, errors=(NotFound,))
 
 
 class Pipelines(msgspec.Struct):
@@ -37,22 +34,24 @@ class PipelineEndpoints:
     async def show(self, call: Call[None, None]) -> PipelineStatus:
         return self._run(call).report()
 
-    @_changes("POST", f"{_PIPELINE}/pause", "pausePipeline", f"{_END}, also over restarts", audited="pause")
-    async def pause(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        await run.hold("paused")
-        return run.report()
-
-    @_changes("POST", f"{_PIPELINE}/stop", "stopPipeline", f"{_END} or this process starts again", audited="stop")
-    async def stop(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        await run.hold("stopped")
-        return run.report()
-
-    @_changes("POST", f"{_PIPELINE}/resume", "resumePipeline", "Start a pipeline that does not run", audited="resume")
-    async def resume(self, call: Call[None, None]) -> PipelineStatus:
-        run = self._audited_run(call)
-        run.resume()
+    @Endpoint(
+        "POST",
+        f"{_PIPELINE}/{{action}}",
+        "changePipeline",
+        "End a pipeline's driver after its micro-batches: `pause` also over restarts, `stop` until this process starts "
+        "again; or `resume` it",
+        ADMINISTER,
+        errors=(NotFound, PathNotFound),
+        audited="pipeline",
+    )
+    async def change(self, call: Call[None, None]) -> PipelineStatus:
+        action = call.action("pause", "resume", "stop")
+        call.event = CallEvent(f"pipeline {call.parameters['name']}", detail=action)
+        run = self._run(call)
+        if action == "resume":
+            run.resume()
+        else:
+            await run.hold("paused" if action == "pause" else "stopped")
         return run.report()
 
     def _visible(self, call: Call[Any, Any]) -> Mapping[str, PipelineRun]:
@@ -63,7 +62,3 @@ class PipelineEndpoints:
         if name not in visible:
             raise NotFound(f"this process has no pipeline {name[:60]!r}; it has {', '.join(visible) or 'none'}")
         return visible[name]
-
-    def _audited_run(self, call: Call[Any, Any]) -> PipelineRun:
-        call.event = CallEvent(f"pipeline {call.parameters['name']}")
-        return self._run(call)

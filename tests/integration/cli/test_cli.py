@@ -96,7 +96,7 @@ def test_what_does_not_exist_is_named_in_one_paragraph(headrace: Any, topic: Any
     for words in (["produce", "nope"], ["consume", "nope"], ["topics", "describe", "nope"], ["dlq", "redrive", "nope"]):
         assert "topic nope does not exist" in headrace(*words, given="x\n", code=1).stderr
     assert "no partition 5: it has 0 to 0" in headrace("consume", topic(), "--partition", "5", code=1).stderr
-    assert "group nope does not exist" in headrace("groups", "lag", "nope", code=1).stderr
+    assert "group nope does not exist" in headrace("groups", "describe", "nope", code=1).stderr
     assert "'^a' is not a valid topic name" in headrace("consume", "^a", code=1).stderr
     (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1', request_timeout_seconds: 1}")
     failed = headrace("topics", "list", "-c", "headrace.yaml", code=1)
@@ -129,7 +129,7 @@ def test_lag_counts_every_partition_of_a_groups_topics(headrace: Any, topic: Any
     admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60))
     ends = {place.partition: end for place, (_, end) in asyncio.run(admin.topic_offsets(name)).items()}
     asyncio.run(admin.alter_group_offsets(f"g-{name}", {TopicPartition(name, 0): 1}))
-    rows = json.loads(headrace("groups", "lag", f"g-{name}", "--output", "json").stdout)
+    rows = json.loads(headrace("groups", "describe", f"g-{name}", "--output", "json").stdout)
     assert [(row["partition"], row["committed"], row["lag"]) for row in rows] == [
         (0, 1, ends[0] - 1),
         (1, None, ends[1]),

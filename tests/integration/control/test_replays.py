@@ -344,7 +344,7 @@ def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, ba
     assert f"job {begun} already does that" in refused
     for step, state in (("pause", "paused"), ("resume", "waiting|running"), ("stop", "stopped")):
         assert re.search(f"state +({state})", site.cli("jobs", step, begun, "--url", process.url).stdout)
-    listed = site.cli("jobs", "list", "--url", process.url).stdout.splitlines()
+    listed = site.cli("jobs", "show", "--url", process.url).stdout.splitlines()
     assert [line.split()[2] for line in listed if name in line] == ["stopped", "done"]
     shown = site.cli("jobs", "show", begun, "--follow", "--url", process.url, "--output", "json").stdout
     assert json.loads(shown)["state"] == "stopped"

@@ -25,7 +25,8 @@ WRITING = [POST, "/transactions"]
 STEERING = (
     "/adm/",
     "/consumers/",
-    "/topics/",
+    "/topics",
+    "/groups/",
     "/reactive-consumers",
     "/health/{serviceId}",
     "/query",
@@ -33,6 +34,8 @@ STEERING = (
     "/tables/",
 )
 """Where what is asked for by chance is not there, so that it is only seldom answered with a success."""
+MAKES = ("createTopic",)
+"""What would make topics of thousands of partitions by chance."""
 WHOLE = ("partition", "timestamp")  # where JSON Schema takes 1.0 as well
 PLAIN = ["string", "json", "binary"]
 SCHEMA = {"type": "record", "name": "Thing", "fields": [{"name": "n", "type": "long"}]}
@@ -164,7 +167,7 @@ def test_writing_is_as_documented_for_thousands(api: Any, topics: list[str], pat
 
 @pytest.mark.parametrize(
     "endpoint",
-    [one for one in ENDPOINTS if one.described and one.path not in WRITING and one.id != "shutDown"],
+    [one for one in ENDPOINTS if one.described and one.path not in WRITING and one.id not in {*MAKES, "shutDown"}],
     ids=lambda one: one.id,
 )
 def test_the_other_endpoints_are_as_documented(api: Any, endpoint: Endpoint) -> None:

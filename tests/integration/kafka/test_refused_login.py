@@ -134,7 +134,7 @@ def test_a_refused_login_heals(
     assert [record.value for record in scenario.records(topic)] == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("words", ["topics list", "groups lag g", "produce t", "consume t", "doctor"])
+@pytest.mark.parametrize("words", ["topics list", "groups describe g", "produce t", "consume t", "doctor"])
 def test_commands_end_with_the_fix(short_logins: SecuredCluster, tmp_path: Path, words: str) -> None:
     """They do not wait for `request_timeout_seconds`, which is longer than the limit of the test."""
     section = {**short_logins.login("PLAIN"), "request_timeout_seconds": 3600}

@@ -146,7 +146,7 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     assert offsets(again) == [5, 6]
     assert [entry["deliveryId"] for entry in again] == [f"{name}-push:{name}:0:{first}" for first in (1, 3)]
     assert [entry["attempt"] for entry in again] == [1, 1]
-    assert site.cli("groups", "lag", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
+    assert site.cli("groups", "describe", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
 
 
 def test_avro_is_pushed_as_json(site: Any, topic: Any, push: Any, backend: Any, schema_registry: Any) -> None:

@@ -198,4 +198,4 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     wait_for_metric("headrace_completed_records_total", 30, outcome="delivered", **push_labels)
     wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
     wait_for_metric("headrace_in_flight_records", 0, **push_labels)
-    assert json.loads(site.cli("groups", "lag", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
+    assert json.loads(site.cli("groups", "describe", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0

@@ -60,7 +60,7 @@ def test_each_method_sends_json_and_the_token(server: tuple[str, list[Any]], mon
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     api = Api(url + "/", "abc")
     assert api.call(DeadLetterEndpoints.page, None, {"limit": 3, "key": None}, topic="a/b c") == {"ok": True}
-    api.call(JobEndpoints.pause, job="j")
+    api.call(JobEndpoints.change, job="j", action="pause")
     api.call(RegistrationEndpoints.put, {"x": 1}, name="n")
     api.request("PATCH", "/d", {"y": None})
     api.request("DELETE", "/e")

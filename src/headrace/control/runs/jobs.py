@@ -244,7 +244,7 @@ class Jobs(Reconciler):
     def _find(self, name: str) -> _KnownJob:
         self.table.require()
         if name not in self._known:
-            raise NotFound(f"job {name[:60]!r} does not exist: see headrace jobs list", job=name[:60])
+            raise NotFound(f"job {name[:60]!r} does not exist: see headrace jobs show", job=name[:60])
         return self._known[name]
 
     def _refuse_conflict(self, job: Job) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from headrace import errors
 from headrace.control.runs.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport
-from headrace.control.runs.jobs import Jobs, JobView
+from headrace.control.runs.jobs import DesiredState, Jobs, JobView
 from headrace.control.runs.replay_requests import DryRun, ReplayMetadata, ReplayRequest, Replays
 from headrace.errors import ReplayMetadataInvalid
 from headrace.http.endpoint import ADMINISTER, JSON, KAFKA, Call, CallEvent, Endpoint, Errors, caller_name
@@ -18,7 +18,8 @@ JOB: Final = JOBS + "/{job}"
 DEAD_LETTERS: Final = "/adm/dead-letters/{topic}"
 _BEGIN: Final[Errors] = (*KAFKA, errors.NotFound, errors.JobConflict)
 _KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
-_CHANGE: Final[Errors] = (*_KNOWN, errors.JobConflict, *KAFKA)
+_CHANGE: Final[Errors] = (*_KNOWN, errors.PathNotFound, errors.JobConflict, *KAFKA)
+_DESIRED: Final[dict[str, DesiredState]] = {"pause": "pause", "resume": "run", "stop": "stop"}
 _SELECTION: Final = {"errors": ["HTTP 400"], "dryRun": True}
 _METADATA: Final = {
     "topicName": "orders",
@@ -135,14 +136,19 @@ class JobEndpoints:
     async def show(self, call: Call[None, None]) -> JobView:
         return self._jobs.show(call.parameters["job"])
 
-    @Endpoint("POST", f"{JOB}/pause", "pauseJob", "Pause a job", ADMINISTER, errors=_CHANGE, audited="job pause")
-    async def pause(self, call: Call[None, None]) -> JobView:
-        job, desired = call.parameters["job"], call.scope["endpoint"].audited.removeprefix("job ")
-        call.event = CallEvent(job)
-        return await self._jobs.change(job, desired, caller_name())
-
-    resume = pause.at("POST", f"{JOB}/resume", "resumeJob", summary="Resume a paused job", audited="job run")
-    stop = pause.at("POST", f"{JOB}/stop", "stopJob", summary="Stop a job for good", audited="job stop")
+    @Endpoint(
+        "POST",
+        f"{JOB}/{{action}}",
+        "changeJob",
+        "Pause, resume or stop a job",
+        ADMINISTER,
+        errors=_CHANGE,
+        audited="job",
+    )
+    async def change(self, call: Call[None, None]) -> JobView:
+        job, action = call.parameters["job"], call.action(*_DESIRED)
+        call.event = CallEvent(job, detail=_DESIRED[action])
+        return await self._jobs.change(job, _DESIRED[action], caller_name())
 
 
 def _begun(call: Call[Any, Any], begun: JobView | DryRun | DryRunReport) -> HttpResponse:

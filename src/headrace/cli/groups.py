@@ -1,0 +1,99 @@
+"""`headrace groups`: consumer groups of the cluster, over Kafka."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import click
+
+from headrace.cli.cluster_options import ClusterSettings, connection_options
+from headrace.cli.options import MOMENT
+from headrace.cli.output import print_rows
+from headrace.config.topic_names import kind_by_name
+from headrace.control.cluster.group_administration import GroupAdministration, OffsetsRequest
+from headrace.control.health.lag import lag_of
+from headrace.kafka import Admin
+from headrace.runtime import SystemClock
+
+
+@click.group()
+def groups() -> None:
+    """List consumer groups; show their lag and members; reset their offsets.
+
+    Example: headrace groups describe billing
+    """
+
+
+@groups.command("list")
+@connection_options
+async def list_groups(cluster: ClusterSettings, output: str) -> None:
+    """List consumer groups with state and number of members.
+
+    Example: headrace groups list
+    """
+    found = await Admin(cluster.kafka).list_groups()
+    rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
+    print_rows(rows, output, "no consumer groups yet")
+
+
+@groups.command()
+@click.argument("group", nargs=-1)
+@connection_options
+async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
+    """Show member, offsets and lag of groups per partition; by default of all groups.
+
+    Example: headrace groups describe billing
+    """
+    admin = Admin(cluster.kafka)
+    rows: list[dict[str, Any]] = []
+    for name in group or [known.name for known in await admin.list_groups()]:
+        lags = await lag_of(admin, name)
+        member_of = {p: member.client for member in await admin.group_members(name) for p in member.partitions}
+        rows += [
+            {
+                "group": name,
+                **entry.partition._asdict(),
+                "member": member_of.get(entry.partition),
+                "committed": entry.committed,
+                "end": entry.end,
+                "lag": entry.lag,
+            }
+            for entry in lags
+        ]
+    print_rows(rows, output, "no group has committed an offset yet")
+
+
+@groups.command()
+@click.argument("group")
+@click.option("--to", type=click.Choice(["earliest", "latest"]), help="The first or the next record of the log.")
+@click.option("--offset", type=click.IntRange(0, 2**63 - 2), help="This offset.")
+@click.option("--time", type=MOMENT, help="The first record of this time or later: 2026-01-31T08:00, or 2h (ago).")
+@click.option("--shift", type=click.IntRange(-(2**62), 2**62), help="Added to the committed offset; may be negative.")
+@click.option("--topic", help="This topic; by default all with a committed offset.")
+@click.option("--partition", "partitions", multiple=True, type=click.IntRange(0), help="A partition of --topic.")
+@click.option("--yes", is_flag=True, help="Set the offsets; without it they are only printed.")
+@connection_options
+async def reset(
+    group: str,
+    to: Literal["earliest", "latest"] | None,
+    partitions: Sequence[int],
+    yes: bool,
+    cluster: ClusterSettings,
+    output: str,
+    **position: Any,
+) -> None:
+    """Set the committed offsets of a group without members; prints a preview unless --yes is passed.
+
+    Example: headrace groups reset billing --shift -100 --yes
+    """
+    if position["time"] is not None:
+        position["time"] = position["time"].isoformat()
+    request = OffsetsRequest(to=to, partitions=list(partitions) or None, dry_run=not yes, **position)
+    done = await GroupAdministration(Admin(cluster.kafka), kind_by_name, SystemClock()).reset(group, request)
+    rows = [
+        {"topic": one.topic, "partition": one.partition, "before": one.before, "after": one.after, "lag": one.lag}
+        for one in done.offsets
+    ]
+    print_rows(rows, output, "no partitions")
+    if not yes:
+        active = f"stop its {done.members} active members, then " if done.members else ""
+        click.echo(f"preview only: to set these offsets, {active}pass --yes", err=True)

@@ -1,0 +1,1 @@
+"""Kafka administration: topics, their configurations, groups and their offsets, brokers and access rules."""

@@ -1,0 +1,223 @@
+"""Creates, changes and deletes topics, and shows configurations, groups, brokers and access rules to administrators.
+
+What the cluster rejects because of the request is InvalidRequest, with what to do.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import confluent_kafka
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from headrace import errors
+from headrace.config.spelling import nearest
+from headrace.kafka.admin import Admin
+from headrace.kafka.client.access import Right
+from headrace.kafka.names import check_group, check_topic
+
+_Error = confluent_kafka.KafkaError
+_CONFIG_NAMES: Final = """
+    cleanup.policy compression.gzip.level compression.lz4.level compression.type compression.zstd.level
+    delete.retention.ms file.delete.delay.ms flush.messages flush.ms follower.replication.throttled.replicas
+    index.interval.bytes leader.replication.throttled.replicas local.retention.bytes local.retention.ms
+    max.compaction.lag.ms max.message.bytes message.timestamp.after.max.ms message.timestamp.before.max.ms
+    message.timestamp.type min.cleanable.dirty.ratio min.compaction.lag.ms min.insync.replicas preallocate
+    remote.storage.enable retention.bytes retention.ms segment.bytes segment.index.bytes segment.jitter.ms segment.ms
+    unclean.leader.election.enable
+"""
+"""Names to suggest for one that the cluster does not know. Source: Kafka 4, topic configurations."""
+_UNKNOWN_CONFIG: Final = "Unknown topic config name: "
+_ADVICE: Final = {
+    _Error.TOPIC_ALREADY_EXISTS: "change it with PATCH or headrace topics alter, or choose another name",
+    _Error.INVALID_CONFIG: "correct the value; GET /topics/{topic}/configs lists the names and values in use",
+    _Error.INVALID_PARTITIONS: "pass the new total, which is larger: Kafka cannot remove partitions",
+    _Error.INVALID_REPLICATION_FACTOR: "use at most the number of brokers",
+    _Error.INVALID_REQUEST: "correct the request",
+    _Error.POLICY_VIOLATION: "the cluster's policy or limits forbid it: ask its operator, or request less",
+    _Error.TOPIC_EXCEPTION: "choose another name: Kafka takes dots and underscores for the same in metrics",
+    _Error.TOPIC_DELETION_DISABLED: "set delete.topic.enable on the brokers",
+}
+"""Kafka's errors that the request causes, with what to do."""
+_ANY: Final[Any] = None
+_ALL_RULES: Final = AclBindingFilter(
+    ResourceType.ANY, _ANY, ResourcePatternType.ANY, _ANY, _ANY, AclOperation.ANY, AclPermissionType.ANY
+)
+
+
+class ConfigValue(NamedTuple):
+    """A configuration of a topic; `source` is Kafka's word for where it is set."""
+
+    name: str
+    value: str | None
+    """None if it is sensitive."""
+    is_default: bool
+    source: str
+    read_only: bool
+
+
+class GroupDetails(NamedTuple):
+    """A group as its coordinator describes it; `members` are the client's."""
+
+    state: str
+    protocol: str
+    assignor: str
+    coordinator: int | None
+    members: Sequence[Any]
+
+
+class ClusterAdmin:
+    """Administration of the cluster of an `Admin`. Each call has the time limit of that one."""
+
+    def __init__(self, admin: Admin) -> None:
+        self.admin = admin
+
+    async def create(
+        self, name: str, partitions: int, replication_factor: int, configs: Mapping[str, str], *, dry_run: bool
+    ) -> None:
+        """Create a topic; -1 is the broker's default replication factor. With `dry_run` the broker only checks it."""
+        topic = NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs))
+        await self._change(
+            f"create topic {name}",
+            lambda client, limit: client.create_topics([topic], validate_only=dry_run, request_timeout=limit),
+            Right("Create", "topic", name),
+        )
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic with its records.
+
+        Raises:
+            TopicNotFound: The cluster does not have it.
+        """
+        await self._change(
+            f"delete topic {check_topic(name)}",
+            lambda client, limit: client.delete_topics([name], request_timeout=limit),
+            Right("Delete", "topic", name),
+        )
+
+    async def configs(self, name: str) -> list[ConfigValue]:
+        """Return every configuration of a topic, sorted by name."""
+        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
+        entries = await self._change(
+            f"describe topic {name}",
+            lambda client, limit: client.describe_configs([resource], request_timeout=limit),
+            Right("DescribeConfigs", "topic", name),
+        )
+        return sorted(
+            ConfigValue(e.name, e.value, bool(e.is_default), ConfigSource(e.source).name.lower(), bool(e.is_read_only))
+            for e in entries.values()
+        )
+
+    async def alter_configs(self, name: str, configs: Mapping[str, str | None], *, dry_run: bool) -> None:
+        """Set configurations of a topic; None restores the default. Others keep their values."""
+        kinds = AlterConfigOpType
+        entries = [
+            ConfigEntry(key, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)
+            for key, value in configs.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, check_topic(name), incremental_configs=entries)
+        await self._change(
+            f"alter topic {name}",
+            lambda client, limit: client.incremental_alter_configs(
+                [resource], validate_only=dry_run, request_timeout=limit
+            ),
+            Right("AlterConfigs", "topic", name),
+        )
+
+    async def add_partitions(self, name: str, total: int, *, dry_run: bool) -> None:
+        """Raise the number of a topic's partitions to a total."""
+        change = NewPartitions(check_topic(name), total)
+        await self._change(
+            f"add partitions to topic {name}",
+            lambda client, limit: client.create_partitions([change], validate_only=dry_run, request_timeout=limit),
+            Right("Alter", "topic", name),
+        )
+
+    async def elect_preferred(self, name: str, partitions: Iterable[int]) -> dict[int, str]:
+        """Elect the preferred leaders of partitions; return why it failed, by partition."""
+        chosen = [confluent_kafka.TopicPartition(name, number) for number in partitions]
+        preferred = confluent_kafka.ElectionType.PREFERRED
+        elected: dict[Any, Any] = await self.admin.request(
+            f"elect leaders of topic {name}",
+            lambda client, limit: client.elect_leaders(preferred, chosen, request_timeout=limit).result(limit),
+            Right("Alter", "cluster"),
+        )
+        fine = (None, _Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
+        return {p.partition: e.str() for p, e in elected.items() if (e.code() if e else None) not in fine}
+
+    async def group(self, name: str) -> GroupDetails | None:
+        """Return a group; None if the cluster does not know it."""
+        try:
+            found = await self._change(
+                f"describe group {check_group(name)}",
+                lambda client, limit: client.describe_consumer_groups([name], request_timeout=limit),
+                Right("Describe", "group", name),
+            )
+        except errors.KafkaError as error:
+            if error.parameters.get("kafka_code") == _Error.GROUP_ID_NOT_FOUND:
+                return None
+            raise
+        state = found.state.name.lower()
+        if state == "dead":
+            return None
+        coordinator = found.coordinator.id if found.coordinator else None
+        return GroupDetails(state, found.type.name.lower(), found.partition_assignor, coordinator, found.members)
+
+    async def brokers(self) -> Any:
+        """Return the client's description of the cluster: its id, controller and nodes."""
+        return await self.admin.request(
+            "describe the cluster",
+            lambda client, limit: client.describe_cluster(request_timeout=limit).result(limit),
+            Right("Describe", "cluster"),
+        )
+
+    async def access_rules(self) -> Sequence[Any] | None:
+        """Return the client's ACLs; None where the cluster has no authorizer."""
+        try:
+            rules: Sequence[Any] = await self.admin.request(
+                "list access rules",
+                lambda client, limit: client.describe_acls(_ALL_RULES, request_timeout=limit).result(limit),
+                Right("Describe", "cluster"),
+            )
+            return rules
+        except errors.KafkaError as error:
+            if error.parameters.get("kafka_code") == _Error.SECURITY_DISABLED:
+                return None
+            raise
+
+    async def _change(self, doing: str, call: Callable[[AdminClient, float], Mapping[Any, Any]], right: Right) -> Any:
+        def request(client: AdminClient, limit: float) -> Any:
+            (future,) = call(client, limit).values()
+            return future.result(limit)
+
+        try:
+            return await self.admin.request(doing, request, right)
+        except (errors.KafkaError, errors.TopicNotFound) as error:
+            code = error.parameters.get("kafka_code")
+            if code not in _ADVICE:
+                raise
+            raise errors.InvalidRequest(f"{error.description.partition('. ')[0]}: {_advice(error)}") from error
+
+
+def client_version() -> str:
+    """Return the name and version of the Kafka client."""
+    return f"librdkafka {confluent_kafka.libversion()[0]}"
+
+
+def _advice(error: errors.HeadraceError) -> str:
+    _, unknown, rest = error.description.partition(_UNKNOWN_CONFIG)
+    if unknown and (near := nearest(rest.partition(" ")[0], _CONFIG_NAMES.split())):
+        return f"did you mean {near}?"
+    return _ADVICE[error.parameters["kafka_code"]]

@@ -218,11 +218,11 @@ class TableFile:
             if bad:
                 corrupt = self._count_corrupt()
             if self._config.kind == "log":
-                run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT bad")
+                run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}bad")
             else:
                 self._delete_arrived()
-                newest = f"SELECT max(seq) FROM {ARRIVED} WHERE NOT bad GROUP BY {STORED}key"
-                rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT gone AND seq IN ({newest})"
+                newest = f"SELECT max({STORED}seq) FROM {ARRIVED} WHERE NOT {STORED}bad GROUP BY {STORED}key"
+                rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}gone AND {STORED}seq IN ({newest})"
                 run(f"INSERT INTO {self._rows}({stored}) {rows}")
             self._move(positions)
         self.corrupt = corrupt
@@ -230,7 +230,7 @@ class TableFile:
 
     def _delete_arrived(self) -> None:
         """Delete the rows of the keys that have arrived: INSERT OR REPLACE takes many times as long."""
-        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE NOT bad"
+        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE NOT {STORED}bad"
         few = self.connection.execute(f"{keys} LIMIT {_FEW_KEYS + 1}").fetchall()
         if len(few) > _FEW_KEYS:
             self.connection.execute(f"DELETE FROM {self._rows} WHERE {STORED}key IN ({keys})")

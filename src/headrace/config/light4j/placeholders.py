@@ -82,7 +82,7 @@ class Placeholders:
         if "${" not in text:
             is_secret = found.written and (is_secret_name(found.key) or found.key.endswith("auth.user.info"))
             return found._replace(secret=found.location if is_secret else "")
-        if "${" in _PLACEHOLDER.sub("", text):
+        if "${" in text.rpartition("}")[2] or "${" in _PLACEHOLDER.sub("", text):  # the first is quick for any text
             raise PlaceholderProblem("has ${ without }: add it")
         parts = [self._value(match[1], found) for match in _PLACEHOLDER.finditer(text)]
         if (match := _PLACEHOLDER.match(text)) and match[0] == text:
@@ -150,6 +150,6 @@ def typed(text: str) -> Any:
         with contextlib.suppress(ValueError):
             return kind(text)
     if text.startswith(("- ", "[", "{")):
-        with contextlib.suppress(yaml.YAMLError):
+        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
             return yaml.safe_load(text)
     return text

@@ -10,6 +10,7 @@ Prints a line when every client listens, then JSON: records, p50_ms, p99_ms.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -70,13 +71,14 @@ async def receive(rows: int) -> None:
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = head.lower().partition(b"content-length:")[2].split(b"\r", 1)[0]
-            for row in json.loads(await reader.readexactly(int(length or 0)) or b"[]"):
-                delays.add(row)
-            writer.write(_OK)
-            if len(delays.milliseconds) >= rows:
-                done.set()
+        with contextlib.suppress(asyncio.CancelledError, asyncio.IncompleteReadError):  # the end of a connection
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = head.lower().partition(b"content-length:")[2].split(b"\r", 1)[0]
+                for row in json.loads(await reader.readexactly(int(length or 0)) or b"[]"):
+                    delays.add(row)
+                writer.write(_OK)
+                if len(delays.milliseconds) >= rows:
+                    done.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -44,7 +44,10 @@ async def test_a_path_has_one_spelling(server: Any) -> None:
             others.append(f"{path}%00")  # there it is a name, which nobody has
         for spelled in (one for one in others if one != path):  # "/" is as it is in capitals
             response = await server.ask(post(spelled, method))
-            assert response.status in (404, 405), spelled
+            # What is in the place of a name may be a name that no topic and no assault can have.
+            assert response.status in (404, 405) or (response.status == 400 and spelled.endswith(("/..", "%00"))), (
+                spelled
+            )
     assert server.kafka.records == []
 
 

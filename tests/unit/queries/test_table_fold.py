@@ -243,3 +243,11 @@ class Ending:
         if self._left <= 0:
             raise KeyboardInterrupt
         return self._connection.execute(*arguments)
+
+
+def test_a_column_has_any_name(tmp_path: Path) -> None:
+    """Names that the engine has for records of a batch are those of columns too."""
+    kept = Kept(tmp_path, "latest", "seq INT, problem STRING, gone BOOLEAN, bad BOOLEAN").open()
+    kept.apply([batch(0, 0, [(b"a", b'{"seq": 9, "problem": "x", "gone": true, "bad": true}')] * 2)])
+    assert kept.rows("seq, problem, gone, bad") == [(9, "x", True, True)]
+    assert kept.file.corrupt.count == 0

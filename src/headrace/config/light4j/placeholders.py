@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-import yaml
-
 from headrace.config.references import is_secret_name
+from headrace.config.yaml_tree import Problems, read_tree
 
 _PLACEHOLDER: Final = re.compile(r"\$\{(.*?)\}", re.DOTALL)
 _TRUE: Final = frozenset(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"))
@@ -150,6 +149,7 @@ def typed(text: str) -> Any:
         with contextlib.suppress(ValueError):
             return kind(text)
     if text.startswith(("- ", "[", "{")):
-        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
-            return yaml.safe_load(text)
+        problems = Problems()
+        value = read_tree(text, "default", problems)
+        return text if problems.found else value
     return text

@@ -21,7 +21,7 @@ def as_file(tree: Mapping[str, Any], remarks: Sequence[str], source: str) -> str
     shown = {section: _shown(value, section, variables) for section, value in tree.items()}
     lines = [f"# Written from {source}. Paths are absolute or relative to this file."]
     lines += [f"# Set the variable {name} before the start." for name in variables]
-    lines += [f"# {remark}" for remark in remarks]
+    lines += [f"# {' '.join(remark.split())}" for remark in remarks]  # a key may have line breaks
     return "\n".join([*lines, yaml.safe_dump(shown, sort_keys=False, width=1000).rstrip()])
 
 

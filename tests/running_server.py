@@ -18,14 +18,10 @@ from headrace.app.documents import DocumentEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.config.tables import SqlConfig, TableConfig
 from headrace.config.topic_names import kind_by_name
-from headrace.control.administration.chaos import Chaos
-from headrace.control.administration.modules import Module, Modules
-from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.control.cluster.group_administration import GroupAdministration, OffsetsResponse
 from headrace.control.cluster.routes import ClusterEndpoints
 from headrace.control.cluster.topic_administration import TopicAdministration, TopicChanges
@@ -57,9 +53,7 @@ from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.routes import QueryEndpoints
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Readiness, SystemClock
-from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.runtime.tls import TlsFiles
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
@@ -74,6 +68,7 @@ from headrace.sidecar.produce.routes import ProduceRoute
 from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
 from headrace.sidecar.produce.transactions import Transactions
 from headrace.testing import ManualClock
+from tests.administration_endpoints import administration
 
 LIMIT_SECONDS = 60.0
 
@@ -214,15 +209,6 @@ def query_endpoints() -> list[Any]:
         QueryEndpoints(engine, statements, HttpConfig(), SqlConfig()),
         KsqldbEndpoints(statements, engine, HttpConfig()),
     ]
-
-
-def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
-    """Return the administration of a process without functions; its end has no effect."""
-    config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
-    modules = {name: Module("does it", reload) for name, reload in reloads.items()}
-    chaos = Chaos(clock, lambda disturbance: None)
-    levels, mask = LogLevels(clock), SecretMask(config)
-    return AdministrationEndpoints(config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask)
 
 
 def dead_letters_of(kafka: Kafka) -> Any:

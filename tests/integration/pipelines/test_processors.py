@@ -87,6 +87,16 @@ def test_time_passes_from_step_to_step_of_a_test_case(pipeline_rows: PipelineRow
     assert found == table(__file__, "visits")
 
 
+def check_letters(tasks: list[dict[str, Any]], reasons: dict[str, str], letters: list[Any]) -> None:
+    """Each task of a reason is a dead letter with this reason after three attempts."""
+    for task, (does, reason), letter in zip(tasks, reasons.items(), letters, strict=False):
+        headers = dict(letter.headers or ())
+        assert (task["does"], headers["headrace.dlq.attempts"]) == (does, b"3")
+        assert headers["headrace.dlq.reason"].decode().startswith(reason)
+        more = {"at": "2026-01-01T00:00:00+00:00"}
+        assert (letter.key, json.loads(letter.value or b"")) == (b"north", {**task, "more": more})
+
+
 def test_each_failure_follows_the_policy_of_its_flow(
     kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
 ) -> None:
@@ -135,12 +145,7 @@ def test_each_failure_follows_the_policy_of_its_flow(
     for name, numbers in (("letters", [1, 2, 3]), ("drops", [1, 2]), ("stops", [])):
         assert [row["n"] for _, row in asyncio.run(rows(settings, topics[name]))] == numbers
     letters = asyncio.run(records_of(settings, f"{topics['letters']}.dlq"))
-    for task, (does, reason), letter in zip(tasks[1:], reasons.items(), letters, strict=False):
-        headers = dict(letter.headers or ())
-        assert (task["does"], headers["headrace.dlq.attempts"]) == (does, b"3")
-        assert headers["headrace.dlq.reason"].decode().startswith(reason)
-        more = {"at": "2026-01-01T00:00:00+00:00"}
-        assert (letter.key, json.loads(letter.value or b"")) == (b"north", {**task, "more": more})
+    check_letters(tasks[1:], reasons, letters)
     assert [row["timers"] for _, row in asyncio.run(rows(settings, topics["alarms"]))] == [1, 2, 1]
     [alarm] = asyncio.run(rows(settings, f"{topics['alarms']}.dlq"))
     assert alarm == (b"north", {"timer": "2026-01-01T00:00:00+00:00"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_formats_of_keys_and_values(
     assert made.send("GET", "/tables/whole/rows/k1").status == 400
 
 
+@contextlib.contextmanager
+def standing_still(process: int) -> Iterator[None]:
+    """Stop a process meanwhile, as a debugger does."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable[..., str], headrace: Any) -> None:
     """Records that were removed unread, added partitions and a topic that is created again: said, never silent."""
     name = topic()
@@ -105,10 +116,8 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     remove_unread(10)
     process.start()
     wait_for_gap(15, "partition 0, offsets 10 to 14", 5)
-    engine = made.engine
-    os.kill(engine, signal.SIGSTOP)
-    remove_unread(20)
-    os.kill(engine, signal.SIGCONT)
+    with standing_still(made.engine):
+        remove_unread(20)
     wait_for_gap(20, "partition 0, offsets 20 to 24", 10)
     for done in client.create_partitions([confluent_kafka.admin.NewPartitions(name, 2)]).values():
         done.result(60)
@@ -123,11 +132,10 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     made.wait_for("SELECT DISTINCT item FROM moves", [["anew"]])
     site.wait_until(lambda: made.table("moves").get("gap") == "", "a state of the new topic")
     assert process.output.count("deleted and created again") == 1
-    os.kill(made.engine, signal.SIGSTOP)
-    client.delete_topics([name])[name].result(60)
-    kafka.create_topic(name)
-    site.write(name, *(record(name, b"k", "third", n) for n in range(70)))
-    os.kill(made.engine, signal.SIGCONT)
+    with standing_still(made.engine):
+        client.delete_topics([name])[name].result(60)
+        kafka.create_topic(name)
+        site.write(name, *(record(name, b"k", "third", n) for n in range(70)))
     made.wait_for('SELECT item, count(*), count(DISTINCT "offset") FROM moves GROUP BY 1', [["third", 70, 70]])
     assert process.output.count("deleted and created again") == 2
 

@@ -26,7 +26,7 @@ from headrace.runtime import Deadline, Readiness, SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS, RecentLogs
-from tests.running_server import administration
+from tests.administration_endpoints import administration
 from tests.unit.http.test_openapi import request
 
 

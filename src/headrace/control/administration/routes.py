@@ -126,8 +126,7 @@ class AdministrationEndpoints:
     @_adm("GET", "/adm/logger", "getLoggers", "Loggers that have a level", errors=_LOCAL)
     async def loggers(self, call: Call[None, None]) -> list[LoggerLevel]:
         _check_local(call)
-        states = self._levels.all()
-        return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in states]
+        return self._states()
 
     @_adm(
         "POST",
@@ -150,8 +149,10 @@ class AdministrationEndpoints:
         call.event = CallEvent("loggers", detail=detail)
         for change in changes:
             self._levels.change(change.name, _LEVELS[change.level], change.for_seconds)
-        states = self._levels.all()
-        return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in states]
+        return self._states()
+
+    def _states(self) -> list[LoggerLevel]:
+        return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
 
     @_adm(
         "GET",

@@ -1,0 +1,21 @@
+"""The administration of a process, for tests that need no process."""
+
+from typing import Any
+
+from headrace.config.known_secrets import SecretMask
+from headrace.config.model import HeadraceConfig
+from headrace.control.administration.chaos import Chaos
+from headrace.control.administration.modules import Module, Modules
+from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.runtime import SystemClock
+from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.runtime.telemetry.recent_logs import RecentLogs
+
+
+def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
+    """Return the administration of a process without functions; its end has no effect."""
+    config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
+    modules = {name: Module("does it", reload) for name, reload in reloads.items()}
+    chaos = Chaos(clock, lambda disturbance: None)
+    levels, mask = LogLevels(clock), SecretMask(config)
+    return AdministrationEndpoints(config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask)

@@ -5,13 +5,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.app.context import ProcessContext
 from headrace.config.known_secrets import SecretMask
+from headrace.config.model import HeadraceConfig
 from headrace.control.administration.chaos import Assault, Chaos, Disturbance
 from headrace.control.administration.modules import Module, Modules
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.functions.reload import FunctionReload
 from headrace.http.application import Gate
-from headrace.runtime import Service
-from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.http.auth import Authenticator
+from headrace.runtime import Service, run_blocking
+from headrace.runtime.telemetry.log_levels import ROOT, LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.runtime.tls import WatchedFiles
 
@@ -33,6 +35,10 @@ class Administration:
             services: Returns every service.
             shut_down: Begins the drain.
         """
+        self.read_again: Callable[[], HeadraceConfig] | None = None
+        """Reads the configuration again; None if it is in no file."""
+        self.authenticator: Authenticator | None = None
+        """Its principals and limits can be reloaded."""
         self.gates: list[Gate] = []
         """The gates of the requests that assaults hit."""
         self.chaos = Chaos(context.clock, self._disturb)
@@ -43,8 +49,9 @@ class Administration:
         self._logs = RecentLogs()
         self._levels = LogLevels(context.clock)
         config = context.config
+        self._secrets = SecretMask(config)
         self.endpoints = AdministrationEndpoints(
-            config, self._levels, self._logs, Modules(self._modules), self.chaos, shut_down, SecretMask(config)
+            config, self._levels, self._logs, Modules(self._modules), self.chaos, shut_down, self._secrets
         )
 
     def open(self) -> None:
@@ -63,7 +70,29 @@ class Administration:
         }
         files = [service for service in self._services() if isinstance(service, WatchedFiles)]
         how = "reads its files now; without a request, when they change"
-        return functions | {one.setting: Module(how, _load(one)) for one in files}
+        sections: dict[str, Module] = {}
+        if self.read_again:
+            sections["log_level"] = Module("reads the level from the configuration", self._change_level)
+        if self.read_again and self.authenticator:
+            sections["security"] = Module("reads principals and limits from the configuration", self._change_security)
+        return functions | {one.setting: Module(how, _load(one)) for one in files} | sections
+
+    async def _read(self) -> HeadraceConfig:
+        assert self.read_again
+        config = await run_blocking(self.read_again)
+        self._secrets.add(config)
+        return config
+
+    async def _change_level(self) -> None:
+        level = (await self._read()).log_level
+        self._levels.change(ROOT, logging.getLevelName(level.upper()), None)
+        self.endpoints.config = self.endpoints.config.model_copy(update={"log_level": level})
+
+    async def _change_security(self) -> None:
+        assert self.authenticator
+        security = (await self._read()).security
+        self.authenticator.change(security)
+        self.endpoints.config = self.endpoints.config.model_copy(update={"security": security})
 
     def _disturb(self, disturbance: Disturbance | None) -> None:
         for gate in self.gates:

@@ -216,6 +216,7 @@ class App:
             assembly.internal,
         )
         authenticator = Authenticator(config.security, clock) if config.security.mode != "none" else None
+        self.administration.authenticator = authenticator
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             supervisor.add(service)
@@ -362,11 +363,14 @@ class _Announcer(Service):
         self._announce()
 
 
-def run(config: HeadraceConfig, *, announce: Callable[[str], None]) -> int:
+def run(
+    config: HeadraceConfig, *, announce: Callable[[str], None], read_again: Callable[[], HeadraceConfig] | None = None
+) -> int:
     """Run everything the configuration names, in the foreground.
 
     Args:
         announce: Gets the line `ready http=...` when everything is ready.
+        read_again: Reads the configuration again when an operator reloads a part of it.
 
     Returns:
         Exit code: 0 after a drain by signal, 1 after a service died.
@@ -377,7 +381,9 @@ def run(config: HeadraceConfig, *, announce: Callable[[str], None]) -> int:
     configure_logging(config.log_level)
 
     async def main() -> int:
-        return await App(config, SystemClock()).run(announce)
+        app = App(config, SystemClock())
+        app.administration.read_again = read_again
+        return await app.run(announce)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

@@ -53,7 +53,7 @@ def run(file: Path) -> int:
     configure_logging(settings.log_level)
     for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
-    return run_everything(settings, announce=click.echo)
+    return run_everything(settings, announce=click.echo, read_again=lambda: load_settings(file))
 
 
 @click.command()

@@ -30,13 +30,18 @@ class SecretMask:
     """Replaces secrets in texts. Secrets in files are read again, and old ones stay masked."""
 
     def __init__(self, config: BaseModel) -> None:
-        self._config = config
+        self._configs = [config]
         self._secrets: set[str] = set()
         self.look()
 
+    def add(self, config: BaseModel) -> None:
+        """Mask the secrets of a later configuration too."""
+        self._configs = [self._configs[0], config]
+        self.look()
+
     def look(self) -> None:
-        """Take the present secrets of the configuration."""
-        self._secrets |= {secret for secret in _secrets_of(self._config) if len(secret) >= _SHORTEST}
+        """Take the present secrets of the configurations."""
+        self._secrets |= {secret for secret in _secrets_of(self._configs) if len(secret) >= _SHORTEST}
         forms = {form for secret in self._secrets for form in (secret, json.dumps(secret)[1:-1], quote(secret))}
         self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.http.endpoint import endpoints_of
@@ -48,7 +49,7 @@ class Site:
         principals = {"ann": {"token": ADMIN, "scopes": ["admin"]}, "bob": {"token": WRITER, "scopes": ["kafka:w"]}}
         url = f"http://127.0.0.1:{self.backend.server_port}/health?key=canary-of-the-url"
         sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
-        self.audit = folder / "audit.log"
+        self.folder, self.audit = folder, folder / "audit.log"
         config = {
             "kafka": {"bootstrap_servers": "127.0.0.1:1", "properties": {**sasl, "sasl.password": "canary-of-kafka"}},
             "security": {"mode": "token", "principals": principals},
@@ -116,8 +117,39 @@ def test_a_level_returns_by_itself(site: Site) -> None:
     assert changed["headrace.kafka"]["level"] == "DEBUG" and changed["headrace.kafka"]["until"]
     until(lambda: "headrace.kafka" not in {one["name"] for one in site.ask("GET", "/adm/logger").body})
     until(lambda: "change log levels headrace.kafka DEBUG 1.0" in site.audit.read_text())
-    result = site.ask("POST", "/adm/modules", ["http", "ALL"]).body
-    assert result == {"reloaded": [], "needsRestart": ["http"], "failed": {}}
+
+
+def test_principals_limits_and_levels_are_reloaded(site: Site) -> None:
+    """The next request is judged by the changed file; a file that is wrong, or needs a restart, changes nothing."""
+    file, new = site.folder / "headrace.yaml", "canary-of-the-new-admin-token"
+    before = file.read_text()
+
+    def reload(change: Callable[[Any], object], name: str) -> Any:
+        config = yaml.safe_load(before)
+        change(config)
+        file.write_text(yaml.safe_dump(config))
+        return site.ask("POST", "/adm/modules", [name]).body
+
+    def renamed(config: Any) -> None:
+        config["security"]["principals"] = {"eve": {"token": new, "scopes": ["admin"]}}
+        config["security"]["requests_per_second"] = 1
+        config["log_level"] = "debug"
+
+    everything = {"reloaded": ["log_level", "security"], "needsRestart": ["http"], "failed": {}}
+    assert site.ask("POST", "/adm/modules", ["http", "ALL"]).body == everything
+    assert "mode" in reload(lambda config: config["security"].update(mode="jwt"), "security")["failed"]["security"]
+    assert reload(lambda config: config.update(security=None, log_level="loud"), "ALL")["failed"].keys() == {
+        "log_level",
+        "security",
+    }
+    assert reload(renamed, "ALL")["failed"] == {}
+    assert site.ask("GET", "/adm/logger").status == 401
+    root, second = (site.ask("GET", "/adm/logger", token=new) for _ in range(2))
+    assert root.body[0]["name"] == "ROOT" and root.body[0]["level"] == "DEBUG" and second.status == 429
+    file.write_text(before)
+    until(lambda: site.ask("POST", "/adm/modules", ["ALL"], token=new).status == 200)
+    assert site.ask("GET", "/adm/server/info").status == 200
+    assert new not in site.process.output
 
 
 def test_assaults_end_by_themselves(site: Site) -> None:

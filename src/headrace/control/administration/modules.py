@@ -47,8 +47,10 @@ class Modules:
 
     def list(self) -> Sequence[ModuleView]:
         """Return every part."""
-        reloadable = [ModuleView(name, "request", module.how) for name, module in self._reloadable().items()]
-        return [*reloadable, *(ModuleView(name, "restart", how) for name, how in _SECTIONS.items())]
+        names = self._reloadable()
+        reloadable = [ModuleView(name, "request", module.how) for name, module in names.items()]
+        rest = [ModuleView(name, "restart", how) for name, how in _SECTIONS.items() if name not in names]
+        return [*reloadable, *rest]
 
     async def reload(self, names: Iterable[str]) -> Reloads:
         """Reload the parts of these names; ALL stands for each that can be reloaded."""
@@ -69,7 +71,7 @@ class Modules:
 _RESTART = "change headrace.yaml and restart the process"
 _SECTIONS = {
     **dict.fromkeys(HeadraceConfig.model_fields, _RESTART),
-    "log_level": f"{_RESTART}; POST /adm/logger changes levels until then",
+    "http": f"{_RESTART}; changed files of http.tls are used within seconds",
     "reactive_consumers": f"{_RESTART}; PATCH /adm/reactive-consumers/{{name}}/settings changes some settings at once",
     "kafka": f"{_RESTART}; changed files of kafka.security are used within seconds",
     "schema_registry": f"{_RESTART}; a changed file of the password is used at the next request",

@@ -110,7 +110,8 @@ class ShutdownReport(msgspec.Struct, rename="camel"):
 class AdministrationEndpoints:
     """Administration of this process."""
 
-    _config: HeadraceConfig
+    config: HeadraceConfig
+    """The settings in force."""
     _levels: LogLevels
     _logs: RecentLogs
     _modules: Modules
@@ -121,7 +122,7 @@ class AdministrationEndpoints:
     @_adm("GET", "/adm/server/info", "getServerInfo", "Version, machine, libraries and settings", errors=_LOCAL)
     async def info(self, call: Call[None, None]) -> ServerInfo:
         _check_local(call)
-        return await run_blocking(server_info, self._config)
+        return await run_blocking(server_info, self.config)
 
     @_adm("GET", "/adm/logger", "getLoggers", "Loggers that have a level", errors=_LOCAL)
     async def loggers(self, call: Call[None, None]) -> list[LoggerLevel]:
@@ -224,7 +225,7 @@ class AdministrationEndpoints:
         _check_local(call)
         call.event = CallEvent("process")
         self._shut_down()
-        return ShutdownReport(int(time.time() * 1000), self._config.audit.service_id, self._config.drain_seconds)
+        return ShutdownReport(int(time.time() * 1000), self.config.audit.service_id, self.config.drain_seconds)
 
     @_adm("GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", responses={200: JSON}, errors=_LOCAL)
     async def assaults(self, call: Call[None, None]) -> HttpResponse:
@@ -253,7 +254,7 @@ class AdministrationEndpoints:
 
     def _check_chaos(self, call: Call[Any, Any]) -> None:
         """Return if the settings allow this caller to start assaults."""
-        allowed, client = self._config.admin.chaos, call.scope.get("client")
+        allowed, client = self.config.admin.chaos, call.scope.get("client")
         if allowed == "none":
             raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
         if allowed == "loopback" and not (client and is_this_machine(client[0])):

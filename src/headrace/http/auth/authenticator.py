@@ -34,20 +34,33 @@ class Authenticator:
             ConfigError: The token library is not installed.
         """
         self._mode = settings.mode
+        self._jwt = settings.jwt
         self._clock = clock
+        self.in_flight = RequestsInFlight(settings.max_in_flight)
+        """Requests of each principal."""
+        self.change(settings)
+        self.services: list[Service] = []
+        """Services that it needs."""
+        self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
+        self._failures = FailureDelay(clock)
+
+    def change(self, settings: SecurityConfig) -> None:
+        """Take the principals and limits of changed settings; the next request is judged by them.
+
+        Raises:
+            ConfigError: The mode or the settings of signed tokens differ, which needs a restart.
+        """
+        if (settings.mode, settings.jwt) != (self._mode, self._jwt):
+            raise errors.ConfigError("security.mode and security.jwt have changed, and need a restart")
         self._scopes = {name: frozenset(one.scopes) for name, one in settings.principals.items()}
         # By digest, so that the time of a look-up reveals nothing about a token.
         self._by_digest = {
             _digest(one.token.get_secret_value()): Principal(name, self._scopes[name])
             for name, one in settings.principals.items()
         }
-        self.services: list[Service] = []
-        """Services that it needs."""
-        self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
-        self._failures = FailureDelay(clock)
-        self._requests = RateLimit(settings.requests_per_second, clock) if settings.requests_per_second else None
-        self.in_flight = RequestsInFlight(settings.max_in_flight)
-        """Requests of each principal."""
+        rate = settings.requests_per_second
+        self._requests = RateLimit(rate, self._clock) if rate else None
+        self.in_flight.limit = settings.max_in_flight
 
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True

@@ -52,14 +52,15 @@ class RequestsInFlight:
     """Limits the requests in flight of each key."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
+        """It may be changed; requests in flight stay counted."""
         self._counts: Counter[str] = Counter()
 
     def enter(self, key: str) -> None:
         """Count a request until `leave`; at the limit raise TooManyRequests and count nothing."""
-        if self._counts[key] >= self._limit:
+        if self._counts[key] >= self.limit:
             raise TooManyRequests(
-                f"limit of {self._limit} requests in flight reached for this caller: wait for responses"
+                f"limit of {self.limit} requests in flight reached for this caller: wait for responses"
             )
         self._counts[key] += 1
 

@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 import click
 
 from headrace.cli.output import output_option
+from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.devcluster import HOME, environment
 from headrace.kafka import Admin, Producer
 from headrace.runtime import Deadline, SystemClock
 
 DEFAULT_FILE = Path("headrace.yaml")
-ENDPOINTS = HOME / "endpoints.json"
 
 config_option = click.option(
     "-c",

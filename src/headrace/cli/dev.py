@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from headrace.cli.output import install_progress, output_option, print_result, print_rows
-from headrace.devcluster import HOME, DevCluster, environment
+from headrace.config.dev_endpoints import HOME, environment
+from headrace.devcluster import DevCluster
 
 _port = click.IntRange(1, 65_000)
 

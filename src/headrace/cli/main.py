@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from headrace.config.spelling import nearest
-from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
+from headrace.errors import ConfigError, EnvironmentProblem, FunctionInvalid, HeadraceError, PipelineInvalid
 
 _COMMANDS = {
     "demo": "The whole story on this machine, on real flight data.",
@@ -39,6 +39,8 @@ _MODULES = {"ready": "run", "config": "run", "consumers": "active_consumers"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
+_EXTRAS = {"dev": "devcluster", "demo": "devcluster,pipelines,demo"}
+"""Commands whose modules need packages that are not always installed, and the extras that have these."""
 
 _WELCOME = """\
 Headrace carries Kafka to people's code. Three commands to start with:
@@ -59,7 +61,13 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        try:
+            module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        except ModuleNotFoundError as cause:
+            if cmd_name not in _EXTRAS or (cause.name or "").startswith("headrace"):
+                raise
+            need = f"headrace {cmd_name} needs the package {cause.name}: pip install 'headrace[{_EXTRAS[cmd_name]}]'"
+            raise EnvironmentProblem(need) from cause
         command: click.Command = getattr(module, cmd_name)
         return command
 

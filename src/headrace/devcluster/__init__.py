@@ -1,14 +1,13 @@
 """Real Kafka, a schema registry, Headrace and a backend, on this machine. A companion: the product never imports it."""
 
 from headrace.devcluster.cluster import Cluster
-from headrace.devcluster.detached import HOME, DevCluster, environment
+from headrace.devcluster.detached import DevCluster
 from headrace.devcluster.group import start_together
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.recording_backend import PlannedResponse, Received, RecordingBackend
 from headrace.devcluster.registry_server import Registry
 
 __all__ = [
-    "HOME",
     "Cluster",
     "DevCluster",
     "HeadraceProcess",
@@ -16,6 +15,5 @@ __all__ = [
     "Received",
     "RecordingBackend",
     "Registry",
-    "environment",
     "start_together",
 ]

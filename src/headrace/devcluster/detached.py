@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.config.dev_endpoints import HOME
 from headrace.devcluster.cluster import Cluster
 from headrace.devcluster.group import ServerGroup, start_together
 from headrace.devcluster.registry_server import Registry
@@ -14,9 +15,6 @@ from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.runtime.jvm import Progress
 from headrace.runtime.jvm.cache import disk_problems, file_lock, write_atomically
-
-HOME = Path(".headrace/dev")
-"""Folder of the dev cluster of a working folder."""
 
 
 class ServerStatus(NamedTuple):
@@ -127,17 +125,3 @@ class DevCluster:
         if cluster.security:
             groups.append(TokenServer(self._home / "tokens", cluster.security, detached=True))
         return groups
-
-
-def environment(endpoints: dict[str, Any]) -> dict[str, str]:
-    """Return the variables that a configuration refers to, from what `endpoints.json` holds."""
-    variables = {"KAFKA": endpoints["kafka"]["bootstrap_servers"]}
-    if "schema_registry" in endpoints:
-        variables["SCHEMA_REGISTRY_URL"] = endpoints["schema_registry"]["url"]
-    if secured := endpoints.get("secured"):
-        variables["KAFKA_SASL_SSL"] = secured["sasl_ssl"]["bootstrap_servers"]
-        variables["KAFKA_SSL"] = secured["ssl"]["bootstrap_servers"]
-        variables["TOKEN_URL"] = secured["token_url"]
-        if "schema_registry" in secured:
-            variables["SCHEMA_REGISTRY_TLS_URL"] = secured["schema_registry"]["url"]
-    return variables

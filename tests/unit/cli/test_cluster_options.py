@@ -12,7 +12,7 @@ from yaml_table import table
 from headrace.cli.api import address_of
 from headrace.cli.cluster_options import ENDPOINTS, find_cluster, find_settings
 from headrace.cli.main import main
-from headrace.devcluster import environment
+from headrace.config.dev_endpoints import environment
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
 

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 from yaml_table import table
 
 from headrace.cli.dev import dev
-from headrace.devcluster import HOME, Cluster, DevCluster, Registry, environment
+from headrace.config.dev_endpoints import HOME, environment
+from headrace.devcluster import Cluster, DevCluster, Registry
 from headrace.devcluster.group import ServerGroup
 from headrace.errors import EnvironmentProblem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from yaml_table import table
 
 from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports
 from headrace.testing import Cluster, PlannedResponse, Registry
+from tests.active_client import send
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 
@@ -199,3 +202,26 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
     wait_for_metric("headrace_in_flight_records", 0, **push_labels)
     assert json.loads(site.cli("groups", "describe", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
+
+
+def test_a_log_that_nobody_reads_stops_nothing(site: Any, tmp_path: Path) -> None:
+    """Lines that standard error does not take are dropped and counted; requests are answered, and it drains."""
+    (port,) = free_ports(1)
+    principals = {"ann": {"token": "a-token-of-sixteen-characters", "scopes": ["admin"]}}
+    config = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "http": {"port": port}, "log_level": "debug"}
+    file = tmp_path / "headrace.yaml"
+    file.write_text(yaml.safe_dump({**config, "security": {"mode": "token", "principals": principals}}))
+    file.chmod(0o600)
+    url = f"http://127.0.0.1:{port}/adm/logger"
+    command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stderr
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        try:
+            site.wait_until(lambda: site.ask(url).status == 401, "an answer")
+            wrong = [send("GET", url, headers={"Authorization": f"Bearer {n}"}).status for n in range(40)]
+            assert set(wrong) <= {401, 429}
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -73,6 +73,7 @@ def end_if_broken(cause: BaseException) -> None:
     """End this process if DuckDB runs nothing more after this error: Headrace starts it again from the files."""
     if isinstance(cause, (duckdb.FatalException, duckdb.InternalException)):
         log.critical("DuckDB has failed and runs nothing more: %s", str(cause).splitlines()[0])
+        logging.shutdown()
         os._exit(_BROKEN)
 
 

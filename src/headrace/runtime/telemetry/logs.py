@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.runtime.telemetry.correlation import correlation_id
+from headrace.runtime.telemetry.log_writer import LogWriter
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NOISY: Final = ("uvicorn", "aiohttp", "asyncio")
@@ -16,7 +17,7 @@ _NOISY: Final = ("uvicorn", "aiohttp", "asyncio")
 
 def configure_logging(level: str) -> None:
     """Log from `level` on (`debug`, `info`, `warning`, `error`) to standard error; replaces earlier settings."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter()
     handler.setFormatter(TextFormatter(level == "debug") if sys.stderr.isatty() else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _NOISY:

@@ -47,7 +47,7 @@ def test_text_shows_control_characters_instead_of_sending_them() -> None:
     assert "Traceback" in TextFormatter(with_traces=True).format(broken)
 
 
-def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capfd: pytest.CaptureFixture[str]) -> None:
     """One line per record of the wanted level; the server's chatter is not among them."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
@@ -56,7 +56,8 @@ def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capsys: py
         logging.getLogger("headrace.x").info("shown")
         logging.getLogger("headrace.x").debug("hidden")
         logging.getLogger("uvicorn.error").info("hidden too")
-        lines = capsys.readouterr().err.splitlines()
+        root.handlers[0].flush()
+        lines = capfd.readouterr().err.splitlines()
     finally:
         root.handlers[:] = before
         root.setLevel(level)

@@ -41,7 +41,7 @@ from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions.routes import FunctionEndpoints
-from headrace.http.application import Application
+from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService
 from headrace.kafka import check_topic
@@ -447,7 +447,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         DeadLetterEndpoints(dead_letters, dead_letters),
         *_further_endpoints(kafka, Codecs(registry)),
     ]
-    application = Application(config, families, metrics, authenticator, events)
+    application = Application(config, Router.of(families, config, events), metrics, authenticator, events)
     fast_path = FastPath(config, produce, metrics, application.gate, application.checks, authenticator)
     streams, context = produce_route.stream, tls.context if tls else None
     web = WebService(config, application, fast_path, streams, tls=context)

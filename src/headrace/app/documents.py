@@ -53,7 +53,7 @@ _INDEX: Final = {
     "/specui.html": "every operation, to read and to try out",
     "/openapi.json": "the same for programs; /spec.yaml as YAML",
     "/health/readiness": "whether each service works",
-    "/metrics": "all metrics, for Prometheus",
+    "/metrics": "all metrics, for Prometheus; at http.management if that is set",
 }
 
 

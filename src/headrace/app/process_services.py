@@ -40,8 +40,9 @@ from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
 from headrace.functions.routes import FunctionEndpoints
 from headrace.functions.triggers.http_requests import FunctionRequests
-from headrace.http.application import Application
+from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
+from headrace.http.endpoint import OPEN
 from headrace.http.forwarding import Forwarder
 from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
@@ -236,19 +237,38 @@ class App:
         ]
         own_host = urlsplit(config.cluster.url or "").hostname
         http = config.http.model_copy(update={"allowed_hosts": [*config.http.allowed_hosts, *filter(None, [own_host])]})
-        application = Application(http, families, metrics, authenticator, audit, forwarder)
+        management = self._management(families, authenticator)
+        router = Router.of(families, http, audit, lambda endpoint: not (management and endpoint.administers))
+        application = Application(http, router, metrics, authenticator, audit, forwarder)
         fast_path = FastPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
-        self.listeners: list[WebService] = []
+        self.listeners = [management] if management else []
         for workers, trigger, destination in assembly.functions.listening:
             own = http.model_copy(update={"port": trigger.port, "max_body_bytes": trigger.max_body_bytes})
-            router = FunctionRequests(workers, trigger, destination, own)
-            called = Application(own, (), metrics, authenticator, audit, router=router)
-            self.listeners.append(WebService(own, called, name=router.name, tls=context_of_tls, clock=clock))
+            requests = FunctionRequests(workers, trigger, destination, own)
+            called = Application(own, requests, metrics, authenticator, audit)
+            self.listeners.append(WebService(own, called, name=requests.name, tls=context_of_tls, clock=clock))
             supervisor.add(self.listeners[-1])
             self.administration.gates.append(called.gate)
         self.administration.gates.append(application.gate)
         return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
+
+    def _management(self, families: Sequence[object], authenticator: Authenticator | None) -> WebService | None:
+        """Make the listener of administration, if there is one, and add it; it serves while all others drain."""
+        context, supervisor, http = self.context, self.supervisor, self.context.config.http
+        settings = http.management
+        if not settings:
+            return None
+        tls = TlsFiles(settings.tls, context.clock, "http.management.tls") if settings.tls.certificate else None
+        if tls:
+            supervisor.add(tls)
+        own = http.model_copy(update={"host": settings.host, "port": settings.port, "tls": settings.tls})
+        router = Router.of(families, own, context.audit, lambda one: one.administers or one.rule == OPEN)
+        application = Application(own, router, context.metrics, authenticator, context.audit)
+        context_of_tls = tls.context if tls else None
+        web = WebService(own, application, name="management", tls=context_of_tls, clock=context.clock)
+        supervisor.add(web, outlives=True)
+        return web
 
     def _writing(self, produce: ProduceService) -> Writing:
         """Make what serves transactions and idempotency keys."""

@@ -32,8 +32,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Api:
     """The HTTP API of one Headrace process."""
 
-    def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS) -> None:
-        """Prepare without connecting.
+    def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS, management: str = "") -> None:
+        """Prepare without connecting; `management` is the URL of a management listener, if there is one.
 
         Raises:
             click.UsageError: The URL is not valid.
@@ -46,6 +46,7 @@ class Api:
         if not known:
             raise click.UsageError(f"{url!r} is not a valid URL: write it as http://127.0.0.1:8082")
         self.url = url.rstrip("/")
+        self._management = management or self.url
         self.limit_seconds = limit_seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         here = urlsplit(url).hostname in _LOOPBACK
@@ -63,9 +64,12 @@ class Api:
         Raises:
             EnvironmentProblem, HeadraceError: See `request`.
         """
-        return self.request(endpoint.method, endpoint.url(query or {}, **parameters), body, tuple(endpoint.responses))
+        path, expected = endpoint.url(query, **parameters), tuple(endpoint.responses)
+        return self.request(endpoint.method, path, body, expected, self._base(endpoint))
 
-    def request(self, method: str, path: str, body: Any = None, expected: Collection[int] = ()) -> dict[str, Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, expected: Collection[int] = (), base: str = ""
+    ) -> dict[str, Any]:
         """Send a request and return the JSON of the response, also of an error with an expected status.
 
         Raises:
@@ -74,11 +78,14 @@ class Api:
         """
         if body is None and method not in ("GET", "DELETE"):
             body = {}
-        return self._response(*self._send(method, path, None if body is None else json.dumps(body).encode()), expected)
+        content = None if body is None else json.dumps(body).encode()
+        return self._response(*self._send(method, base or self.url, path, content), expected)
 
     def fetch(self, endpoint: Endpoint, body: Any, media_type: str) -> bytes:
         """Send a request to an endpoint and return the body of the response, of this type; raises as `request`."""
-        status, content = self._send(endpoint.method, endpoint.url({}), json.dumps(body).encode(), media_type)
+        status, content = self._send(
+            endpoint.method, self._base(endpoint), endpoint.url(), json.dumps(body).encode(), media_type
+        )
         if status >= 400:
             self._response(status, content, ())
         return content
@@ -103,11 +110,14 @@ class Api:
             ) from None
         raise HeadraceError(description, status=status, code=code)
 
-    def _send(self, method: str, path: str, data: bytes | None, accept: str = "") -> tuple[int, bytes]:
+    def _base(self, endpoint: Endpoint) -> str:
+        return self._management if endpoint.administers else self.url
+
+    def _send(self, method: str, base: str, path: str, data: bytes | None, accept: str = "") -> tuple[int, bytes]:
         headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
         if accept:
             headers["Accept"] = accept
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        request = urllib.request.Request(base + path, data, headers, method=method)
         try:
             try:
                 with self._opener.open(request, timeout=self.limit_seconds) as response:
@@ -117,7 +127,7 @@ class Api:
         except (OSError, http.client.HTTPException) as cause:
             why = getattr(cause, "reason", cause)
             raise EnvironmentProblem(
-                f"Headrace is unreachable at {self.url} ({why}): start it (headrace run -c headrace.yaml), or pass its "
+                f"Headrace is unreachable at {base} ({why}): start it (headrace run -c headrace.yaml), or pass its "
                 "address with --url or HEADRACE_URL"
             ) from cause
 
@@ -127,15 +137,18 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(url: str | None, token: str, config: Path | None, **others: Any) -> Any:
-        return command(api=Api(url or address_of(find_settings(config)), token), **others)
+        settings = None if url else find_settings(config)
+        management = url or address_of(settings, management=True)
+        return command(api=Api(url or address_of(settings), token, management=management), **others)
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
     who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
     return where(who(config_option(output_option(run))))
 
 
-def address_of(settings: HeadraceConfig | None) -> str:
-    """Return the URL of a Headrace with these settings; None for the defaults."""
+def address_of(settings: HeadraceConfig | None, *, management: bool = False) -> str:
+    """Return the URL of a Headrace with these settings, None for the defaults; or that of its administration."""
     http = settings.http if settings else HttpConfig()
-    host = f"[{http.host}]" if ":" in http.host else http.host
-    return f"{'https' if http.tls.certificate else 'http'}://{host}:{http.port}"
+    listener = (management and http.management) or http
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    return f"{'https' if listener.tls.certificate else 'http'}://{host}:{listener.port}"

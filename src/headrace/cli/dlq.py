@@ -251,7 +251,7 @@ def redrive(
     if to_backend:
         if to_retry_topic or options.exactly_once:
             raise click.UsageError("--to-backend allows only conditions, --rate and --dry-run")
-        url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file)
+        url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file, management=True)
         return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
     if not to_retry_topic and not consumer:
         return _run("redrive", topic, request, options)

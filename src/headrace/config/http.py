@@ -85,6 +85,18 @@ class TlsConfig(Section):
         return self
 
 
+class ManagementConfig(Section):
+    """A listener of its own for administration and metrics. The other one then answers them 404. Limits and host names
+    are those of `http`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; any other than loopback needs TLS here and authentication."""
+    port: Port = 8083
+    """Port to listen on; 0 picks a free one, which the `ready` line names."""
+    tls: TlsConfig = TlsConfig()
+    """HTTPS instead of HTTP."""
+
+
 class HttpConfig(Section):
     """The HTTP listener."""
 
@@ -97,6 +109,8 @@ class HttpConfig(Section):
     """Port to listen on; 0 picks a free one, which the `ready` line names."""
     tls: TlsConfig = TlsConfig()
     """HTTPS instead of HTTP."""
+    management: ManagementConfig | None = None
+    """When set, administration and metrics have a listener of their own."""
     allowed_hosts: list[str] = Field(default_factory=list)
     """Host names, without port, that clients may use in addition to `localhost`, `127.0.0.1`, `::1` and `host`."""
     max_body_bytes: Count = 1_048_576
@@ -104,6 +118,13 @@ class HttpConfig(Section):
     max_connections: Count = 1000
     """Most connections; a request on one more is answered 503. Readers of active consumers have half as many in
     addition, so waiting readers and other clients cannot shut each other out. Health requests are always answered."""
+
+    @model_validator(mode="after")
+    def _two_addresses(self) -> Self:
+        other = self.management
+        if other and other.port and (self.host, self.port) == (other.host, other.port):
+            raise ValueError(f"management has the port of http, {self.port}: change one of them")
+        return self
 
     @property
     def max_readers(self) -> int:

@@ -12,7 +12,7 @@ import yaml
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import AnySection, known_keys, validated
-from headrace.config.http import JwtConfig
+from headrace.config.http import HttpConfig, JwtConfig
 from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
 from headrace.config.kafka_security import located
 from headrace.config.light4j.folder import LightFolder, folders_of
@@ -242,13 +242,19 @@ class _FileReader:
                 "functions_secrets_dir": secrets,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
-                "http": self._with_files(config.http, "http", "tls"),
+                "http": self._http(config.http),
                 "cluster": self._with_files(config.cluster, "cluster", "tls"),
                 "security": self._with_files(config.security, "security", "jwt"),
                 "reactive_consumers": reactive,
                 "queries": queries,
             }
         )
+
+    def _http(self, http: HttpConfig) -> HttpConfig:
+        if http.management:
+            management = self._with_files(http.management, "http", "management", "tls")
+            http = http.model_copy(update={"management": management})
+        return self._with_files(http, "http", "tls")
 
     def _remote(self, server: RemoteServer | None, name: str) -> RemoteServer | None:
         """Return a server with absolute paths, and with a password that is read again."""

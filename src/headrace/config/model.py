@@ -105,15 +105,19 @@ class HeadraceConfig(Section):
     @classmethod
     def _check_listener(cls, http: HttpConfig, info: ValidationInfo) -> HttpConfig:
         mode = info.data["security"].mode if "security" in info.data else "none"
-        if http.host not in ("127.0.0.1", "localhost", "::1") and (mode == "none" or not http.tls.certificate):
-            raise ValueError(
-                f"host is {http.host}, but TLS and authentication are not both on: set http.tls and security.mode, "
-                "or listen on 127.0.0.1 behind a proxy that authenticates other machines"
-            )
-        if mode == "mtls" and not http.tls.client_ca:
-            raise ValueError(
-                "security.mode is mtls, but no authority for client certificates is set: set tls.client_ca"
-            )
+        for at, listener in (("", http), ("management.", http.management)):
+            if not listener:
+                continue
+            is_open = mode == "none" or not listener.tls.certificate
+            if listener.host not in ("127.0.0.1", "localhost", "::1") and is_open:
+                raise ValueError(
+                    f"{at}host is {listener.host}, but TLS and authentication are not both on: set http.{at}tls and "
+                    "security.mode, or listen on 127.0.0.1 behind a proxy that authenticates other machines"
+                )
+            if mode == "mtls" and not listener.tls.client_ca:
+                raise ValueError(
+                    f"security.mode is mtls, but no authority for client certificates is set: set {at}tls.client_ca"
+                )
         return http
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from headrace.config.spelling import nearest
 from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
 from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.http.auth import Authenticator, Principal
-from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, principal_of, served
+from headrace.http.endpoint import ADMINISTRATION, OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import CORRELATION, TRACEABILITY, given_id, response_error
 from headrace.http.request_checks import RequestChecks
@@ -29,35 +29,29 @@ log = logging.getLogger(__name__)
 _DENIED: Final = (401, 403)
 _SHOWN_CHARACTERS: Final = 200
 _SIMILAR: Final = 0.7
-_ADMINISTRATION: Final = "/adm/"
 _PRODUCING: Final = ("/producers/", "/transactions")
 _Methods = dict[str, tuple[Endpoint, AsgiApp]]
 
 
 class Application:
-    """Serves the endpoints of its families."""
+    """Serves the endpoints of a router."""
 
     def __init__(
         self,
         settings: HttpConfig,
-        families: Iterable[object],
+        router: "Router",
         metrics: Metrics,
         authenticator: Authenticator | None = None,
         audit: Audit | None = None,
         forwarder: Forwarder | None = None,
-        router: "Router | None" = None,
     ) -> None:
-        """Make the application; without `authenticator` every caller may use every endpoint.
-
-        `router` replaces the one made from `families`. While draining, none of its paths is served.
-        """
+        """Make the application; without `authenticator` every caller may use every endpoint."""
         self.forwarder = forwarder
         """As given."""
         self._metrics = metrics
         self._authenticator = authenticator
         self._audit = audit
-        self._always_open = () if router else ALWAYS_OPEN
-        self._router = router or Router(one for family in families for one in served(family, settings, audit))
+        self._router = router
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
@@ -99,13 +93,13 @@ class Application:
                 self._metrics.request(label, status, time.perf_counter() - started_at)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(self._always_open):
+        if scope["path"].startswith(self._router.always_open):
             await self._route(scope, receive, send)
             return
         if not self.gate.enter():
             raise Draining()
         try:
-            if self.gate.disturbance and not scope["path"].startswith(_ADMINISTRATION):
+            if self.gate.disturbance and not scope["path"].startswith(ADMINISTRATION):
                 await self.gate.disturbance()
             await self._route(scope, receive, send)
         finally:
@@ -163,6 +157,9 @@ class Application:
 class Router:
     """Finds the endpoint of a request by method and path."""
 
+    always_open: tuple[str, ...] = ALWAYS_OPEN
+    """Beginnings of the paths that are served while draining."""
+
     def __init__(self, endpoints: Iterable[tuple[Endpoint, AsgiApp]]) -> None:
         self._paths: dict[str, _Methods] = {}
         patterns: dict[str, _Methods] = {}
@@ -180,6 +177,18 @@ class Router:
         self._patterns = [
             (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods) for path, methods in patterns.items()
         ]
+
+    @classmethod
+    def of(
+        cls,
+        families: Iterable[object],
+        settings: HttpConfig,
+        audit: Audit | None,
+        fits: Callable[[Endpoint], bool] = lambda _: True,
+    ) -> "Router":
+        """Make the router of the endpoints of objects, only of those that fit."""
+        endpoints = (one for family in families for one in served(family, settings, audit))
+        return cls(one for one in endpoints if fits(one[0]))
 
     def may_be_open(self, path: str) -> bool:
         """Return whether a path begins like that of an open endpoint."""

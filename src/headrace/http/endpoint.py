@@ -17,7 +17,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
 from headrace.http.asgi import AsgiApp, Receive, Scope, Send, headers_of
 from headrace.http.auth import Principal
-from headrace.http.auth.principals import ADMIN, CHANGE_OWN, SEE_OWN
+from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, SEE_OWN
 from headrace.http.messages import HttpResponse, decode_body, decode_query, query_of, read_json
 from headrace.runtime.telemetry.correlation import caller
 
@@ -33,6 +33,7 @@ Handler = Callable[..., Awaitable[Any]]
 
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
+ADMINISTRATION: Final = "/adm/"
 
 
 class Rule(NamedTuple):
@@ -113,6 +114,13 @@ class Endpoint:
     def changes(self) -> bool:
         """Whether a request changes state."""
         return self.effect or self.method != "GET"
+
+    @property
+    def administers(self) -> bool:
+        """Whether it belongs to the management listener, if there is one: `/adm/`, metrics, and what only the scope
+        `admin` allows."""
+        any_of = self.rule.any_of
+        return self.path.startswith(ADMINISTRATION) or METRICS in any_of or any_of == (ADMIN,)
 
     @property
     def parameters(self) -> list[str]:

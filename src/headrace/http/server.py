@@ -41,6 +41,8 @@ _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 1.0
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+_SETTINGS: Final = {"http": "http.port", "management": "http.management.port"}
+
 log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -171,10 +173,10 @@ class WebService(Service):
         except OSError as cause:
             address = {"host": host, "port": port}
             if cause.errno == errno.EADDRINUSE:
-                setting = "http.port" if self.name == "http" else f"the port of {self.name}"
+                setting = _SETTINGS.get(self.name, f"the port of {self.name}")
                 text = f"another program uses the port. Stop it, or change {setting} (0 picks a free one)"
                 raise PortTaken(f"failed to listen on {host}:{port}: {text}", **address) from cause
-            text = f"{cause.strerror or cause}. Correct http.host and http.port"
+            text = f"{cause.strerror or cause}. Correct host and port of {self.name}"
             raise EnvironmentProblem(f"failed to listen on {host}:{port}: {text}", **address) from cause
 
 

@@ -73,14 +73,14 @@ class TlsFiles(WatchedFiles):
 
     _protocol = ssl.PROTOCOL_TLS_SERVER
 
-    def __init__(self, settings: TlsConfig, clock: Clock) -> None:
-        """Read the files.
+    def __init__(self, settings: TlsConfig, clock: Clock, setting: str = "http.tls") -> None:
+        """Read the files; `setting` is their section of the configuration.
 
         Raises:
             ConfigError: They do not fit together or are no certificates.
         """
         self._settings = settings
-        super().__init__("http.tls", (settings.certificate, settings.key, settings.client_ca), clock)
+        super().__init__(setting, (settings.certificate, settings.key, settings.client_ca), clock)
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         # An empty password makes an encrypted key an error instead of a prompt at the terminal.

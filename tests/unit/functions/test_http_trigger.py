@@ -41,7 +41,7 @@ class Listening(Running):
         own = HttpConfig(port=port, max_body_bytes=trigger.max_body_bytes)
         router = FunctionRequests(self.service, trigger, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
-        self.application = Application(own, (), Metrics(), authenticator, router=router)
+        self.application = Application(own, router, Metrics(), authenticator)
         self.web = WebService(own, self.application, name=router.name)
 
     @property

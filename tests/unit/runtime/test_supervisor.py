@@ -20,13 +20,17 @@ def supervised(*services: Service, seconds: float = 5) -> Supervisor:
 
 
 async def test_services_start_in_order_and_go_in_reverse() -> None:
-    """Every service drains before the first one stops."""
+    """Every service drains before the first one stops; one that outlives the others goes last."""
     notes: list[str] = []
-    supervisor, signals = supervised(RecordedService("a", notes), RecordedService("b", notes)), Signals()
+    supervisor, signals = supervised(RecordedService("a", notes)), Signals()
+    supervisor.add(RecordedService("last", notes), outlives=True)
+    supervisor.add(RecordedService("b", notes))
     await supervisor.start()
     signals.notice()
     await supervisor.run(signals)
-    assert notes == ["start a", "start b", "drain b", "drain a", "stop b", "stop a"]
+    order = ["a", "last", "b"], ["b", "a", "last"], ["b", "a", "last"]
+    done = [*zip(("start", "drain", "stop"), order, strict=True)]
+    assert notes == [f"{what} {name}" for what, names in done for name in names]
 
 
 async def test_a_start_that_fails_stops_what_runs() -> None:

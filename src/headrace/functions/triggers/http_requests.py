@@ -31,6 +31,8 @@ _NO_CONTENT: Final = (204, 304)
 class FunctionRequests(Router):
     """Sends every request to one function, except those for its health."""
 
+    always_open = ()
+
     def __init__(
         self, workers: FunctionService, trigger: HttpTrigger, destination: FunctionDestination, settings: HttpConfig
     ) -> None:

@@ -70,6 +70,7 @@ class FunctionCalls:
         others: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
         prelude: str = PRELUDE,
+        wait: bool = True,
         **attributes: Any,
     ) -> HeadraceProcess:
         """Run the function in a process of this name.
@@ -81,6 +82,7 @@ class FunctionCalls:
             others: Further triggers.
             more: Parts of headrace.yaml.
             prelude: Before the code.
+            wait: Until it is ready.
             attributes: Of the trigger.
         """
         known = {"topics": [self.source], "consumerGroup": self.group, "workerAllocationMode": "static"}
@@ -90,7 +92,7 @@ class FunctionCalls:
         code = prelude.format(lines=str(self._file)) + code if prelude else code
         file = function_file(self._folder, code, {"in": made, **(others or {})})
         config = {**self.site.config, **(more or {}), "functions": [file]}
-        return self._headrace(config, env={"PROCESS": name})
+        return self._headrace(config, wait=wait, env={"PROCESS": name})
 
     def write(self, partition: int, *values: str, topic: str = "") -> None:
         """Write records to a partition."""

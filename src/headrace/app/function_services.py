@@ -25,7 +25,7 @@ from headrace.functions.triggers.http import HttpTrigger
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.workers import Acknowledge, FunctionService
-from headrace.kafka import GroupTransactions, InternalTopic, ReadPolicy, Subscription
+from headrace.kafka import Admin, GroupTransactions, InternalTopic, MissingPartitions, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import TopicPartition
 from headrace.runtime import Service
@@ -101,7 +101,7 @@ class FunctionAssembly:
         spec = load_function(file, self._config)
         for trigger in spec.kafka_triggers:
             admin = self._parts.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
-            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics)
+            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics, frozenset(trigger.kafka.partitions))
         return spec
 
     def _acknowledged_trigger(
@@ -122,7 +122,7 @@ class FunctionAssembly:
         return services
 
     def _trigger(self, spec: FunctionSpec, trigger: KafkaTrigger, workers: FunctionService) -> list[Service]:
-        context, config = self._context, self._config
+        config = self._config
         kafka, topics, group = trigger.kafka, trigger.topics, trigger.group
         name = f"{spec.name}.{trigger.name}"
         label = f"function {name}"
@@ -149,14 +149,13 @@ class FunctionAssembly:
             label, group, topics, delivery, destination, dead_letters, hooks, policy=policy, make=make
         )
         policy = policy._replace(max_processing_seconds=kafka.max_processing_time)
-        consumer = self._parts.consumer(label, pump, topics, policy, flow=_FLOW, admin=admin)
-        watch = Subscription(f"{label} topics", consumer, admin, context.clock, topics=topics, fits=None)
         running = RunningConsumer(
             name=name,
             kind="function",
             function=spec.name,
             delivery=delivery,
             topics=topics,
+            partitions=kafka.partitions,
             destination=destination,
             destination_name=spec.handler,
             dead_letter=trigger.dead_letters,
@@ -168,7 +167,18 @@ class FunctionAssembly:
             no_replay=_IN_TRANSACTIONS if held else "",
         )
         self._parts.add(running)
-        return [*transactions, *retries, pump, consumer, watch]
+        return [*transactions, *retries, pump, *self._source(trigger, label, pump, policy, admin)]
+
+    def _source(self, trigger: KafkaTrigger, label: str, pump: Pump, policy: ReadPolicy, admin: Admin) -> list[Service]:
+        """Make the consumer of a trigger, and what watches its topics."""
+        clock, topics = self._context.clock, trigger.topics
+        own = [TopicPartition(topic, number) for topic in topics for number in trigger.kafka.partitions]
+        consumer = self._parts.consumer(label, pump, [] if own else topics, policy, flow=_FLOW, admin=admin)
+        watch = Subscription(f"{label} topics", consumer, admin, clock, topics=topics, fits=None)
+        if not own:
+            return [consumer, watch]
+        consumer.assign(own)
+        return [consumer, watch, MissingPartitions(f"{label} partitions", admin, clock, own)]
 
     def _exactly_once(self, name: str, group: str, held: HeldOutputs) -> tuple[Callable[..., Pump], list[Service]]:
         """Return a maker of pumps that commit outputs and offsets together, and the transactional producer."""

@@ -200,7 +200,7 @@ def _shown(record: OutgoingRecord) -> dict[str, Any]:
 
 
 async def _advice(spec: FunctionSpec, trigger: KafkaTrigger, kafka: KafkaConfig, partitions: int | None) -> list[str]:
-    if partitions:
+    if partitions := partitions or len(trigger.kafka.partitions) * len(trigger.topics):
         return advice(spec, trigger, partitions)
     at = trigger.kafka.cluster(kafka).model_copy(update={"request_timeout_seconds": _TIMEOUT_SECONDS})
     try:

@@ -25,6 +25,8 @@ class RunningConsumer:
     """Its settings in the file."""
     topics: Sequence[str]
     """The topics that its settings name."""
+    partitions: Sequence[int] = ()
+    """Numbers of the partitions of each topic that it reads; empty for its share as a member of the group."""
     matches: Callable[[str], bool] | None = None
     """Whether its patterns match a topic; None without patterns."""
     destination: Destination
@@ -97,9 +99,12 @@ def find_consumer(consumers: Iterable[RunningConsumer], kind: str, name: str) ->
 
 def groups_of(consumers: Iterable[RunningConsumer], others: Mapping[str, GroupTopics]) -> dict[str, GroupTopics]:
     """Return other groups and those of consumers, each with its topics."""
-    found = {group: GroupTopics(admin, [*topics]) for group, (admin, topics) in others.items()}
+    found = dict(others)
     for consumer in consumers:
-        found.setdefault(consumer.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.topics)
+        known = found.get(consumer.group, GroupTopics(consumer.admin, []))
+        topics, partitions = [*known.topics, *consumer.topics], known.partitions.union(consumer.partitions)
+        found[consumer.group] = known._replace(topics=topics, partitions=partitions)
         if retries := consumer.retry_pump:
-            found.setdefault(retries.group, GroupTopics(consumer.admin, [])).topics.extend(consumer.retry_topics)
+            known = found.get(retries.group, GroupTopics(consumer.admin, []))
+            found[retries.group] = known._replace(topics=[*known.topics, *consumer.retry_topics])
     return found

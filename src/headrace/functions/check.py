@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.config.spelling import nearest
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka import SPARE, KafkaTrigger
 
 _SPARE = 1.2
 """Advised capacity in relation to the need, so that one replica may fail."""
@@ -33,10 +33,10 @@ def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> li
         )
     if partitions and most > partitions:
         found.append(f"maxReplicas is {most}, and only {partitions} can have a partition: write {partitions} or less")
-    if kafka.rebalance_timeout < _SPARE * kafka.max_wait_handler:
+    if kafka.rebalance_timeout < SPARE * kafka.max_wait_handler:
         found.append(
-            f"rebalanceTimeout is {kafka.rebalance_timeout:g}s: write {_SPARE * kafka.max_wait_handler:g}s or more, "
-            "120 % of maxWaitHandlerDuringRebalance, so that no member is late"
+            f"rebalanceTimeout is {kafka.rebalance_timeout:g}s: {SPARE * kafka.max_wait_handler:g}s are used, 120 % "
+            "of maxWaitHandlerDuringRebalance, so that no member is late"
         )
     if 3 * kafka.heartbeat_interval > kafka.session_timeout:
         found.append(

@@ -13,6 +13,7 @@ from headrace.functions.check import handler_problem
 from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
 from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
+from headrace.functions.secret_files import KINDS_OF_FILES
 from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.spec import KINDS, FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
@@ -112,20 +113,23 @@ class _FunctionFile(FileReader):
         return (self.config or HeadraceConfig()).state_dir.absolute() / "functions"
 
     def _read_secrets(self, spec: FileSection) -> None:
-        """Set variables from the secrets that they name; those from other sources of Nuclio's platform are left out."""
+        """Set variables from the secrets and ConfigMaps that they name; those from other sources are left out."""
         variables = spec.values.get("env")
         for index, variable in enumerate(variables if isinstance(variables, list) else ()):
             if "valueFrom" not in variable:
                 continue
             section = self.section((*spec.path_of("env"), index, "valueFrom"), variable["valueFrom"], "valueFrom")
-            if "secretKeyRef" not in section.values:
+            kind = next((kind for kind in KINDS_OF_FILES if kind in section.values), "")
+            if not kind:
                 continue
-            reference, path = self.below(section, "secretKeyRef"), section.path_of("secretKeyRef")
+            reference, path = self.below(section, kind, "secretKeyRef"), section.path_of(kind)
             if not self.config:
                 self.warn(path, "has no effect here, because no headrace.yaml names functions_secrets_dir")
                 continue
             try:
-                secret = self.secrets.key_of(reference.values.get("name"), reference.values.get("key"))
+                secret = self.secrets.key_of(
+                    reference.values.get("name"), reference.values.get("key"), KINDS_OF_FILES[kind]
+                )
             except ValueError as cause:
                 if reference.values.get("optional") is not True:
                     self.wrong(path, str(cause))

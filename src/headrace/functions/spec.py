@@ -81,6 +81,9 @@ class FunctionSpec(FilePart):
             text = f"of kind {single.kind}, whose calls have one event, and batch, whose calls have a list"
             remedy = "write batch: {mode: disable}, or move one to another function"
             raise ValueError(f"triggers have {single.name} {text}: {remedy}")
+        if most > 1 and (fixed := next((trigger for trigger in self.kafka_triggers if trigger.kafka.partitions), None)):
+            text = f"maxReplicas is {most}, and each replica would read the partitions of {fixed.name}"
+            raise ValueError(f"{text}: write maxReplicas: 1, or remove partitions")
         acknowledging = [trigger for trigger in self.kafka_triggers if trigger.explicit_ack_mode != "disable"]
         topics = [topic for trigger in acknowledging for topic in trigger.topics]
         if twice := next((topic for topic in topics if topics.count(topic) > 1), ""):

@@ -5,7 +5,7 @@ from headrace.kafka.client.properties import librdkafka_version
 from headrace.kafka.client.reachability import Reachability
 from headrace.kafka.cluster_info import PartitionInfo, TopicInfo
 from headrace.kafka.compacted_table import JSON_OBJECTS, RAW_BYTES, CompactedTable, read_back
-from headrace.kafka.consumer import Consumer, Subscription, hanging_consumers
+from headrace.kafka.consumer import Consumer, MissingPartitions, Subscription, hanging_consumers
 from headrace.kafka.lease import Lease, lease_holder
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.positions import ReadPolicy

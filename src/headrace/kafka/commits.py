@@ -92,6 +92,8 @@ class Commits:
         """Whether a commit was sent and not reported yet."""
         self._retry_at = 0.0
         self._requests: list[_Request] = []
+        self.is_by_hand = False
+        """Whether partitions are read without membership; then Kafka refuses commits while the group has members."""
 
     def request_answered(self, offsets: CommitOffsets, epochs: Epochs, response: Response) -> None:
         """Commit offsets of these epochs, and respond once.
@@ -193,6 +195,9 @@ class Commits:
     def _report_failure(self, error: Any, topics: Collection[str]) -> None:
         if not is_refused(error):
             self._log_failed(error)
+            if self.is_by_hand and error.code() == confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID:
+                text = "the group has members, and these partitions are read without membership"
+                self._problems.report(_COMMITS, f"Kafka refuses commits: {text}: use a group of its own")
             return
         refusal = self._problems.error(error, topics)
         self._problems.report(_COMMITS, f"Kafka refuses commits: {refusal.description}")

@@ -426,3 +426,34 @@ class Subscription(Service):
                 self._consumer.topic_recreated(topic, self._missing_since.get(topic, now))
             self._ids[topic] = topic_id
         self._missing_since = {t: self._missing_since.get(t, now) for t in self._ids if t not in ids}
+
+
+class MissingPartitions(Service):
+    """Looks every few seconds whether partitions exist that are read without membership: the client does not say."""
+
+    def __init__(self, name: str, admin: Admin, clock: Clock, partitions: Sequence[TopicPartition]) -> None:
+        """Prepare; no broker is contacted."""
+        super().__init__(name)
+        self._admin = admin
+        self._clock = clock
+        self._partitions = partitions
+        self._problem = ""
+
+    def readiness(self) -> Readiness:
+        return Readiness(not self._problem, self._problem)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                topics = {topic.name: len(topic.partitions) for topic in await self._admin.list_topics()}
+                counts = ((at, topics[at.topic]) for at in self._partitions if at.topic in topics)
+                missing = (
+                    f"partition {at.partition} of {at.topic} does not exist: it has {count} partitions; add some, "
+                    "or correct those that are read"
+                    for at, count in counts
+                    if at.partition >= count
+                )
+                self._problem = next(missing, "")
+            except HeadraceError as error:
+                log.debug("%s: %s", self.name, error.description)
+            await self._clock.sleep(_LOOK_SECONDS)

@@ -204,7 +204,7 @@ class PollThread:
         required = set(partitions)
         removed = [partition for partition in self._by_hand if partition not in required]
         added = [partition for partition in partitions if partition not in current]
-        self._by_hand = list(partitions)
+        self._by_hand, self.commits.is_by_hand = list(partitions), True
         if removed:
             self._forget(removed)
             self.loop.post(self.loop.listener.on_lost, removed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,53 @@ def test_only_partitions_that_are_given_up_are_drained(calls: Any, protocol: str
     assert first.output.count("was still running when the partition was revoked") == 2
     assert [process.terminate() for process in (first, second)] == [0, 0]
     assert one.reasons() == []
+
+
+def test_a_wait_above_the_time_limit_of_a_rebalance_raises_it(calls: Any, tmp_path: Path) -> None:
+    """Kafka would remove the member after 6 s, and the next owner would call its event again."""
+    one = calls(2)
+    times = {"sessionTimeout": "6s", "heartbeatInterval": "1s", "rebalanceTimeout": "6s"}
+    own = {"trigger": {"numWorkers": 2}, **times, "maxWaitHandlerDuringRebalance": "60s", "balanceStrategy": "range"}
+    for partition in range(2):
+        one.write(partition, "wait")
+    first = one.start(WAITS, **own)
+    one.wait_lines(2, "begin")
+    second = one.start(WAITS, name="two", wait=False, **own)
+    one.site.wait_until(lambda: one.members == 2, "a rebalance")
+    began = time.monotonic()
+    one.site.wait_until(lambda: time.monotonic() - began > 9, "more than the time limit")
+    (tmp_path / "go").touch()
+    one.wait_committed({0: 1, 1: 1})
+    assert [(line.process, line.offset) for line in one.of("begin")] == [("one", 0)] * 2
+    assert [process.terminate() for process in (first, second)] == [0, 0]
+
+
+def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: Any) -> None:
+    """Without membership: Kafka refuses its commits while the group has a member, and readiness says so."""
+    one = calls(3)
+    for partition in range(3):
+        one.write(partition, "a", "b")
+    first = one.start(SLOW, partitions=[0, 2])
+    one.wait_committed({0: 2, 2: 2})
+    assert one.members == 0
+    lag = "headrace_consumer_lag_records{"
+    one.site.wait_until(lambda: lag in one.site.ask(f"{first.url}/metrics").body, "the lag")
+    lines = [line for line in one.site.ask(f"{first.url}/metrics").body.splitlines() if line.startswith(lag)]
+    assert len(lines) == 2, "partition 1 is nobody's"
+    assert first.terminate() == 0
+    one.write(0, "c")
+    second = one.start(SLOW, partitions=[0, 7], name="two", wait=False)
+    one.wait_committed({0: 3})
+    one.site.wait_until(lambda: "partition 7 of" in str(one.site.reasons(second.url)), "what does not exist")
+    member = one.start(SLOW, name="member")
+    one.wait_lines(2, "call", "member")
+    one.write(0, "d")
+    one.site.wait_until(lambda: "has members" in str(one.site.reasons(second.url)), "refused commits")
+    assert member.terminate() == 0
+    one.site.wait_until(lambda: "has members" not in str(one.site.reasons(second.url)), "commits")
+    one.wait_committed({0: 4, 1: 2, 2: 2})
+    assert {line.process for line in one.of("call") if line.partition == 1} == {"member"}
+    assert second.terminate() == 0
 
 
 def test_a_member_without_partitions_leaves_at_once(calls: Any) -> None:

@@ -48,18 +48,20 @@ async def test_an_exported_function_has_its_source_in_the_configuration(
 
 
 def test_a_variable_is_read_from_the_folder_of_secrets(write_function: Callable[..., Path], tmp_path: Path) -> None:
-    """As a volume is: a folder for each secret, a file for each key; one that is optional may be missing.
+    """As a volume is: a folder for each secret or ConfigMap, a file for each key; one that is optional may be missing.
 
     A variable from elsewhere is left out: an empty one would mislead the handler.
     """
-    (tmp_path / "secrets/api").mkdir(parents=True)
-    (tmp_path / "secrets/api/key").write_text("hidden\n")
+    for name, text in {"api": "hidden", "shop": "open"}.items():
+        (tmp_path / "secrets" / name).mkdir(parents=True)
+        (tmp_path / "secrets" / name / "key").write_text(f"{text}\n")
     one = {"name": "ONE", "valueFrom": {"secretKeyRef": {"name": "api", "key": "key"}}}
     two = {"name": "TWO", "valueFrom": {"secretKeyRef": {"name": "api", "key": "none", "optional": True}}}
-    other = {"name": "THREE", "valueFrom": {"configMapKeyRef": {"name": "api", "key": "key"}}}
-    folder = write_function("def handler(context, event): ...\n", spec={"env": [one, two, other]})
+    three = {"name": "THREE", "valueFrom": {"configMapKeyRef": {"name": "shop", "key": "key"}}}
+    four = {"name": "FOUR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    folder = write_function("def handler(context, event): ...\n", spec={"env": [one, two, three, four]})
     spec = load_function(folder, settings(folder, functions_secrets_dir=tmp_path / "secrets"))
-    assert spec.env == {"ONE": "hidden"}
+    assert spec.env == {"ONE": "hidden", "THREE": "open"}
 
 
 @pytest.mark.parametrize(("before", "after", "problem"), table(__file__, "a_wrong_comment_has_its_line"))

@@ -61,6 +61,8 @@ class GroupTopics(NamedTuple):
     """Administration of the cluster."""
     topics: list[str]
     """Topics that it reads; further ones are found by its commits."""
+    partitions: frozenset[int] = frozenset()
+    """Numbers of the partitions that it reads; empty for all. Others count if it has committed an offset of them."""
 
 
 class LagMonitor(Service):
@@ -88,7 +90,7 @@ class LagMonitor(Service):
 
     async def run(self) -> None:
         while True:
-            for group, (admin, topics) in self._groups().items():
+            for group, (admin, topics, numbers) in self._groups().items():
                 at = self._clock.monotonic()
                 try:
                     found = await lag_of(admin, group, topics)
@@ -97,6 +99,8 @@ class LagMonitor(Service):
                 else:
                     if group not in self._groups():  # removed during the request
                         continue
+                    if numbers:
+                        found = [p for p in found if p.committed is not None or p.partition.partition in numbers]
                     self._found[group] = at, admin, {entry.partition: entry for entry in found}
             present = self._groups()
             self._found = {group: known for group, known in self._found.items() if group in present}

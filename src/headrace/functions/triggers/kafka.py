@@ -15,7 +15,7 @@ from headrace.config.membership import ConsumerConfig
 from headrace.config.section import GroupName, Number, TopicName
 from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
-from headrace.functions.function_keys import ANNOTATED, LOGIN
+from headrace.functions.function_keys import ANNOTATED, LOGIN, keys_of
 from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
@@ -41,6 +41,8 @@ _MEMBER: Final = {
 """Attributes, and the properties of the consumer that they are."""
 _DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
 """Those of Nuclio that are not the client's; 0 means them too."""
+SPARE: Final = 1.2
+"""The least time limit of a rebalance, in relation to the wait for records in flight."""
 
 
 class KafkaAttributes(FilePart):
@@ -50,6 +52,8 @@ class KafkaAttributes(FilePart):
     group: Annotated[GroupName, Field(alias="consumerGroup")]
     brokers: Annotated[list[Annotated[str, AfterValidator(_broker)]], BeforeValidator(is_list)] = []
     """Brokers the file names; empty means those of headrace.yaml."""
+    partitions: Annotated[list[Annotated[int, Field(ge=0), Number]], BeforeValidator(is_list)] = []
+    """Numbers of the partitions of each topic that are read, without membership in the group; empty for its share."""
     security: KafkaSecurity | None = None
     """Its TLS and login; None for those of headrace.yaml, or for plain text if the file names brokers."""
     auto_offset_reset: Annotated[Literal["earliest", "latest"], Field(alias="initialOffset"), AnyCase] = "earliest"
@@ -59,7 +63,7 @@ class KafkaAttributes(FilePart):
     max_processing_time: Limit = 300.0
     """After this time without a completed record, a partition is not fetched until one completes."""
     rebalance_timeout: Annotated[float, Field(ge=0.001, le=86_400), Duration] = _DEFAULTS["rebalance_timeout"]
-    max_wait_handler: Annotated[Limit, Field(alias="maxWaitHandlerDuringRebalance")] = 5.0
+    max_wait_handler: Annotated[float, Field(gt=0, le=72_000, alias="maxWaitHandlerDuringRebalance"), Duration] = 5.0
     """The longest wait for records in flight before a partition is released."""
     retry_backoff: Annotated[float, Field(ge=0, le=300), Duration] | None = None
     max_wait_time: Annotated[float, Field(ge=0.001, le=50), Duration] = _DEFAULTS["max_wait_time"]
@@ -79,12 +83,11 @@ class KafkaAttributes(FilePart):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        pairs = (("heartbeat_interval", "session_timeout"), ("max_wait_handler", "rebalance_timeout"))
-        for shorter, longer in pairs:
-            if getattr(self, shorter) >= getattr(self, longer):
-                times = f"is {getattr(self, shorter):g}s, and {to_camel(longer)} {getattr(self, longer):g}s"
-                name = type(self).model_fields[shorter].alias or to_camel(shorter)
-                raise ValueError(f"{name} {times}: write a shorter {name}, or a longer {to_camel(longer)}")
+        if self.heartbeat_interval >= self.session_timeout:
+            times = f"is {self.heartbeat_interval:g}s, and sessionTimeout {self.session_timeout:g}s"
+            raise ValueError(
+                f"heartbeatInterval {times}: write a shorter heartbeatInterval, or a longer sessionTimeout"
+            )
         try:
             self.member  # noqa: B018 its model is the check
         except ValidationError as cause:
@@ -122,7 +125,8 @@ class KafkaAttributes(FilePart):
                 value = getattr(self, field) or _DEFAULTS.get(field, 0)
                 settings[setting] = round(value * 1000) if setting.endswith(".ms") else value
         longest = max(settings["max.poll.interval.ms"], settings.get("session.timeout.ms", 10_000), 1000)
-        settings["max.poll.interval.ms"] = longest  # the client refuses less than the session
+        # The client refuses less than the session, and a member that waits longer is late for the rebalance.
+        settings["max.poll.interval.ms"] = max(longest, round(SPARE * self.max_wait_handler * 1000))
         settings["max.partition.fetch.bytes"] = min(settings["max.partition.fetch.bytes"], self.fetch_max or math.inf)
         if "balance_strategy" in written:
             sticky = self.balance_strategy == "sticky"
@@ -171,6 +175,11 @@ class KafkaTrigger(Trigger):
                 f"explicitAckMode is {self.explicit_ack_mode}, and retry.topics are set: a record in a retry topic has "
                 "left the topic by whose offset it is acknowledged: remove retry.topics"
             )
+        if self.kafka.partitions and self.retry.topics:
+            raise ValueError(
+                "partitions are set, and retry.topics, whose records the processes of a group share: remove "
+                "retry.topics, or raise retry.max_delay_seconds"
+            )
         mode, window = self.explicit_ack_mode, self.kafka.ack_window_size
         isolation = self.kafka.member.properties.get("isolation.level")
         apart = {
@@ -178,6 +187,7 @@ class KafkaTrigger(Trigger):
             f"ackWindowSize {window}, by which offsets are committed after the outputs: remove it": window > 0,
             "retry.topics, which commit apart from the outputs: remove them": bool(self.retry.topics),
             "isolation.level read_uncommitted, which reads aborted records: remove it": isolation == "read_uncommitted",
+            "partitions, from which Kafka cannot fence another process: remove them": bool(self.kafka.partitions),
         }
         if self.delivery == "exactly_once" and (why := next((text for text, found in apart.items() if found), "")):
             raise ValueError(f"delivery is exactly_once, and {why}, or write delivery: at_least_once")
@@ -186,6 +196,8 @@ class KafkaTrigger(Trigger):
     @classmethod
     def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:
         """Return the trigger, with the annotations of what its attributes do not have."""
+        if own.values.get("partitions"):
+            file.wrong(own.paths["partitions"], keys_of("trigger")["partitions"].why("refused"))
         if "topic" in attributes.values and "topics" in attributes.values:
             file.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
         elif "topic" in attributes.values:

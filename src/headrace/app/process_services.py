@@ -57,6 +57,7 @@ from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import Clock, ServerWatch, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.telemetry.logs import configure_logging
+from headrace.runtime.telemetry.loop_delay import LoopDelay
 from headrace.runtime.tls import ClientTlsFiles, TlsFiles
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
@@ -97,7 +98,7 @@ class App:
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        self.services: list[Service] = [*context.services, *_preparation(context, assembly)]
+        self.services: list[Service] = [LoopDelay(), *context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all

@@ -134,12 +134,13 @@ class Pump(Service):
         return self._lanes
 
     def numbers(self) -> dict[str, int]:
-        """Return the counts by name, the records `in_flight` and `awaiting_ack`, and whether the breaker is open."""
+        """Return the counts by name, the records in flight, stalled partitions, and whether the breaker is open."""
         lanes = self._lanes.values()
         numbers = {
             "in_flight": sum(lane.tracker.in_flight_records for lane in lanes),
             "awaiting_ack": sum(len(lane.acks.awaiting_ack) for lane in lanes),
             "breaker_open": int(bool(self.breaker.waits_for)),
+            "stalled_partitions": sum(bool(lane.stalled) for lane in lanes),
         }
         return {**self.counts.read(), **numbers}
 

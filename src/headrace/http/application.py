@@ -60,6 +60,7 @@ class Application:
         headers = headers_of(scope)
         identity = given_id(headers, CORRELATION) or new_correlation_id()
         correlation_id.set(identity.decode())
+        caller.set("")  # the context is that of the connection, which may have had another caller
         ids = [(CORRELATION, identity)]
         if trace := given_id(headers, TRACEABILITY):
             ids.append((TRACEABILITY, trace))

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import pickle
+import shutil
 import socket
 import sys
 from collections import Counter
@@ -161,7 +162,14 @@ class QueryEngine(Service):
             count = functools.partial(self._counts.__getitem__, outcome)
             self.publish("headrace_query_requests_total", count, outcome=outcome)
         self.publish("headrace_push_queries", lambda: len(self._pushes))
+        self.publish("headrace_table_disk_used_ratio", self._disk_used)
         await super().start()
+
+    def _disk_used(self) -> float:
+        folder = self._config.state_dir.absolute()
+        present = next(path for path in (folder, *folder.parents) if path.exists())
+        usage = shutil.disk_usage(present)
+        return 1 - usage.free / usage.total
 
     def _reader(self, table: str, field: str) -> Callable[[], float]:
         return lambda: float(getattr(self._tables[table], field)) if table in self._tables else 0.0

@@ -1,5 +1,6 @@
 """TLS 1.2 or newer for the listener and for HTTP clients; changed files are reloaded."""
 
+import functools
 import logging
 import ssl
 from pathlib import Path
@@ -13,6 +14,18 @@ from headrace.runtime import Clock, Service
 log = logging.getLogger(__name__)
 
 
+@functools.lru_cache(32)
+def certificate_end(pem: bytes) -> float:
+    """Return when the first of some certificates expires, in seconds since the epoch; not a number if none is there."""
+    from cryptography import x509  # only with TLS, because it takes a while
+
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return float("nan")
+    return min(each.not_valid_after_utc.timestamp() for each in certificates)
+
+
 class WatchedFiles(Service):
     """A TLS context; new connections use the present files."""
 
@@ -22,13 +35,19 @@ class WatchedFiles(Service):
         super().__init__(f"tls files of {setting}")
         self.setting = setting
         """Section of the configuration."""
-        self._files = files
+        self._files = files  # the own certificate first
         self._clock = clock
         self._changes = FileChanges(files)
+        self._end = float("nan")
         try:
             self.context = self._fill(self._new())
         except (OSError, ssl.SSLError) as cause:
             raise ConfigError(f"{setting}: {self._problem(cause)}") from cause
+
+    async def start(self) -> None:
+        if self._files[0]:
+            self.publish("headrace_certificate_expires_seconds", lambda: self._end, setting=self.setting)
+        await super().start()
 
     def look(self) -> None:
         """Load changed files if they match; otherwise keep the previous ones."""
@@ -63,6 +82,9 @@ class WatchedFiles(Service):
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         raise NotImplementedError
 
+    def _look_at_end(self, certificate: Path | None) -> None:
+        self._end = certificate_end(certificate.read_bytes()) if certificate else float("nan")
+
     def _problem(self, cause: OSError) -> str:
         files = ", ".join(str(path) for path in self._files if path)
         return f"the files {files} are not a certificate, key and authorities that match ({cause.strerror or cause})"
@@ -83,6 +105,7 @@ class TlsFiles(WatchedFiles):
         super().__init__(setting, (settings.certificate, settings.key, settings.client_ca), clock)
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        self._look_at_end(self._settings.certificate)
         # An empty password makes an encrypted key an error instead of a prompt at the terminal.
         context.load_cert_chain(str(self._settings.certificate), str(self._settings.key), password=lambda: "")
         if self._settings.client_ca:
@@ -107,6 +130,7 @@ class ClientTlsFiles(WatchedFiles):
 
     def _fill(self, context: ssl.SSLContext) -> ssl.SSLContext:
         settings = self._settings
+        self._look_at_end(settings.certificate)
         if settings.certificate and settings.key:
             context.load_cert_chain(settings.certificate, settings.key, settings.key_password.get_secret_value)
         if settings.ca:

@@ -12,8 +12,8 @@ from headrace.http.auth.principals import ADMIN, METRICS
 from headrace.http.endpoint import OPEN, TEXT, Call, Endpoint, Rule, is_known
 from headrace.http.messages import HttpResponse
 from headrace.kafka import hanging_consumers
-from headrace.runtime import Readiness
-from headrace.runtime.telemetry.metrics import CONTENT_TYPE, Metrics
+from headrace.runtime import Readiness, run_blocking
+from headrace.runtime.telemetry.metrics import CONTENT_TYPE, Metrics, text_of
 
 log = logging.getLogger(__name__)
 
@@ -112,4 +112,5 @@ class HealthEndpoints:
 
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
     async def metrics(self, call: Call[None, None]) -> HttpResponse:
-        return HttpResponse(self._metrics.render(), 200, CONTENT_TYPE.encode())
+        text = await run_blocking(text_of, self._metrics.snapshot())
+        return HttpResponse(text, 200, CONTENT_TYPE.encode())

@@ -19,10 +19,12 @@ from headrace.kafka.client.connection_errors import ConnectionErrors, Connection
 from headrace.kafka.client.credentials import SecurityFiles
 from headrace.kafka.client.properties import client_properties
 from headrace.runtime import Clock, OwnedThread, Readiness, Service
+from headrace.runtime.tls import certificate_end
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 1.0
+_MEASURE_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
 _LIMIT_SECONDS = 3.0
 _ATTEMPT_SECONDS = 1.0
@@ -77,6 +79,7 @@ class Reachability(Service):
         """When a broker last answered a client, by the monotonic clock."""
         self.probe = BrokerProbe(kafka, clock, self)
         """What asks the brokers when no other client does."""
+        self._security = kafka.security
         self._clock = clock
         self._report = report or log.warning
         self._has_answered = False
@@ -88,6 +91,8 @@ class Reachability(Service):
 
     async def start(self) -> None:
         self.publish("headrace_kafka_up", lambda: int(self.is_reachable), bootstrap_servers=self.label)
+        self.publish("headrace_kafka_round_trip_seconds", lambda: self.probe.round_trip, bootstrap_servers=self.label)
+        self._publish_certificate()
         self._thread = OwnedThread(self.name, self.probe.run, self.die)
         self._thread.start()
 
@@ -95,6 +100,17 @@ class Reachability(Service):
         if self._thread:
             await self._thread.stop(_THREAD_STOP_SECONDS)
         await super().stop()
+
+    def _publish_certificate(self) -> None:
+        security = self._security
+
+        def end() -> float:
+            tls = security.in_use.tls
+            return certificate_end(tls.certificate.encode()) if tls else float("nan")
+
+        if security.tls and (security.tls.certificate or security.tls.keystore):
+            setting = "kafka.security.tls" if self.label == self.servers else f"{self.label} tls"
+            self.publish("headrace_certificate_expires_seconds", end, setting=setting)
 
     def readiness(self) -> Readiness:
         if outage := self.outage:
@@ -208,6 +224,8 @@ class BrokerProbe:
         """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
         self.seen_alive = threading.Event()
         """Set when another client gets a response during an outage."""
+        self.round_trip = float("nan")
+        """Duration of the last request that a broker answered, in seconds."""
         self._kafka = kafka
         self._clock = clock
         self._reachability = reachability
@@ -263,6 +281,7 @@ class BrokerProbe:
         self.seen_alive.clear()
         self._own_none_left = False
         while not stop_requested.is_set():
+            sent_at = self._clock.monotonic()
             try:
                 client.list_topics(_TOPIC, timeout=_ATTEMPT_SECONDS)
             except confluent_kafka.KafkaException:
@@ -270,6 +289,7 @@ class BrokerProbe:
                 if not self.seen_alive.is_set() and (self._own_none_left or self._clock.monotonic() >= end):
                     return False
             else:
+                self.round_trip = self._clock.monotonic() - sent_at
                 return True
             if self.seen_alive.is_set():
                 return True
@@ -278,6 +298,7 @@ class BrokerProbe:
     def _wait(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> None:
         """Wait until the next attempt is due."""
         began = self._clock.monotonic()
+        measure_at = began + _MEASURE_SECONDS
         while not stop_requested.is_set():
             now = self._clock.monotonic()
             if self._files.due:
@@ -285,7 +306,7 @@ class BrokerProbe:
             if self._reachability.is_down:
                 if now - began >= _RETRY_SECONDS:
                     return
-            elif self.none_left.is_set() or now - self._reachability.answered_at >= _IDLE_SECONDS:
+            elif self.none_left.is_set() or now >= min(self._reachability.answered_at + _IDLE_SECONDS, measure_at):
                 return
             client.poll(_POLL_SECONDS)
 

@@ -8,7 +8,7 @@ import csv
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
+    GCCollector,
     Histogram,
     ProcessCollector,
     disable_created_metrics,
@@ -28,6 +29,7 @@ from prometheus_client.registry import Collector
 from headrace.records import TopicPartition
 from headrace.runtime import gauges
 from headrace.runtime.gauge_registry import BUCKET_SECONDS, DurationHistogram, Measured
+from headrace.runtime.telemetry.correlation import caller
 
 
 class MetricSpec(NamedTuple):
@@ -73,6 +75,11 @@ _FAMILIES: Final[Mapping[str, Callable[..., Metric]]] = {
 _Labels = tuple[str, ...]
 _ENDED: Final = "headrace_completed_records_total"
 _BREAKER: Final = "headrace_breaker_open"
+_CLIENTS: Final = "headrace_client_requests_total"
+_MAX_PRINCIPALS: Final = 100
+_MAX_NAME_CHARACTERS: Final = 100
+ANONYMOUS: Final = "anonymous"
+"""Label `principal` of requests without a known caller."""
 
 DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
     **{count: (row["name"], tuple(label)) for row in _METRICS for count, *label in map(_parts, row["counts"].split())},
@@ -82,6 +89,21 @@ DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
 
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the time of each first sample
+
+
+class Snapshot(NamedTuple):
+    """All numbers at one time."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families, as a registry does."""
+        return self.families
+
+
+def text_of(snapshot: Snapshot) -> bytes:
+    """Return numbers in Prometheus' text format; may run on another thread, because large ones take a while."""
+    return generate_latest(snapshot)
 
 
 class Metrics(Collector):
@@ -94,12 +116,17 @@ class Metrics(Collector):
         spec = BY_NAME["headrace_http_request_seconds"]
         self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=BUCKET_SECONDS)
         self._requests_of = functools.cache(self._requests.labels)
+        self._clients: dict[_Labels, int] = defaultdict(int)
+        self._principals: dict[str, str] = {"": ANONYMOUS}
+        self.on_request: Callable[[str, str, int, float], None] | None = None
+        """Called with route, label of the caller, status and seconds of each answered request."""
         self._deliveries: dict[tuple[str, str], list[Callable[[], Mapping[str, int]]]] = defaultdict(list)
         self.lag_of: Callable[[], Iterable[tuple[str, TopicPartition, int]]] = tuple
         """Returns group, partition and lag in records, as far as it is known; called when `/metrics` is read."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
 
     def produced(self, requested_records: int, acknowledged_records: int) -> None:
         """Count the records of a produce request, and those of them that Kafka acknowledged."""
@@ -115,8 +142,18 @@ class Metrics(Collector):
         self._deliveries[kind, consumer].append(read)
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request; `route` is a pattern, never a path with names in it."""
+        """Count one answered request of the present caller; `route` is a pattern, never a path with names in it."""
         self._requests_of(route, status).observe(seconds)
+        principal = self._principals.get(name := caller.get()) or self._label_of(name)
+        self._clients[principal, f"{status // 100}xx"] += 1
+        if self.on_request:
+            self.on_request(route, principal, status, seconds)
+
+    def _label_of(self, name: str) -> str:
+        """Return the label of a new caller."""
+        if len(self._principals) > _MAX_PRINCIPALS:
+            return "other"
+        return self._principals.setdefault(name, name[:_MAX_NAME_CHARACTERS])
 
     def forget_deliveries(self, kind: str, consumer: str) -> None:
         """Show the counts of a consumer no longer."""
@@ -124,7 +161,11 @@ class Metrics(Collector):
 
     def render(self) -> bytes:
         """Return every number in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return text_of(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """Return every number as it is now, those of the process and of garbage collection included; on the loop."""
+        return Snapshot([*self._registry.collect()])
 
     def collect(self) -> Iterable[Metric]:
         families = {family.name: family for own in (self._audit_events, self._requests) for family in own.collect()}
@@ -144,6 +185,7 @@ class Metrics(Collector):
         for key, value in gauges().items():
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
+        found[_CLIENTS] |= self._clients
         found["headrace_produce_records_total"] = {
             ("acknowledged",): self._acknowledged_records,
             ("failed",): self._requested_records - self._acknowledged_records,

@@ -184,6 +184,7 @@ class FastPath:
         except HeadraceError:
             log.debug("the application will serve this request, and respond with its error")
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            self._set_context(exchange, principal)
             self._answer(exchange, self._error(exchange, defect))
             return True
         self._leave(exchange)

@@ -60,6 +60,7 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
         assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
     assert "in-no-label" not in text
+    assert 'headrace_client_requests_total{principal="anonymous",status_class="4xx"} 2.0' in text
 
 
 async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: Any) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
+from headrace.config.http import TlsConfig
 from headrace.delivery.pump_context import Counts
+from headrace.devcluster.certificates import Authority
+from headrace.runtime import SystemClock
+from headrace.runtime.telemetry.correlation import caller
+from headrace.runtime.telemetry.loop_delay import LoopDelay
 from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
+from headrace.runtime.tls import TlsFiles
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:
@@ -46,6 +54,49 @@ def test_requests_fall_into_buckets_by_route_and_status() -> None:
     assert shown(metrics, f"{name}_count", **labels) == 4
     assert abs(shown(metrics, f"{name}_sum", **labels) - 99.3011) < 1e-9
     assert shown(metrics, f"{name}_count", **labels | {"status": "400"}) == 1
+
+
+def test_a_hundred_callers_have_a_series_and_the_rest_share_one() -> None:
+    """Names of callers come from outside, so they must not fill the memory of Prometheus."""
+    metrics, name = Metrics(), "headrace_client_requests_total"
+    for number in range(150):
+        caller.set(f"client-{number}")
+        metrics.request("/producers/{topic}", 200, 0.1)
+    caller.set("")
+    metrics.request("none", 404, 0.1)
+    assert shown(metrics, name, principal="client-99", status_class="2xx") == 1
+    assert shown(metrics, name, principal="other", status_class="2xx") == 50
+    assert shown(metrics, name, principal="anonymous", status_class="4xx") == 1
+
+
+async def test_the_process_and_its_event_loop_are_measured() -> None:
+    """A loop that was blocked is seen; so are collections of garbage and the time of the processor."""
+    metrics, service = Metrics(), LoopDelay()
+    await service.start()
+    late = "headrace_event_loop_delay_seconds"
+    async with asyncio.timeout(60):
+        while shown(metrics, f"{late}_sum") < 0.3:
+            await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251 this is the fault
+    assert shown(metrics, f"{late}_count") > shown(metrics, f"{late}_bucket", le="0.1")
+    await service.stop()
+    assert late + "_sum" not in metrics.render().decode()
+    assert shown(metrics, "python_gc_collections_total", generation="0") > 0
+    assert shown(metrics, "process_cpu_seconds_total") > 0
+
+
+async def test_the_end_of_a_certificate_is_known(tmp_path: Path) -> None:
+    """That of a listener; a renewed one counts once it is loaded."""
+    authority, metrics = Authority(tmp_path, "ca"), Metrics()
+    files = authority.issue("server", server=True, days=3)
+    tls = TlsFiles(TlsConfig(certificate=files.certificate, key=files.key), SystemClock())
+    await tls.start()
+    for days in (3, 30):
+        authority.issue("server", server=True, days=days)
+        tls.load()
+        end = shown(metrics, "headrace_certificate_expires_seconds", setting="http.tls")
+        assert days - 1 < (end - time.time()) / 86_400 <= days
+    await tls.stop()
 
 
 def test_counts_of_deliveries_are_read_when_metrics_are_rendered() -> None:

@@ -56,8 +56,11 @@ from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import Clock, ServerWatch, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
+from headrace.runtime.telemetry.influxdb import InfluxDb
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace.runtime.telemetry.loop_delay import LoopDelay
+from headrace.runtime.telemetry.otlp import otlp_target
+from headrace.runtime.telemetry.periodic_push import MetricsPush, PushTarget
 from headrace.runtime.tls import ClientTlsFiles, TlsFiles
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
@@ -98,7 +101,7 @@ class App:
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        self.services: list[Service] = [LoopDelay(), *context.services, *_preparation(context, assembly)]
+        self.services: list[Service] = [*_measuring(context), *context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
@@ -320,7 +323,12 @@ def _administration(context: ProcessContext, assembly: Assembly) -> ClusterEndpo
 def _check(config: HeadraceConfig) -> None:
     """Check the client properties, and log warnings about settings."""
     check_properties(config.kafka, config.producer)
-    weak = [text for server in (config.schema_registry, config.ksqldb) if server for text in server.warnings]
+    weak = [
+        text
+        for server in (config.schema_registry, config.ksqldb, config.metrics.influxdb)
+        if server
+        for text in server.warnings
+    ]
     for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
         log.warning("%s", warning)
 
@@ -340,6 +348,18 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     if created:
         services.append(TopicCreator(context.admin, created.values(), clock))
     return services
+
+
+def _measuring(context: ProcessContext) -> list[Service]:
+    """Return the services that measure the event loop and push metrics."""
+    config, metrics = context.config, context.metrics
+    host = socket.gethostname()
+    targets: list[PushTarget] = [*filter(None, [otlp_target(os.environ, f"{host}:{config.http.port}")])]
+    if config.metrics.influxdb:
+        database = InfluxDb(config.metrics.influxdb, config.audit.service_id, host)
+        metrics.on_request = database.request
+        targets.append(database)
+    return [LoopDelay(), *(MetricsPush(target, metrics, context.clock) for target in targets)]
 
 
 def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTable[Any]:

@@ -1,8 +1,10 @@
-"""The listener and the check of tokens that a light-4j folder sets, and stores of certificates."""
+"""The listener, the check of tokens and pushes of metrics that a light-4j folder sets, and stores of certificates."""
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from headrace.config.light4j.folder import LightFolder
 from headrace.config.light4j.placeholders import Setting
@@ -38,6 +40,26 @@ def listener(folder: LightFolder) -> Written:
     else:
         why = "without TLS and authentication Headrace listens on 127.0.0.1 only"
         folder.remark(host._replace(written=True), why)
+
+
+def pushed_metrics(folder: LightFolder) -> Written:
+    """Yield where metrics are pushed to, if the folder says that they are."""
+    get = partial(folder.get, "metrics")
+    enabled, host, port, user = get("enabled"), get("serverHost"), get("serverPort"), get("serverUser")
+    if not enabled.is_on or not (enabled.written or host.written):
+        return
+    path, name, minutes = get("serverPath"), get("serverName"), get("reportInMinutes")
+    prefix = str(path.value or "").strip("/")
+    base = f"{get('serverProtocol').value}://{host.value}:{port.value}/{prefix + '/' if prefix else ''}"
+    at: KeyPath = ("metrics", "influxdb")
+    source = next((one for one in (host, port, name, enabled) if one.written), host)
+    yield (*at, "url"), source, f"{base}write?{urlencode({'db': str(name.value)})}"
+    if user.value:
+        password = get("serverPass")
+        yield (*at, "token"), password if password.written else user, f"{user.value}:{password.value}"
+    if minutes.written:
+        known = isinstance(minutes.value, int | float) and not isinstance(minutes.value, bool)
+        yield (*at, "interval_seconds"), minutes, minutes.value * 60 if known else minutes.value
 
 
 def token_check(folder: LightFolder) -> Written:

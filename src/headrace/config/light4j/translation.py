@@ -10,7 +10,7 @@ from headrace.config.kafka_java import SECURITY_KEYS
 from headrace.config.light4j.folder import LightFolder
 from headrace.config.light4j.key_table import FILES, LightKey, keys_of, row_of
 from headrace.config.light4j.placeholders import Setting, typed
-from headrace.config.light4j.server_settings import listener, pem_store, token_check
+from headrace.config.light4j.server_settings import listener, pem_store, pushed_metrics, token_check
 from headrace.config.references import is_secret_name, too_open
 from headrace.config.spelling import hint, nearest
 from headrace.config.yaml_tree import KeyPath, Problems
@@ -90,7 +90,7 @@ class _Translation:
         self._write_audit()
         self._write_backend()
         self._write_ksqldb()
-        for path, found, value in (*listener(self._folder), *token_check(self._folder)):
+        for path, found, value in (*listener(self._folder), *token_check(self._folder), *pushed_metrics(self._folder)):
             self._set(path, found, value)
         return {path for path, found in self._sources.items() if found.written and not found.key}
 

@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help env demo test test-all check fmt bench docs clean
+.PHONY: help env demo test test-all check fmt bench docs image image-spark manifests clean
+
+ENGINE ?= docker
 
 help:            ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -44,6 +46,15 @@ bench: env       ## Measure against bare loops on the dev cluster; writes bench/
 
 docs: env        ## Write the generated pages of docs/
 	$(BIN)/python -m docs.generate
+
+image:           ## Build the container image without Java (ENGINE=podman for another engine)
+	$(ENGINE) build -f deploy/Containerfile -t headrace:0.1.0 .
+
+image-spark:     ## Build the container image with Java, for pipelines and tables
+	$(ENGINE) build -f deploy/Containerfile.spark -t headrace-spark:0.1.0 .
+
+manifests: env   ## Write deploy/kubernetes from the Helm chart
+	$(BIN)/python deploy/render.py
 
 clean:           ## Remove the environment and everything that was made
 	rm -rf .venv .headrace build *.egg-info src/*.egg-info

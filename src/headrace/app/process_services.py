@@ -61,6 +61,7 @@ from headrace.runtime.telemetry.logs import configure_logging
 from headrace.runtime.telemetry.loop_delay import LoopDelay
 from headrace.runtime.telemetry.otlp import otlp_target
 from headrace.runtime.telemetry.periodic_push import MetricsPush, PushTarget
+from headrace.runtime.telemetry.tracing import configure_tracing
 from headrace.runtime.tls import ClientTlsFiles, TlsFiles
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
@@ -101,7 +102,8 @@ class App:
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        self.services: list[Service] = [*_measuring(context), *context.services, *_preparation(context, assembly)]
+        observing = [*configure_tracing(), *_measuring(context)]
+        self.services: list[Service] = [*observing, *context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all

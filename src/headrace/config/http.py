@@ -119,6 +119,10 @@ class HttpConfig(Section):
     """Most connections; a request on one more is answered 503. Readers of active consumers have half as many in
     addition, so waiting readers and other clients cannot shut each other out. Health requests are always answered."""
 
+    access_log: bool = False
+    """Whether each request is logged by `headrace.access` at level `info`, except those of health and metrics. Values
+    of the query, headers and bodies are never logged."""
+
     @model_validator(mode="after")
     def _two_addresses(self) -> Self:
         other = self.management

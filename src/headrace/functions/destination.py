@@ -26,6 +26,7 @@ from headrace.delivery.outcomes import (
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
+from headrace.functions.call_spans import CallSpans, call_spans
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.suspects import Suspects
 from headrace.functions.triggers.trigger import Trigger
@@ -101,13 +102,19 @@ class FunctionOutputs:
         self._failures = FailureLog(function, trigger.name, clock)
 
     async def settle(
-        self, records: RecordBatch, results: Sequence[protocol.AnyResult], mode: str = "disable", request: str = ""
+        self,
+        records: RecordBatch,
+        results: Sequence[protocol.AnyResult],
+        mode: str = "disable",
+        request: str = "",
+        spans: CallSpans | None = None,
     ) -> list[Reply]:
         """Write the outputs of a frame and return how each record ended; `results` are empty if none has an output.
 
         Args:
             mode: The `explicitAckMode` that counts for these records.
             request: The id of the request, if the record is one.
+            spans: Of the calls, if they are traced.
 
         Raises:
             DestinationUnavailable: Kafka did not take any of the outputs.
@@ -137,16 +144,19 @@ class FunctionOutputs:
                 text = f"the handler emits to {refused[0]}, an internal topic that only Headrace or Kafka writes"
                 replies[index] = Reply("TopicInternal", text, permanent=True)
                 continue
-            for output in result.outputs:
-                # Often the headers of the event: Headrace's own among them are not the output's.
-                headers = [header for header in output.headers if not is_reserved(header[0])]
-                own = key if output.key is None else output.key
-                outgoing.append(OutgoingRecord(output.topic or topic, own, output.body, headers or None))
-                owners.append(index)
+            outgoing += [self._outgoing(key, output) for output in result.outputs]
+            owners += [index] * len(result.outputs)
         if not outgoing:
             return replies
+        outgoing = spans.traced(owners, outgoing) if spans else outgoing
         offsets = [records.offsets[index] for index in owners]
         return self._judge(replies, owners, outgoing, await self._write(records.topic_partition, offsets, outgoing))
+
+    def _outgoing(self, key: bytes | None, output: protocol.Output) -> OutgoingRecord:
+        # Often the headers of the event: Headrace's own among them are not the output's.
+        headers = [header for header in output.headers if not is_reserved(header[0])]
+        own = key if output.key is None else output.key
+        return OutgoingRecord(output.topic or self._trigger.output_topic, own, output.body, headers or None)
 
     def _judge(
         self,
@@ -351,7 +361,8 @@ class FunctionDestination(PartitionListener):
         """Deliver records as one frame. Return replies for the first of them; the others have to be delivered again."""
         partition = delivery.partition
         schemas = await self._schemas.of(records)
-        headers = records.headers
+        spans = call_spans(self._workers.spec.name, self._trigger, delivery, records)
+        headers = spans.headers() if spans else records.headers
         if delivery.replay:
             replay = (REPLAY, delivery.replay.encode())
             headers = [[*(each or ()), replay] for each in headers or [None] * len(records)]
@@ -365,6 +376,7 @@ class FunctionDestination(PartitionListener):
             headers,
             self._trigger_index,
             self._is_in_order(delivery),
+            spans.indexes if spans else [],
         )
         frame = protocol.encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
@@ -372,8 +384,12 @@ class FunctionDestination(PartitionListener):
             response = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)
         except errors.WorkerLost as lost:
             handled["failure"] += 1
+            if spans:
+                spans.lost(min(lost.parameters["begun"], len(records)))
             return self._blame(partition, records, lost)
         results: Sequence[protocol.AnyResult] = ()
+        if spans:
+            spans.end(response)
         if isinstance(response, protocol.Results):
             results = response.results
             records = records[: len(results)]
@@ -386,7 +402,7 @@ class FunctionDestination(PartitionListener):
             await self._held.begin(records)
         self._suspects.ended(partition, records.offsets)
         mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
-        return await self._outputs.settle(records, results, mode)
+        return await self._outputs.settle(records, results, mode, spans=spans)
 
     def _blame(self, partition: TopicPartition, records: RecordBatch, lost: errors.WorkerLost) -> Sequence[Reply]:
         """Count the death of a worker. Return the reply of the only record if it is to blame, else none."""

@@ -8,7 +8,7 @@ many records of one partition as columns, because the cost per record limits the
 standard library and msgspec.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -95,6 +95,8 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     """Index of the trigger in `Setup`."""
     in_order: bool = False
     """Whether no record may begin after one that failed."""
+    timed: list[int] = []
+    """Calls to measure, by the index of their first record."""
 
 
 class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
@@ -124,6 +126,8 @@ class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
 
     seconds: float = 0.0
     """How long the frame took in the worker."""
+    times: Sequence[int] = ()
+    """Begin and end of each call of `Work.timed`, in nanoseconds since the epoch; 0 for one that was not made."""
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -165,6 +169,8 @@ class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
     results: list[AnyResult]
     seconds: float = 0.0
     """How long the frame took in the worker."""
+    times: Sequence[int] = ()
+    """As in `Done`."""
 
 
 class HasDrainCallback(msgspec.Struct, array_like=True, tag=5, frozen=True):

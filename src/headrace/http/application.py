@@ -19,10 +19,12 @@ from headrace.http.endpoint import ADMINISTRATION, OPEN, PRINCIPAL, Endpoint, pr
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import CORRELATION, TRACEABILITY, given_id, response_error
 from headrace.http.request_checks import RequestChecks
+from headrace.http.request_report import ServedRequest, end_span, log_access, server_span
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.tracing import TraceSpan, current_span
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Application:
         self.forwarder = forwarder
         """As given."""
         self._metrics = metrics
+        self._access_log = settings.access_log
         self._authenticator = authenticator
         self._audit = audit
         self._router = router
@@ -64,13 +67,17 @@ class Application:
         ids = [(CORRELATION, identity)]
         if trace := given_id(headers, TRACEABILITY):
             ids.append((TRACEABILITY, trace))
-        status = 0
+        status = size_bytes = 0
+        span = None if scope["path"].startswith(self._router.always_open) else server_span(scope["method"], headers)
+        current_span.set(span)
 
         async def send_with_ids(message: Message) -> None:
-            nonlocal status
+            nonlocal status, size_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *ids]
+            else:
+                size_bytes += len(message.get("body", b""))
             await send(message)
 
         try:
@@ -89,9 +96,32 @@ class Application:
             # Its traceback refers to this frame and the body: a cycle that only a collection would free.
             await response_error(receive, send_with_ids, error.with_traceback(None))
         finally:
-            if status:
-                label = scope["endpoint"].path if "endpoint" in scope else "none"
-                self._metrics.request(label, status, time.perf_counter() - started_at)
+            self._ended(scope, status, size_bytes, time.perf_counter() - started_at, dict(ids), span)
+
+    def _ended(
+        self,
+        scope: Scope,
+        status: int,
+        size_bytes: int,
+        seconds: float,
+        ids: dict[bytes, bytes],
+        span: TraceSpan | None,
+    ) -> None:
+        """Count, log and trace a request that has ended; `status` is 0 if it has no response."""
+        route = scope["endpoint"].path if "endpoint" in scope else "none"
+        if status:
+            self._metrics.request(route, status, seconds)
+        logged = self._access_log and not scope["path"].startswith(self._router.always_open)
+        if not (span or logged):
+            return
+        given = [ids.get(name, b"").decode() for name in (CORRELATION, TRACEABILITY)]
+        served = ServedRequest(
+            scope, scope["method"], route, status, size_bytes, seconds, given[0], given[1], caller.get()
+        )
+        if logged:
+            log_access(served, span)
+        if span:
+            end_span(span, served)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(self._router.always_open):

@@ -169,6 +169,8 @@ class FlowProgress(DriverEvent, FlowMetrics, frozen=True, kw_only=True, tag="flo
     """A micro-batch has completed: sink and checkpoint have its rows. Or no records arrived for a while."""
 
     flow: str
+    began: str = ""
+    """When it began, by ISO 8601."""
     positions: dict[str, dict[int, int]]
     """Topic to partition to the next offset to read."""
 

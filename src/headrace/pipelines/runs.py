@@ -17,6 +17,7 @@ from headrace.pipelines.connector import require_supported, write_secrets
 from headrace.pipelines.driver_inputs import DriverInputs, InputSource
 from headrace.pipelines.driver_process import DriverProcess, require_spark
 from headrace.pipelines.flow_watch import FlowWatch
+from headrace.pipelines.micro_batch_span import trace_micro_batch
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service
@@ -291,6 +292,7 @@ class PipelineRun(Service):
                     write_secrets(self._source.folder, inputs.security.secrets, shared=self._spec.driver.on_cluster)
                 self._flows.on_event(event)
                 if isinstance(event, protocol.FlowProgress):
+                    trace_micro_batch(self._spec.name, event)
                     self._check_growth(event, driver, inputs)
                     self._publisher.add(self._spec.group(event.flow), event.positions)
                 if isinstance(event, protocol.Failed):

@@ -18,7 +18,9 @@ from headrace.http.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, Rule
 from headrace.http.messages import HttpResponse, read_body, retry_after
+from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.correlation import correlation_id
+from headrace.runtime.telemetry.tracing import current_span
 
 _HEALTH: Final = "/__internal/health"
 _CREDENTIALS: Final = (b"authorization", b"x-scope-token")
@@ -72,6 +74,8 @@ class FunctionRequests(Router):
         target = scope["raw_path"] + (b"?" + query if query else b"")
         sent: protocol.Headers = [(":method", scope["method"].encode()), (":path", target)]
         sent += [(name.decode("latin-1"), value) for name, value in scope["headers"] if name not in hidden]
+        if tracing.tracer and (span := current_span.get()):
+            sent = [*tracing.tracer.without(sent), *span.record_headers()]
         number = self._free.pop() if self._free else next(self._numbers)
         self._bytes += len(body)
         now, identity = round(time.time() * 1000), correlation_id.get().encode()

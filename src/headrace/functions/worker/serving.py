@@ -17,6 +17,7 @@ from headrace.formats.plain import Convert, JsonCodec, unframe
 from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
+from headrace.functions.worker.call_times import CallTimes
 from headrace.functions.worker.handler import Handler, Responses, Unusable, body_type, failure
 from headrace.functions.worker.http_events import RequestResponses
 
@@ -127,25 +128,34 @@ class Serving:
     async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
         """Call the handler as `results` does, and return the response to the parent."""
         began = perf_counter()
-        results = await self.results(work, stop)
+        if not work.timed:
+            results, times = await self.results(work, stop), []
+        else:
+            timed = CallTimes(self._handler, work.timed, lambda: self._progress[0] - self._begun - 1)
+            results, times = await self.results(work, stop, timed), timed.times
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
         try:
             return protocol.encode_frame(
-                protocol.Done(seconds) if whole and not any(results) else protocol.Results(results, seconds)
+                protocol.Done(seconds, times)
+                if whole and not any(results)
+                else protocol.Results(results, seconds, times)
             )
         except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
             fitting = _fitting(results, work.in_order)
         self._progress[0] = self._begun + len(fitting)
-        return protocol.encode_frame(protocol.Results(fitting, seconds))
+        return protocol.encode_frame(protocol.Results(fitting, seconds, times))
 
-    async def results(self, work: protocol.Work, stop: int = -1) -> list[protocol.AnyResult]:
+    async def results(
+        self, work: protocol.Work, stop: int = -1, handler: Handler | None = None
+    ) -> list[protocol.AnyResult]:
         """Call the handler for each record or batch and return the results of the records that were begun.
 
-        The parent writes `stop` into shared memory to stop this frame between two records.
+        The parent writes `stop` into shared memory to stop this frame between two records. `handler` replaces its own.
         """
         results: list[protocol.AnyResult] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
-        begun = await serve(self._events_of(work, results), results, stop, work.in_order)
+        events = self._events_of(work, results)
+        begun = await serve(handler or self._handler, events, results, stop, work.in_order)
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
@@ -159,10 +169,10 @@ class Serving:
         return results
 
     async def _serve_each(
-        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
+        self, handler: Handler, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
-        handler, context, progress, begun = self._handler, self._context, self._progress, self._begun
+        context, progress, begun = self._context, self._progress, self._begun
         responses = self._triggers[self._trigger].responses
         nothing = responses.nothing
         for index, event in enumerate(events):
@@ -186,7 +196,7 @@ class Serving:
         return len(events)
 
     async def _serve_batches(
-        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
+        self, handler: Handler, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
         resolve = self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
@@ -199,7 +209,7 @@ class Serving:
             batch = [event for index in indexes if (event := events[index])]
             self._progress[0] = self._begun + indexes[0] + 1
             try:
-                response = self._handler(self._context, batch)
+                response = handler(self._context, batch)
                 if type(response) is CoroutineType:
                     response = resolve(response) if resolve else await response
                 found = trigger.responses.results_of(response, batch)

@@ -98,6 +98,7 @@ def to_event(flow: str, progress: Mapping[str, Any]) -> FlowProgress:
     idle = "addBatch" not in progress["durationMs"]  # every ten seconds without records, Spark reports the next batch
     return FlowProgress(
         flow=flow,
+        began=progress["timestamp"],
         batch_id=progress["batchId"] - idle,
         input_records=_sum(progress, "numInputRows") or 0,
         records_per_second=_sum(progress, "processedRowsPerSecond") or 0.0,

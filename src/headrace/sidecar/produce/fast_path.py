@@ -24,6 +24,8 @@ from headrace.http.auth.principals import ADMIN
 from headrace.http.connection import ClientConnection
 from headrace.http.messages import JSON, media_type, retry_after
 from headrace.http.request_checks import RequestChecks
+from headrace.http.request_report import ServedRequest, end_span, log_access, server_span
+from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON
@@ -70,7 +72,7 @@ class Exchange:
         self.connection = connection
         self.scope: Any = connection.scope
         self.topic = topic
-        self.ids = ids if ids.correlation_id else RequestIds(new_correlation_id(), *ids[1:])
+        self.ids = ids if ids.correlation_id else ids._replace(correlation_id=new_correlation_id())
         self.raw = raw
         self.principal = principal
         self.chunks: list[bytes] = []
@@ -165,6 +167,8 @@ class FastPath:
         """Produce a complete request; return False if nothing was sent and the application must serve it."""
         if self._gate.disturbance or not self._gate.enter():
             return False
+        if tracing.tracer:
+            self._trace(exchange)
         principal = exchange.principal
         exchange.principal = None  # set only while the request counts as in flight
         try:
@@ -190,6 +194,11 @@ class FastPath:
         self._leave(exchange)
         return False
 
+    def _trace(self, exchange: Exchange) -> None:
+        headers = dict(exchange.scope["headers"])
+        if span := server_span("POST", headers):
+            exchange.ids = request_ids(headers, exchange.ids.correlation_id, span, exchange.topic)
+
     def _prepare(self, exchange: Exchange) -> Prepared | None:
         topic = exchange.topic
         body = b"".join(exchange.chunks)
@@ -213,9 +222,23 @@ class FastPath:
 
     def _answer(self, exchange: Exchange, response: EncodedResponse) -> None:
         self._metrics.produced(response.requested_records, response.written_records)
-        self._metrics.request(PATH, response.status, time.perf_counter() - exchange.started_at)
+        seconds = time.perf_counter() - exchange.started_at
+        self._metrics.request(PATH, response.status, seconds)
         self._leave(exchange)
+        if exchange.ids.request or self._settings.access_log:
+            self._report(exchange, response, seconds)
         exchange.answer(response)
+
+    def _report(self, exchange: Exchange, response: EncodedResponse, seconds: float) -> None:
+        correlation, traceability = exchange.ids.correlation_id.decode(), (exchange.ids.traceability_id or b"").decode()
+        size = len(response.body)
+        served = ServedRequest(
+            exchange.scope, "POST", PATH, response.status, size, seconds, correlation, traceability, caller.get()
+        )
+        if self._settings.access_log:
+            log_access(served, exchange.ids.request)
+        if exchange.ids.request:
+            end_span(exchange.ids.request, served)
 
     def _leave(self, exchange: Exchange) -> None:
         self._gate.leave()

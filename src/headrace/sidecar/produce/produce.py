@@ -18,6 +18,7 @@ from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRe
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import new_correlation_ids
+from headrace.runtime.telemetry.tracing import TraceSpan
 from headrace.sidecar.produce.produce_request import (
     SHORT_RECORDS,
     ProduceRecord,
@@ -30,8 +31,8 @@ from headrace.sidecar.produce.produce_request import (
     slices_of,
 )
 from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, Result, response_of
+from headrace.sidecar.produce.write_span import end_write
 
-_TRACE_PARENT: Final = "traceparent"
 _OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
 _NAMED_INDEXES: Final = 20
 LONG_BODY_BYTES: Final = 32_768
@@ -50,8 +51,12 @@ class RequestIds(NamedTuple):
     correlation_id: bytes = b""
     """Empty for a new id per record."""
     traceability_id: bytes | None = None
-    traceparent: bytes | None = None
-    """Of W3C Trace Context; passed on unchanged."""
+    trace: Sequence[Header] = ()
+    """Headers of a trace, for records that have none of them."""
+    write: TraceSpan | None = None
+    """The span of the write, if it is traced."""
+    request: TraceSpan | None = None
+    """The span of the request, if it is traced."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,8 +132,10 @@ class ProduceService:
             return None
         encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
         # The body's size is an estimate for keys, values and record headers.
-        size = len(body) + len(encoded) * sum([len(value) for value in ids if value])
-        return Prepared(encoded, None, None, size, ignored, partitions)
+        per_record = len(ids.correlation_id) + len(ids.traceability_id or b"")
+        per_record += sum([len(value) for _, value in ids.trace if value])
+        size = len(body) + len(encoded) * per_record
+        return Prepared(encoded, None, None, size, ignored, partitions, ids.write)
 
     async def prepare(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
         """Prepare a request.
@@ -157,7 +164,7 @@ class ProduceService:
             if len(slices) > 1:
                 await next_slice(started=True)
             records += self._encode(topic, part.records, part.first, partitions, keys.codec, values.codec, ids)
-        return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions)
+        return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions, write=ids.write)
 
     def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
         """Prepare an encoded record; None if its topic must be looked up, by `prepare_record`.
@@ -204,6 +211,8 @@ class ProduceService:
     def answer(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
         """Return the response for the results of a request; audit them."""
         response = response_of(prepared, results, self._settings.always_200, self._settings.acks)
+        if prepared.write:
+            end_write(prepared.write, results)
         if self._audit:
             self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
         return response
@@ -248,7 +257,7 @@ class ProduceService:
         keys = _encoded("key", [record.key for record in records], key_codec, first)
         values = _encoded("value", [record.value for record in records], value_codec, first)
         given, trace = ids.correlation_id, ids.traceability_id
-        last: list[Header] = [] if ids.traceparent is None else [(_TRACE_PARENT, ids.traceparent)]
+        last = [*ids.trace]
         shared = [*_id_headers(given, trace), *last] if given else None  # one list for all records
         correlations = [given] * len(records) if given else new_correlation_ids(len(records))
         return [
@@ -269,12 +278,12 @@ class ProduceService:
         check_partitions([record], record.topic, partitions)
         own = record.headers or []
         headers = _id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])
-        if ids.traceparent is not None and not any(name.lower() == _TRACE_PARENT for name, _ in own):
-            headers.append((_TRACE_PARENT, ids.traceparent))
+        if ids.trace and not _is_traced(own, ids.trace):
+            headers += ids.trace
         whole = OutgoingRecord(
             record.topic, record.key, record.value, [*headers, *own], record.partition, record.timestamp_ms
         )
-        return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions)
+        return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions, write=ids.write)
 
 
 _NOTHING: Final = Encoder(JsonCodec())
@@ -324,6 +333,12 @@ def _id_headers(correlation: bytes, traceability: bytes | None) -> list[Header]:
     return ids if traceability is None else [(TRACEABILITY_ID, traceability), *ids]
 
 
+def _is_traced(own: Iterable[tuple[str, object]], trace: Sequence[Header]) -> bool:
+    """Return whether a record has one of these headers of a trace itself."""
+    names = [name for name, _ in trace]
+    return any(name.lower() in names for name, _ in own)
+
+
 def _record_headers(
     record: ProduceRecord,
     own: Sequence[tuple[str, str | None]],
@@ -337,7 +352,7 @@ def _record_headers(
     if record.correlation_id is not None:
         correlation = record.correlation_id.encode()
     headers = _id_headers(correlation, traceability)
-    if last and not any(name.lower() == _TRACE_PARENT for name, _ in own):
+    if last and not _is_traced(own, last):
         headers += last
     headers += [
         (name, None if text is None else text.encode()) for name, text in own if name.lower() not in _OWN_HEADERS

@@ -7,6 +7,7 @@ import msgspec
 
 from headrace import errors
 from headrace.records import OutgoingRecord, Produced
+from headrace.runtime.telemetry.tracing import TraceSpan
 
 _UNKNOWN: Final = (errors.KafkaTimeout, errors.FatalKafkaError, errors.InternalError)
 _CODES: Final[dict[type[errors.HeadraceError], int]] = {
@@ -45,6 +46,8 @@ class Prepared(NamedTuple):
     """Unknown fields of the request, if they are allowed."""
     partitions: int = 0
     """Number of partitions of the topic; 0 if there are several topics."""
+    write: TraceSpan | None = None
+    """The span of the write, if it is traced."""
 
 
 class ProduceError(msgspec.Struct, rename="camel"):

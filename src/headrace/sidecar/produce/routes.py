@@ -85,19 +85,20 @@ class ProduceRoute:
             await other(topic, scope, receive, send)
             return
         body = await read_json(receive, headers, self._settings)
-        ids = answered_ids(headers)
         if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
+            ids = answered_ids(headers)
             await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
-        prepared = await self._service.prepare(topic, body, ids)
+        prepared = await self._service.prepare(topic, body, answered_ids(headers, topic))
         await self._writing.send_response(send, await self._service.write(prepared))
 
     async def _produce_raw(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
         body = await read_body(receive, headers, self._settings)
         record = raw_record(self._service, topic, scope["headers"], body)
-        prepared = await self._service.prepare_record(record, answered_ids(headers))
-        if (key := headers.get(IDEMPOTENCY_KEY)) is None:
+        key = headers.get(IDEMPOTENCY_KEY)
+        prepared = await self._service.prepare_record(record, answered_ids(headers, "" if key else topic))
+        if key is None:
             await self._writing.send_response(send, await self._service.write(prepared))
             return
 

@@ -23,6 +23,7 @@ from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.tracing import TraceSpan, current_span
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
@@ -34,6 +35,7 @@ from headrace.sidecar.produce.transactions import (
     Transactions,
     parse_transaction,
 )
+from headrace.sidecar.produce.write_span import begin_write
 
 _CORRELATION: Final = "Names the request. It is returned in the response, and written into records that have none."
 KEYED_HEADERS: Final = {
@@ -103,16 +105,27 @@ class Writing:
         await self.write(send, key, topic, request, transaction)
 
 
-def request_ids(headers: dict[bytes, bytes], default: bytes = b"") -> RequestIds:
-    """Return the ids of a request for its records; `default` is the correlation id if the request has none."""
-    return RequestIds(
-        given_id(headers, CORRELATION) or default, given_id(headers, TRACEABILITY), given_id(headers, TRACE_PARENT)
-    )
+def request_ids(
+    headers: dict[bytes, bytes], default: bytes = b"", span: TraceSpan | None = None, topic: str = ""
+) -> RequestIds:
+    """Return the ids of a request for its records.
+
+    Args:
+        default: The correlation id if the request has none.
+        span: The span of the request, whose context the records get; without one, they get `traceparent` as it is.
+        topic: All records are for it, and a span of the write begins.
+    """
+    ids = given_id(headers, CORRELATION) or default, given_id(headers, TRACEABILITY)
+    if span:
+        write = begin_write(span, topic) if topic and span.recording else None
+        return RequestIds(*ids, (write or span).record_headers(), write, span)
+    parent = given_id(headers, TRACE_PARENT)
+    return RequestIds(*ids, [(TRACE_PARENT.decode(), parent)] if parent else ())
 
 
-def answered_ids(headers: dict[bytes, bytes]) -> RequestIds:
-    """Return the same; the default is the correlation id of the response."""
-    return request_ids(headers, correlation_id.get().encode())
+def answered_ids(headers: dict[bytes, bytes], topic: str = "") -> RequestIds:
+    """Return the same within a request; the default is the correlation id of the response."""
+    return request_ids(headers, correlation_id.get().encode(), current_span.get(), topic)
 
 
 @dataclasses.dataclass(eq=False)

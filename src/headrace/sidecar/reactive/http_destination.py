@@ -8,10 +8,13 @@ from typing import Final
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
+from headrace.delivery.delivery_span import delivery_span
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
+from headrace.runtime.telemetry import tracing
+from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.reactive import cloud_events
 from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.client import MAX_RESPONSE_BYTES, client_of
@@ -66,6 +69,13 @@ class HttpDestination(Service):
             await self._payloads.prepare(records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
+        if tracing.tracer is None:
+            return await self._deliver(delivery, records)
+        with delivery_span(delivery, records) as replies:
+            replies.found = await self._deliver(delivery, records)
+        return replies.found
+
+    async def _deliver(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         try:
             body, headers = self._request(delivery, records)
         except DecodeError:
@@ -74,6 +84,8 @@ class HttpDestination(Service):
 
     async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> BackendResponse:
         """Post; before a record that is alone and a suspect, check whether the backend responds at all."""
+        if tracing.tracer and (span := current_span.get()):
+            headers = [*tracing.tracer.without(headers), *span.headers()]
         position = (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
         is_alive = position in self._suspects and await self._is_alive()
         try:

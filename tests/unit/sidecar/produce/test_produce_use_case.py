@@ -134,7 +134,7 @@ def test_a_misfit_in_a_later_slice_is_named_by_its_number_in_the_request() -> No
 
 
 IDS = RequestIds(b"http-c", b"http-t")
-TRACED = RequestIds(b"c", traceparent=b"00-http")
+TRACED = RequestIds(b"c", trace=[("traceparent", b"00-http")])
 ORDERED = {
     "value": 1,
     "traceabilityId": "t",

@@ -1,0 +1,131 @@
+"""The OpenTelemetry SDK as `tracing` needs it. Only `tracing` imports this module, and only if tracing is on."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, Final, Protocol
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.jaeger import JaegerPropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanKind, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace.status import StatusCode
+
+_FORMATS: Final[dict[str, type[TextMapPropagator]]] = {
+    "tracecontext": TraceContextTextMapPropagator,
+    "b3": B3SingleFormat,
+    "b3multi": B3MultiFormat,
+    "jaeger": JaegerPropagator,
+}
+
+
+class ExportResults(Protocol):
+    """Takes the result of each export."""
+
+    def ended(self, *, exported: bool) -> None:
+        """Take one."""
+
+
+class Sdk:
+    """A provider of spans with its sampler, its propagator and its exporter."""
+
+    def __init__(self, sampler: str, ratio: float, propagators: Sequence[str], results: ExportResults) -> None:
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `results` logs each outage once
+        self._ids = _DrawnIds()
+        named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        own = {"service.version": version("headrace")} | ({} if named else {"service.name": "headrace"})
+        root: Sampler = ALWAYS_ON if ratio == 1 else TraceIdRatioBased(ratio)
+        self._provider = TracerProvider(
+            sampler=ParentBased(root) if sampler.startswith("parentbased_") else root,
+            resource=Resource.create(own),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(_ReportingExporter(results)))
+        self._tracer = self._provider.get_tracer("headrace")
+        self._propagator = CompositePropagator([_FORMATS[name]() for name in propagators])
+        self.fields = frozenset(name.lower() for name in _fields_of(propagators))
+        """Names of trace headers, in lower case."""
+        self.failed = StatusCode.ERROR
+
+    def shutdown(self) -> None:
+        """Export what has ended, and stop."""
+        self._provider.shutdown()
+
+    def context_of(self, carried: Mapping[str, str]) -> Context | None:
+        """Return the context of a caller; None if its headers are not valid."""
+        context = self._propagator.extract(carried, Context())
+        return context if get_current_span(context).get_span_context().is_valid else None
+
+    def is_sampled(self, carried: Mapping[str, str]) -> bool:
+        """Return whether a caller's trace is sampled."""
+        context = self.context_of(carried)
+        return context is not None and get_current_span(context).get_span_context().trace_flags.sampled
+
+    def context_below(self, span: Span) -> Context:
+        """Return the context of what a span does."""
+        return set_span_in_context(span, Context())
+
+    def start(
+        self,
+        name: str,
+        kind: str,
+        attributes: Mapping[str, Any],
+        context: Context | None,
+        trace_id: int,
+        links: Sequence[Mapping[str, str]],
+    ) -> Span:
+        """Start a span; without a context it begins the trace with this id."""
+        known = [found for each in links if (found := self.context_of(each))]
+        linked = [Link(get_current_span(found).get_span_context()) for found in known]
+        self._ids.drawn = trace_id
+        return self._tracer.start_span(
+            name, context or Context(), SpanKind[kind], attributes, linked, record_exception=False
+        )
+
+    def headers_of(self, span: Span) -> list[tuple[str, str]]:
+        """Return the headers that carry the context of a span."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self.context_below(span))
+        return [(name.lower(), value) for name, value in carrier.items()]
+
+
+def _fields_of(propagators: Sequence[str]) -> set[str]:
+    """Return the names of the headers that these propagators read: B3 in both of its forms."""
+    fields = {name for each in propagators for name in _FORMATS[each]().fields}
+    return fields | (B3MultiFormat().fields | {"b3"} if {"b3", "b3multi"} & {*propagators} else set())
+
+
+class _DrawnIds(RandomIdGenerator):
+    """Gives a new trace the id that was drawn for it, because the id decides whether it is sampled."""
+
+    drawn = 0
+
+    def generate_trace_id(self) -> int:
+        return self.drawn or super().generate_trace_id()
+
+
+class _ReportingExporter(SpanExporter):
+    """Exports by OTLP, and reports the results."""
+
+    def __init__(self, results: ExportResults) -> None:
+        self._exporter = OTLPSpanExporter()
+        self._results = results
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        self._results.ended(exported=result is SpanExportResult.SUCCESS)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]

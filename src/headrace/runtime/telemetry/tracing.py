@@ -1,0 +1,292 @@
+"""Traces: spans by OpenTelemetry, exported by OTLP over HTTP. No other module imports opentelemetry.
+
+OpenTelemetry's environment variables are the only settings. Without an endpoint there, `tracer` is None and the library
+is not imported, so that a caller's only cost is this test. A span names topics, partitions, offsets, groups and errors.
+It never has keys, values, headers or the texts of errors.
+
+Source: OpenTelemetry specification 1.40, environment variables and sampling; its semantic conventions for HTTP and for
+messaging; OpenTelemetry SDK for Python 1.45 (the processor with a bounded queue, and the sampler by trace id).
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TypeVar
+
+from headrace.errors import EnvironmentProblem
+from headrace.records import Header
+from headrace.runtime.service import Service
+from headrace.runtime.threads import OwnedThread
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Kind = Literal["INTERNAL", "SERVER", "PRODUCER", "CONSUMER"]
+Attributes = Mapping[str, str | int | float]
+Carried = Mapping[str, str]
+"""Trace headers by lower-case name."""
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL: Final = "http/protobuf"
+_DEFAULT_RATIO: Final = "0.01"
+_SAMPLERS: Final = ("always_on", "always_off", "traceidratio")
+_PARENT_BASED: Final = "parentbased_"
+_PROPAGATORS: Final = ("tracecontext", "b3", "b3multi", "jaeger", "baggage", "none")
+_LOW_BITS: Final = (1 << 64) - 1
+_UNSAMPLED: Final = "-00"
+_FLUSH_SECONDS: Final = 5.0
+MOST_LINKS: Final = 128
+"""Of one span, as in the SDK."""
+
+current_span: "ContextVar[TraceSpan | None]" = ContextVar("current_span", default=None)
+"""The span of the request or delivery that this task serves."""
+tracer: "Tracer | None" = None
+"""Makes spans; None while tracing is off."""
+
+
+class TraceSpan:
+    """One span that is exported when it has ended, or the context of a caller that is not sampled."""
+
+    __slots__ = ("_span", "_tracer", "span_id", "trace_id")
+
+    def __init__(self, span: Any, made_by: "Tracer") -> None:
+        self._span = span
+        self._tracer = made_by
+        context = span.get_span_context()
+        self.trace_id = f"{context.trace_id:032x}"
+        self.span_id = f"{context.span_id:016x}"
+
+    @property
+    def recording(self) -> bool:
+        """Whether it will be exported."""
+        return bool(self._span.is_recording())
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Return the trace headers of what this span sends or calls."""
+        return self._tracer.headers_of(self._span)
+
+    def record_headers(self) -> list[Header]:
+        """Return the same for a record."""
+        return [(name, value.encode()) for name, value in self.headers()]
+
+    def child(self, name: str, kind: Kind, attributes: Attributes, links: Sequence[Carried] = ()) -> "TraceSpan":
+        """Start a span below this one."""
+        return self._tracer.start_below(self._span, name, kind, attributes, links)
+
+    def set(self, attributes: Attributes, name: str = "") -> None:
+        """Add attributes, and rename the span if a name is given."""
+        self._span.set_attributes(attributes)
+        if name:
+            self._span.update_name(name)
+
+    def fail(self, error: str) -> None:
+        """Mark it as failed with a class of errors; the error's text may quote a record and is left out."""
+        self._span.set_attribute("error.type", error)
+        self._span.add_event("exception", {"exception.type": error})
+        self._span.set_status(self._tracer.failed, error)
+
+    def end(self) -> None:
+        """End it now."""
+        self._span.end()
+
+    def end_between(self, start_ns: int, end_ns: int) -> None:
+        """End it with the times that another process measured, in nanoseconds since the epoch."""
+        self._span._start_time = start_ns
+        self._span.end(end_ns)
+
+
+class Tracer:
+    """Makes spans. It decides by itself what is not sampled, because the SDK needs several microseconds for it."""
+
+    def __init__(self, settings: "_Settings") -> None:
+        """Import the SDK and start its exporter; nothing is contacted before a span has ended.
+
+        Raises:
+            EnvironmentProblem: A package is missing, or the exporter does not accept its variables.
+        """
+        try:
+            from headrace.runtime.telemetry import opentelemetry_sdk
+        except ModuleNotFoundError as cause:
+            variable = next(name for name in ENDPOINTS if os.environ.get(name))
+            text = f"{variable} is set, and the package {cause.name} is missing: pip install 'headrace[otel]'"
+            raise EnvironmentProblem(text) from cause
+        self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
+        self.failed = self._sdk.failed
+        self._bound, self._ratio = settings.bound, settings.ratio
+        self._skips_unsampled = settings.parent_based and settings.propagators == ("tracecontext",)
+        self._names = self._sdk.fields
+        self._raw_names = frozenset(name.encode() for name in self._names)
+        self.shutdown: Callable[[], None] = self._sdk.shutdown
+        """Export what has ended, and stop; may take long."""
+
+    def of_request(self, headers: Mapping[bytes, bytes]) -> Carried:
+        """Return the trace headers of an HTTP request."""
+        if self._raw_names.isdisjoint(headers):
+            return {}
+        return {name: headers[raw].decode("latin-1") for name in self._names if (raw := name.encode()) in headers}
+
+    def of_record(self, headers: Iterable[Header] | None) -> Carried:
+        """Return the trace headers of a record; in Kafka their names are in lower case."""
+        return {name: value.decode("latin-1") for name, value in headers or () if value and name in self._names}
+
+    def is_sampled(self, carried: Carried) -> bool:
+        """Return whether these trace headers are of a trace that is exported."""
+        if not carried or (self._skips_unsampled and carried.get("traceparent", _UNSAMPLED).endswith(_UNSAMPLED)):
+            return False
+        return self._sdk.is_sampled(carried)
+
+    def would_draw(self) -> bool:
+        """Return whether a new trace is sampled; then `draw` with `must` makes its id."""
+        return random.random() < self._ratio
+
+    def draw(self, *, must: bool = False) -> int:
+        """Return the id of a new trace if it is sampled, else 0.
+
+        Args:
+            must: Sample it although the ratio says no, unless the ratio is 0: a trace that it links to is sampled.
+        """
+        found = random.getrandbits(128)
+        if found & _LOW_BITS < self._bound:
+            return found
+        return (found & ~_LOW_BITS) | random.randrange(self._bound) if must and self._bound else 0
+
+    def start(
+        self,
+        name: str,
+        kind: Kind,
+        attributes: Attributes,
+        *,
+        parent: Carried | None = None,
+        links: Sequence[Carried] = (),
+        trace_id: int = 0,
+    ) -> TraceSpan | None:
+        """Start a span below a caller's, or of a new trace; None if it is not sampled.
+
+        Args:
+            parent: Trace headers of the caller.
+            links: Trace headers of other spans, which are sampled.
+            trace_id: From `draw`, if the caller has drawn already.
+        """
+        if parent and self._skips_unsampled and parent.get("traceparent", "").endswith(_UNSAMPLED):
+            return None
+        context = self._sdk.context_of(parent) if parent else None
+        if context is None:
+            trace_id = trace_id or self.draw(must=bool(links))
+            if not trace_id:
+                return None
+        span = self._sdk.start(name, kind, attributes, context, trace_id, links[:MOST_LINKS])
+        return TraceSpan(span, self)
+
+    def start_below(
+        self, parent: Any, name: str, kind: Kind, attributes: Attributes, links: Sequence[Carried]
+    ) -> TraceSpan:
+        """Start a span below another one of this process."""
+        context = self._sdk.context_below(parent)
+        return TraceSpan(self._sdk.start(name, kind, attributes, context, 0, links[:MOST_LINKS]), self)
+
+    def headers_of(self, span: Any) -> list[tuple[str, str]]:
+        """Return the headers that carry the context of a span."""
+        return self._sdk.headers_of(span)
+
+    def without(self, headers: Iterable[tuple[str, T]] | None) -> list[tuple[str, T]]:
+        """Return headers without those of a trace."""
+        return [header for header in headers or () if header[0].lower() not in self._names]
+
+
+class _ExportLog:
+    """Logs when exports begin to fail, and when they succeed again."""
+
+    def __init__(self) -> None:
+        self._failing_since: float | None = None
+
+    def ended(self, *, exported: bool) -> None:
+        """Take the result of one export; called in the exporter's thread."""
+        if not exported and self._failing_since is None:
+            self._failing_since = time.monotonic()
+            log.warning("failed to export spans, dropping them: the collector is unreachable or rejects them")
+        elif exported and self._failing_since is not None:
+            log.info("exporting spans again after %.0f s", time.monotonic() - self._failing_since)
+            self._failing_since = None
+
+
+class _Settings:
+    """The environment variables of OpenTelemetry that Headrace reads itself."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Read them; EnvironmentProblem if one is not usable."""
+        protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _PROTOCOL)
+        if protocol != _PROTOCOL:
+            raise EnvironmentProblem(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol[:40]!r}: Headrace exports by {_PROTOCOL} only, usually to "
+                "port 4318; remove the variable"
+            )
+        sampler = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+        ratio = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or ("1" if sampler else _DEFAULT_RATIO)
+        self.sampler = sampler or f"{_PARENT_BASED}traceidratio"
+        self.parent_based = self.sampler.startswith(_PARENT_BASED)
+        root = self.sampler.removeprefix(_PARENT_BASED)
+        if root not in _SAMPLERS:
+            known = ", ".join([*_SAMPLERS, *(_PARENT_BASED + each for each in _SAMPLERS)])
+            raise EnvironmentProblem(f"OTEL_TRACES_SAMPLER is {sampler[:40]!r}: use one of {known}")
+        self.ratio = {"always_on": 1.0, "always_off": 0.0}.get(root, -1.0)
+        if self.ratio < 0:
+            self.ratio = _ratio(ratio)
+        self.bound = round(self.ratio * (_LOW_BITS + 1))
+        """Trace ids whose low 64 bits are below it are sampled."""
+        names = environ.get("OTEL_PROPAGATORS", "").lower() or "tracecontext"
+        given = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+        if unknown := [name for name in given if name not in _PROPAGATORS]:
+            raise EnvironmentProblem(
+                f"OTEL_PROPAGATORS has {unknown[0][:40]!r}: use {', '.join(_PROPAGATORS)}, separated by commas"
+            )
+        self.propagators = tuple(name for name in given if name not in ("baggage", "none"))
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1
+    if not 0 <= ratio <= 1:
+        raise EnvironmentProblem(f"OTEL_TRACES_SAMPLER_ARG is {text[:40]!r}: use a number from 0 to 1, such as 0.01")
+    return ratio
+
+
+class Tracing(Service):
+    """Keeps tracing on while it runs. The first service to start and the last to stop."""
+
+    def __init__(self, name: str = "tracing") -> None:
+        super().__init__(name)
+
+    async def start(self) -> None:
+        """Nothing to do: the tracer is made before any service."""
+
+    async def stop(self) -> None:
+        """Export the last spans, for at most 5 s."""
+        global tracer
+        stopped, tracer = tracer, None
+        if stopped:
+            thread = OwnedThread("last spans", lambda _: stopped.shutdown(), lambda _: None)
+            thread.start()
+            if not await thread.stop(_FLUSH_SECONDS):
+                log.warning("dropped the last spans: the collector did not take them within %g s", _FLUSH_SECONDS)
+        await super().stop()
+
+
+def configure_tracing(environ: Mapping[str, str] = os.environ) -> list[Service]:
+    """Turn tracing on if the environment has an endpoint for traces; return the service that ends it.
+
+    Raises:
+        EnvironmentProblem: A package is missing, or a variable is not usable.
+    """
+    global tracer
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
+    if disabled or exporter == "none" or not any(environ.get(name) for name in ENDPOINTS):
+        return []
+    tracer = Tracer(_Settings(environ))
+    return [Tracing()]

@@ -102,8 +102,7 @@ class App:
         self.context = context = make_context(config, clock)
         assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
-        observing = [*configure_tracing(), *_measuring(context)]
-        self.services: list[Service] = [*observing, *context.services, *_preparation(context, assembly)]
+        self.services: list[Service] = [*_measuring(context), *context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
         context.metrics.lag_of = lag.all
@@ -353,7 +352,7 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
 
 
 def _measuring(context: ProcessContext) -> list[Service]:
-    """Return the services that measure the event loop and push metrics."""
+    """Return the services that send spans, measure the event loop and push metrics."""
     config, metrics = context.config, context.metrics
     host = socket.gethostname()
     targets: list[PushTarget] = [*filter(None, [otlp_target(os.environ, f"{host}:{config.http.port}")])]
@@ -361,7 +360,7 @@ def _measuring(context: ProcessContext) -> list[Service]:
         database = InfluxDb(config.metrics.influxdb, config.audit.service_id, host)
         metrics.on_request = database.request
         targets.append(database)
-    return [LoopDelay(), *(MetricsPush(target, metrics, context.clock) for target in targets)]
+    return [*configure_tracing(), LoopDelay(), *(MetricsPush(target, metrics, context.clock) for target in targets)]
 
 
 def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTable[Any]:

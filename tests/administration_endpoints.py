@@ -6,10 +6,12 @@ from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.control.administration.chaos import Chaos
 from headrace.control.administration.modules import Module, Modules
+from headrace.control.administration.pass_through import PassThrough
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
+from headrace.sidecar.reactive.client import BackendClient
 
 
 def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
@@ -18,4 +20,5 @@ def administration(config: HeadraceConfig | None = None, **reloads: Any) -> Admi
     modules = {name: Module("does it", reload) for name, reload in reloads.items()}
     chaos = Chaos(clock, lambda disturbance: None)
     levels, mask = LogLevels(clock), SecretMask(config)
-    return AdministrationEndpoints(config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask)
+    backend = PassThrough(config.admin.pass_through, BackendClient)
+    return AdministrationEndpoints(config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask, backend)

@@ -8,6 +8,7 @@ from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.control.administration.chaos import Assault, Chaos, Disturbance
 from headrace.control.administration.modules import Module, Modules
+from headrace.control.administration.pass_through import PassThrough
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.functions.reload import FunctionReload
 from headrace.http.application import Gate
@@ -16,6 +17,7 @@ from headrace.runtime import Service, run_blocking
 from headrace.runtime.telemetry.log_levels import ROOT, LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.runtime.tls import WatchedFiles
+from headrace.sidecar.reactive.client import BackendClient
 
 
 class Administration:
@@ -51,7 +53,14 @@ class Administration:
         config = context.config
         self._secrets = SecretMask(config)
         self.endpoints = AdministrationEndpoints(
-            config, self._levels, self._logs, Modules(self._modules), self.chaos, shut_down, self._secrets
+            config,
+            self._levels,
+            self._logs,
+            Modules(self._modules),
+            self.chaos,
+            shut_down,
+            self._secrets,
+            PassThrough(config.admin.pass_through, BackendClient),
         )
 
     def open(self) -> None:

@@ -1,11 +1,12 @@
 """Health for programs that watch this process, and the dangerous parts of its administration."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from headrace.config.backend import forbidden_host
+from headrace.config.registrations import plain_url
 from headrace.config.section import PositiveSeconds, Section, Url
 
 
@@ -35,3 +36,6 @@ class AdminConfig(Section):
     chaos: Literal["none", "loopback", "anywhere"] = "none"
     """Callers that may start assaults (`POST /adm/chaosmonkey/{assault}`). `none`: no caller. `loopback`: callers on
     this machine. `anywhere`: every caller."""
+    pass_through: list[Annotated[Url, AfterValidator(plain_url)]] = []
+    """Base URLs of backends whose administration `X-Adm-PassThrough` reaches; without any, such requests are refused.
+    The caller's credentials are not sent on."""

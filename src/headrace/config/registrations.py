@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from headrace.config.backend import BackendConfig, ClientTls, forbidden_host, is_this_machine
+from headrace.config.backend import BackendConfig, ClientTls, forbidden_address, forbidden_host, is_this_machine
 from headrace.config.consumers import DeadLetterConfig, ReactiveConsumerConfig
 from headrace.config.section import Count, Section, TopicName, TopicPattern, Url
 
@@ -71,6 +71,21 @@ def _usable(pattern: str) -> str:
     return pattern
 
 
+def plain_url(url: str) -> str:
+    """Return a URL that every parser reads in the same way, without query, and not of a metadata service."""
+    if "*" in url:
+        raise ValueError("has *: write the host in full")
+    return _usable(url)
+
+
+def refused_address(url: str, address: str) -> str:
+    """Return why the IP address of a URL must not be connected to; this machine needs a URL that names it."""
+    why = forbidden_address(address)
+    if not why and is_this_machine(address) and urlsplit(url).hostname not in _LOOPBACK:
+        return f"{address} is this machine, which must be named as localhost"
+    return why
+
+
 def _covers(pattern: _UrlParts, url: _UrlParts) -> bool:
     host, prefix = pattern.host, pattern.path.rstrip("/")
     return (
@@ -123,11 +138,7 @@ class RegisteredBackend(BackendConfig):
         return self
 
     def refuses(self, url: str, address: str) -> str:
-        """Return why an address must not be connected to; this machine needs a URL that names it."""
-        why = super().refuses(url, address)
-        if not why and is_this_machine(address) and urlsplit(url).hostname not in _LOOPBACK:
-            return f"{address} is this machine, which registered backends must name as localhost"
-        return why
+        return refused_address(url, address)
 
 
 class RegistrationConfig(ReactiveConsumerConfig):

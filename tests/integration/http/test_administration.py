@@ -31,13 +31,22 @@ def until(condition: Callable[[], Any], limit_seconds: float = 60.0) -> Any:
 
 
 class Backend(http.server.BaseHTTPRequestHandler):
-    """Responds with a status."""
+    """Responds with a status, and to its own administration with the request."""
 
     status = 503
 
     def do_GET(self) -> None:
-        self.send_response_only(self.status)
+        is_own = self.path.startswith("/adm/")
+        self.send_response_only(200 if is_own else self.status)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        seen = {"path": self.path, "headers": sorted(self.headers), "body": json.loads(body) if body else None}
+        content = json.dumps(seen).encode() if is_own else b""
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        self.do_GET()
 
 
 class Site:
@@ -54,7 +63,7 @@ class Site:
             "kafka": {"bootstrap_servers": "127.0.0.1:1", "properties": {**sasl, "sasl.password": "canary-of-kafka"}},
             "security": {"mode": "token", "principals": principals},
             "health": {"downstream_url": url, "use_json": True},
-            "admin": {"chaos": "loopback"},
+            "admin": {"chaos": "loopback", "pass_through": [f"http://127.0.0.1:{self.backend.server_port}"]},
             "audit": {"file": str(self.audit)},
         }
         self.process = HeadraceProcess(config, folder)
@@ -85,11 +94,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_only_administrators_and_no_secret(site: Site) -> None:
-    """Strangers and writers are refused everything; an administrator sees no secret; pass-through is refused."""
+    """Strangers and writers are refused everything; an administrator sees no secret; no other backend is reached."""
     for method, path in OPERATIONS:
         assert send(method, site.process.url + path).status == 401, path
         assert site.ask(method, path, token=WRITER).status == 403, path
-        refused = site.ask(method, path, {} if path.endswith("kill") else ["http"], passed="true")
+        wanted = "true" if "chaos" in path or path == "/adm/shutdown" else "http://127.0.0.1:1"
+        refused = site.ask(method, path, {} if path.endswith("kill") else ["http"], passed=wanted)
         assert (refused.status, refused.body["code"]) == (400, "ERR40003"), path
     info = site.ask("GET", "/adm/server/info").body
     assert info["environment"]["python"] and info["environment"]["libraries"]["librdkafka"]
@@ -98,6 +108,22 @@ def test_only_administrators_and_no_secret(site: Site) -> None:
     content = until(lambda: site.ask("GET", path).body)
     assert "Kafka at 127.0.0.1:1 has not answered" in json.dumps(content)
     assert "canary" not in json.dumps([info, content, site.process.output])
+
+
+def test_requests_for_the_backend_are_passed_on_without_credentials(site: Site) -> None:
+    """With query and body, in the audit, and nothing of it is done here."""
+    assert site.ask("GET", "/adm/server/info", token=WRITER, passed="true").status == 403
+    for method, path, body in (
+        ("GET", "/adm/logger/content?limit=7", None),
+        ("POST", "/adm/logger", [{"name": "ROOT", "level": "DEBUG"}]),
+    ):
+        seen = site.ask(method, path, body, passed="true").body
+        assert (seen["path"], seen["body"]) == (path, body)
+        sent = {"Accept-Encoding", "Content-Length", "Content-Type", "Host", "X-Correlation-Id"}
+        assert set(seen["headers"]) <= sent
+        event = f"passed through: {method} {path.partition('?')[0]}"
+        until(lambda event=event: event in site.audit.read_text())
+    assert "DEBUG" not in {one["level"] for one in site.ask("GET", "/adm/logger").body}
 
 
 def test_the_backend_fails_readiness_and_never_liveness(site: Site) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from headrace.config.administration import AdminConfig
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, forbidden_address
 from headrace.config.consumers import ReactiveConsumerConfig
 
@@ -22,6 +23,8 @@ def test_link_local_and_metadata_addresses_are_refused_in_every_notation(scheme:
     url = f"{scheme}://{host}:80/latest/meta-data"
     with pytest.raises(ValidationError, match=r"refused: .* (link-local|metadata service)"):
         BackendConfig(url=url)
+    with pytest.raises(ValidationError):
+        AdminConfig(pass_through=[url])
 
 
 @pytest.mark.parametrize("url", HOSTS["taken"])

@@ -16,17 +16,19 @@ from headrace.config.administration import HealthConfig
 from headrace.config.explain import mask
 from headrace.config.known_secrets import MASK, SecretMask
 from headrace.config.model import HeadraceConfig
+from headrace.config.registrations import refused_address
 from headrace.control.administration.chaos import AssaultRequest, Chaos
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.control.administration.server_info import server_info
 from headrace.control.health.routes import HealthEndpoints
-from headrace.errors import ConfigError, Forbidden, HeadraceError, PathNotFound, RequestError
+from headrace.errors import ConfigError, DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
 from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS, RecentLogs
 from tests.administration_endpoints import administration
+from tests.raw_server import always, served
 from tests.unit.http.test_openapi import request
 
 
@@ -44,6 +46,39 @@ async def test_hostile_requests(server: Any) -> None:
     many = json.dumps([{"name": "ROOT", "level": "INFO"}] * 101).encode()
     assert (await server.ask(request("POST", "/adm/logger", body=many))).status == 400
     assert (await server.ask(request("POST", "/adm/logger", body=b"[" * 100_000))).status == 400
+
+
+async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other URL is contacted, however it is written; no redirect is followed; an answer is small, whole and soon."""
+    monkeypatch.setattr("headrace.control.administration.pass_through._SECONDS", 0.3)
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"1\r\n1\r\n")
+            await asyncio.sleep(0.01)
+
+    answers = [always(answer.encode()) for answer in table(__file__, "refused_answers")]
+    async with served(*answers, endless) as backend:
+        base = f"http://127.0.0.1:{backend.port}"
+        endpoints = administration(HeadraceConfig.model_validate({"admin": {"pass_through": [base]}}))
+
+        async def ask(value: str) -> None:
+            headers = [(b"x-adm-passthrough", value.encode())]
+            scope: Any = {"headers": headers, "method": "GET", "path": "/adm/modules", "query_string": b"a=b"}
+            await AdministrationEndpoints.modules.handler(endpoints, Call({**scope, "path_params": {}}, None, None))
+
+        for form in table(__file__, "other_backends"):
+            with pytest.raises(RequestError, match="does not list"):
+                await ask(form.format(port=backend.port))
+        assert backend.connections == 0
+        for number in range(len(answers) + 1):
+            with pytest.raises(DeliveryError):
+                await ask(("true", f"{base}/")[number % 2])
+        assert backend.connections == len(answers) + 1
+        assert all(head.startswith("GET /adm/modules?a=b HTTP/1.1\r\n") for head, _ in backend.requests)
+    for address in ("127.0.0.1", "0.0.0.0", "224.0.0.1", "ff02::1", "169.254.169.254", "::ffff:169.254.169.254"):
+        assert refused_address("http://backend.example:8080", address), address
 
 
 def test_no_secret_is_in_the_settings_or_the_log() -> None:

@@ -15,9 +15,9 @@ from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.control.administration.chaos import ASSAULTS, Assault, AssaultRequest, AssaultView, Chaos
 from headrace.control.administration.modules import ALL, Modules, ModuleView, Reloads
+from headrace.control.administration.pass_through import DESCRIBED, PASSED_ON, PassThrough
 from headrace.control.administration.server_info import ServerInfo, server_info
 from headrace.errors import Forbidden, InvalidRequest, NotFound, RequestBodyMissing, RequestError
-from headrace.http.asgi import headers_of
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors, caller_name
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.runtime import run_blocking
@@ -32,6 +32,8 @@ _WINDOW_MS: Final = 600_000
 _LOCAL: Final[Errors] = (RequestError,)
 _BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing, RequestError)
 _adm = functools.partial(Endpoint, rule=ADMINISTER)
+_passed = functools.partial(_adm, headers=DESCRIBED)
+"""Operations that can be passed on to a backend."""
 
 
 class LoggerChange(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -118,30 +120,46 @@ class AdministrationEndpoints:
     _chaos: Chaos
     _shut_down: Callable[[], None]
     _mask: SecretMask
+    _backend: PassThrough
 
-    @_adm("GET", "/adm/server/info", "getServerInfo", "Version, machine, libraries and settings", errors=_LOCAL)
-    async def info(self, call: Call[None, None]) -> ServerInfo:
-        _check_local(call)
-        return await run_blocking(server_info, self.config)
+    @_passed(
+        "GET",
+        "/adm/server/info",
+        "getServerInfo",
+        "Version, machine, libraries and settings",
+        responses={200: ServerInfo},
+        errors=PASSED_ON,
+    )
+    async def info(self, call: Call[None, None]) -> ServerInfo | HttpResponse:
+        passed = await self._backend.answer(call)
+        return passed if passed else await run_blocking(server_info, self.config)
 
-    @_adm("GET", "/adm/logger", "getLoggers", "Loggers that have a level", errors=_LOCAL)
-    async def loggers(self, call: Call[None, None]) -> list[LoggerLevel]:
-        _check_local(call)
-        return self._states()
+    @_passed(
+        "GET",
+        "/adm/logger",
+        "getLoggers",
+        "Loggers that have a level",
+        responses={200: list[LoggerLevel]},
+        errors=PASSED_ON,
+    )
+    async def loggers(self, call: Call[None, None]) -> list[LoggerLevel] | HttpResponse:
+        return await self._backend.answer(call) or self._states()
 
-    @_adm(
+    @_passed(
         "POST",
         "/adm/logger",
         "setLoggers",
         "Change levels of loggers, for a time or until the process ends",
+        responses={200: list[LoggerLevel]},
         request={JSON: list[LoggerChange]},
         example=[{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 600}],
-        errors=_BODY,
+        errors=(*_BODY, *PASSED_ON),
         audited="change log levels",
         decoded=False,
     )
-    async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel]:
-        _check_local(call)
+    async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel] | HttpResponse:
+        if passed := await self._backend.answer(call, call.body):
+            return passed
         changes, names = _decode(call.body, _decode_changes), self._levels.names
         for change in changes:
             if change.name not in names:
@@ -155,17 +173,16 @@ class AdministrationEndpoints:
     def _states(self) -> list[LoggerLevel]:
         return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
 
-    @_adm(
+    @_passed(
         "GET",
         "/adm/logger/content",
         "getLoggerContent",
         "Latest records of the log, by logger",
         responses={200: JSON},
-        errors=_LOCAL,
+        errors=PASSED_ON,
     )
     async def content(self, call: Call[None, ContentQuery]) -> HttpResponse:
-        _check_local(call)
-        return HttpResponse(await run_blocking(self._content, call.query))
+        return await self._backend.answer(call) or HttpResponse(await run_blocking(self._content, call.query))
 
     def _content(self, query: ContentQuery) -> dict[str, LoggerContent]:
         end = int(time.time() * 1000) if query.end_time is None else query.end_time
@@ -182,14 +199,18 @@ class AdministrationEndpoints:
                 logger.logs.append(LogEntry(record.timestamp, _name_of(record.level), text, record.correlation_id))
         return found
 
-    @_adm(
-        "GET", "/adm/modules", "getModules", "What a running process reloads, and what needs a restart", errors=_LOCAL
+    @_passed(
+        "GET",
+        "/adm/modules",
+        "getModules",
+        "What a running process reloads, and what needs a restart",
+        responses={200: ModuleList},
+        errors=PASSED_ON,
     )
-    async def modules(self, call: Call[None, None]) -> ModuleList:
-        _check_local(call)
-        return ModuleList([*self._modules.list()])
+    async def modules(self, call: Call[None, None]) -> ModuleList | HttpResponse:
+        return await self._backend.answer(call) or ModuleList([*self._modules.list()])
 
-    @_adm(
+    @_passed(
         "POST",
         "/adm/modules",
         "reloadModules",
@@ -197,12 +218,13 @@ class AdministrationEndpoints:
         responses={200: Reloads},
         request={JSON: list[str]},
         example=[ALL],
-        errors=_BODY,
+        errors=(*_BODY, *PASSED_ON),
         audited="reload",
         decoded=False,
     )
-    async def reload(self, call: Call[bytes, None]) -> Reloads:
-        _check_local(call)
+    async def reload(self, call: Call[bytes, None]) -> Reloads | HttpResponse:
+        if passed := await self._backend.answer(call, call.body):
+            return passed
         names, known = _decode(call.body, _decode_names), {ALL, *(module.name for module in self._modules.list())}
         for name in names:
             if name not in known:
@@ -222,14 +244,14 @@ class AdministrationEndpoints:
         audited="shut down",
     )
     async def shut_down(self, call: Call[None, None]) -> ShutdownReport:
-        _check_local(call)
+        self._backend.refuse(call)
         call.event = CallEvent("process")
         self._shut_down()
         return ShutdownReport(int(time.time() * 1000), self.config.audit.service_id, self.config.drain_seconds)
 
     @_adm("GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", responses={200: JSON}, errors=_LOCAL)
     async def assaults(self, call: Call[None, None]) -> HttpResponse:
-        _check_local(call)
+        self._backend.refuse(call)
         return HttpResponse({name: self._chaos.running().get(name) for name in ASSAULTS})
 
     @_adm(
@@ -242,7 +264,7 @@ class AdministrationEndpoints:
         audited="assault",
     )
     async def assault(self, call: Call[AssaultRequest, None]) -> AssaultView:
-        _check_local(call)
+        self._backend.refuse(call)
         assault, by = _assault_of(call.parameters["assault"]), caller_name()
         self._check_chaos(call)
         call.event = CallEvent("process", detail=f"{assault} {msgspec.json.encode(call.body).decode()}")
@@ -259,12 +281,6 @@ class AdministrationEndpoints:
             raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
         if allowed == "loopback" and not (client and is_this_machine(client[0])):
             raise Forbidden("only callers on this machine may start assaults (admin.chaos)")
-
-
-def _check_local(call: Call[Any, Any]) -> None:
-    """Return unless the request asks for the administration of the backend."""
-    if headers_of(call.scope).get(b"x-adm-passthrough", b"false").strip().lower() not in (b"", b"false"):
-        raise RequestError("X-Adm-PassThrough is not supported: send the request to the backend itself")
 
 
 def _assault_of(name: str) -> Assault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,22 @@ async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) 
                 assert (response.status, response.json["code"]) == (403, "ERR10005"), name
                 assert set(response.json["metadata"]) == {"reason", "retriable", "scope"}
                 assert response.json["description"] == f"missing scope {response.json['metadata']['scope']}"
+
+
+@pytest.mark.parametrize(
+    "endpoint", [e for e in ENDPOINTS if e.rule.also or (e.rule.action and not e.rule.parameter)], ids=lambda e: e.id
+)
+async def test_the_right_scope_on_another_topic(opened: Any, endpoint: Endpoint) -> None:
+    """Row J5 for topics that a body or a query names: a route that is not in the table fails."""
+    status, more, body = CALLERS["foreign"][endpoint.id]
+    path = endpoint.path.replace("{group}", "other") + more
+    async with opened(security=SECURITY) as server:
+        sent = json.dumps(body).encode() if body else b""
+        response = await server.ask(request(endpoint.method, path, bearer("other"), sent))
+        assert not server.kafka.records
+        assert response.status == status if status else response.status >= 400, response.body
+        assert status != 403 or response.json["code"] == "ERR10005"
+        assert status != 200 or not re.search(rb'"t\b', response.body), response.body
 
 
 async def test_credentials_and_their_codes(opened: Any) -> None:

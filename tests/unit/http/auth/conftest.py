@@ -30,12 +30,12 @@ class TokenServer:
         "EdDSA": OKPKey.generate_key("Ed25519", {"kid": "ed"}),
     }
 
-    def __init__(self, folder: Path) -> None:
-        self.now = NOW
+    def __init__(self, folder: Path, now: float = NOW) -> None:
+        self.now = now
         self.file = folder / "jwks.json"
         self.show(*self.private.values())
-        self.clock = ManualClock(NOW)
-        self.claims = {"iss": "issuer", "aud": "headrace", "exp": NOW + 600, "client_id": "loader", "scope": "kafka:w"}
+        self.clock = ManualClock(now)
+        self.claims = {"iss": "issuer", "aud": "headrace", "exp": now + 600, "client_id": "loader", "scope": "kafka:w"}
         self.settings = JwtConfig(issuer="issuer", audience="headrace", jwks_file=self.file)
         self.keys = Keys(self.settings, self.clock)
         self.tokens = Tokens(self.settings, self.keys, self.clock)

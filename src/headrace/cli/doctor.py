@@ -7,6 +7,7 @@ import click
 
 from headrace.app.topic_requirements import examination
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
+from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine
@@ -29,8 +30,8 @@ _JAVA = 17
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
     """Check the preconditions of durability, and print what to do.
 
-    With a headrace.yaml it checks every topic that is read or written, and what is needed of schema registry, Java and
-    DuckDB. Without one it checks the cluster and TOPICS. Exit code 1 if a check fails; warnings do not count.
+    With a headrace.yaml it checks every topic that is read or written, the machine, certificates, and the servers that
+    the file names. Without one it checks the cluster and TOPICS. Exit code 1 if a check fails; warnings do not count.
 
     Example: headrace doctor -c headrace.yaml
     """
@@ -38,7 +39,7 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
     try:
         if cluster.file:
             config = cluster.file.model_copy(update={"kafka": cluster.kafka})
-            found += await _machine(config)
+            found += [*await _machine(config), *await machine_checks(config)]
             functions = [load_function(file, config) for file in config.functions]
             found += await examination(config, functions, Admin(cluster.kafka))()
         if topics or not cluster.file:

@@ -47,9 +47,14 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
+def open_files(connections: int) -> int:
+    """Return how many files a process with so many connections opens at most."""
+    return connections + RESERVED_CONNECTIONS + _OTHER_FILES
+
+
 def allow_open_files(connections: int) -> None:
     """Raise the soft limit of open files to the hard one; EnvironmentProblem if that is too low."""
-    needed = connections + RESERVED_CONNECTIONS + _OTHER_FILES
+    needed = open_files(connections)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard not in (resource.RLIM_INFINITY, max(hard, needed)):
         raise EnvironmentProblem(

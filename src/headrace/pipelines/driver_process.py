@@ -91,15 +91,21 @@ def require_spark(*, remote: bool = False) -> None:
         )
 
 
+def memory_bytes() -> int:
+    """Return the memory of this machine or container."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
+        memory = min(memory, int(_MEMORY_LIMIT.read_text()))
+    return memory
+
+
 def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
     """Return pipelines whose heaps fit the memory of this machine or container; a tight fit is logged.
 
     Raises:
         PipelineInvalid: They do not fit.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
-        memory = min(memory, int(_MEMORY_LIMIT.read_text()))
+    memory = memory_bytes()
     each = [spec.driver.heap_bytes for spec in specs if not spec.driver.remote]
     heaps, overhead = sum(each), len(each) * _OVERHEAD_BYTES
     text = f"the Java heaps of {len(each)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "

@@ -10,6 +10,7 @@ import pytest
 from yaml_table import table
 
 from headrace.config.tables import TableConfig
+from headrace.control.health import machine
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.preconditions import (
     ONE_BROKER,
@@ -134,3 +135,10 @@ def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.
         "topic t: replication factor is 1: give it 3 replicas",
         "cluster: bootstrap servers is 1: name two",
     ]
+
+
+@pytest.mark.parametrize(("judge", "arguments", "state", "found"), table(__file__, "a_machine"))
+def test_a_machine_is_judged_by_what_was_measured(judge: str, arguments: list[Any], state: str, found: str) -> None:
+    """At each limit; what is not good has a remedy."""
+    finding = getattr(machine, f"judge_{judge}")(*arguments)
+    assert (finding.state, finding.found, bool(finding.advice)) == (state, found, state != "ok")

@@ -1,0 +1,133 @@
+"""What `headrace doctor` measures of the machine, and of servers other than Kafka."""
+
+import asyncio
+import email.utils
+import resource
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
+from headrace.config.model import HeadraceConfig
+from headrace.control.health.machine import (
+    judge_backend,
+    judge_certificate,
+    judge_clock,
+    judge_disk,
+    judge_memory,
+    judge_open_files,
+)
+from headrace.control.health.preconditions import Finding
+from headrace.http.server import open_files
+from headrace.pipelines.driver_process import memory_bytes
+from headrace.pipelines.load import load_pipelines
+from headrace.runtime import run_blocking
+
+_LIMIT_SECONDS = 3.0
+_MEMORY = Path("/proc/meminfo")
+
+
+async def machine_checks(config: HeadraceConfig) -> list[Finding]:
+    """Return the state of memory, disk, open files, certificates, clocks and backends that a configuration names.
+
+    Raises:
+        PipelineInvalid: A pipeline file is not usable.
+    """
+    needed = sum(one.driver.heap_bytes for one in load_pipelines(config.pipelines) if not one.driver.remote)
+    needed += config.sql.memory_bytes if config.tables else 0
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = open_files(
+        config.http.max_connections + (2 if config.http.tls.certificate else 1) * config.http.max_readers
+    )
+    found = [judge_open_files(files, files if limit == resource.RLIM_INFINITY else limit)]
+    if needed:
+        found += [judge_memory(needed, memory_bytes(), _free_memory_bytes()), _disk(config)]
+    found += _certificates(config)
+    for name, url in _token_servers(config):
+        found += await run_blocking(_clock, name, url)
+    backends = {f"reactive_consumers.{name}": one.backend.url for name, one in config.reactive_consumers.items()}
+    if config.health.downstream_url:
+        backends["health"] = config.health.downstream_url
+    return found + list(await asyncio.gather(*(_backend(*one) for one in backends.items())))
+
+
+def _free_memory_bytes() -> int:
+    available = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return min(memory_bytes(), int(available.split()[1]) * 1024)
+
+
+def _disk(config: HeadraceConfig) -> Finding:
+    folder = config.state_dir.absolute()
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    usage = shutil.disk_usage(present)
+    return judge_disk(usage.free, usage.total, sum(table.max_bytes for table in config.tables.values()))
+
+
+def _certificates(config: HeadraceConfig) -> Iterator[Finding]:
+    from cryptography import x509
+
+    files = {"http.tls.certificate": config.http.tls.certificate, "http.tls.client_ca": config.http.tls.client_ca}
+    sections = {
+        f"reactive_consumers.{name}.backend": one.backend.tls for name, one in config.reactive_consumers.items()
+    }
+    for section, tls in {**sections, "schema_registry": config.schema_registry.tls}.items():
+        files |= {f"{section}.tls.certificate": tls.certificate, f"{section}.tls.ca": tls.ca}
+    ends: dict[str, list[float]] = {}
+    for setting, file in files.items():
+        if file:
+            try:
+                certificates = x509.load_pem_x509_certificates(file.read_bytes())
+            except (OSError, ValueError) as cause:
+                yield Finding(setting, "certificate", "failing", "cannot be read", f"correct the file: {cause}")
+                continue
+            ends[setting] = [one.not_valid_after_utc.timestamp() for one in certificates]
+    kafka = config.kafka.security.tls or KafkaTls()
+    try:
+        identity = identity_of(kafka)
+    except FileProblem as problem:
+        yield Finding("kafka.security.tls", "certificate", "failing", "cannot be read", f"correct it: {problem}")
+    else:
+        if identity and identity.cert:
+            ends["kafka.security.tls"] = [identity.cert.certificate.not_valid_after_utc.timestamp()]
+    for setting, moments in ends.items():
+        yield judge_certificate(setting, min(moments), time.time())
+
+
+def _token_servers(config: HeadraceConfig) -> Iterator[tuple[str, str]]:
+    if config.security.mode == "jwt" and config.security.jwt.jwks_url:
+        yield "security.jwt", config.security.jwt.jwks_url
+    sasl = config.kafka.security.sasl
+    if sasl and sasl.oauth and not sasl.oauth.ca:
+        yield "kafka.security.sasl.oauth", sasl.oauth.token_url
+
+
+def _clock(name: str, url: str) -> list[Finding]:
+    """Compare the clock of a server by the date of its response, whatever the response is."""
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS, context=ssl.create_default_context()) as response:
+            date = response.headers.get("Date")
+    except urllib.error.HTTPError as response:
+        date = response.headers.get("Date")
+        response.close()
+    except (OSError, ValueError) as cause:
+        advice = f"start it, or correct {url}: callers without a cached key are refused"
+        return [Finding(name, "reachable", "failing", str(getattr(cause, "reason", cause)), advice)]
+    return [judge_clock(name, time.time() - email.utils.parsedate_to_datetime(date).timestamp())] if date else []
+
+
+async def _backend(consumer: str, url: str) -> Finding:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_LIMIT_SECONDS):
+            _, connection = await asyncio.open_connection(parts.hostname, port)
+        connection.close()
+    except OSError as cause:
+        return judge_backend(consumer, url, cause.strerror or f"no response within {_LIMIT_SECONDS:g} s")
+    return judge_backend(consumer, url, "")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
@@ -10,7 +11,6 @@ from headrace.control.administration.chaos import Assault, Chaos, Disturbance
 from headrace.control.administration.modules import Module, Modules
 from headrace.control.administration.pass_through import PassThrough
 from headrace.control.administration.routes import AdministrationEndpoints
-from headrace.functions.reload import FunctionReload
 from headrace.http.application import Gate
 from headrace.http.auth import Authenticator
 from headrace.runtime import Service, run_blocking
@@ -26,14 +26,14 @@ class Administration:
     def __init__(
         self,
         context: ProcessContext,
-        reloads: Mapping[str, FunctionReload],
+        assembly: Assembly,
         services: Callable[[], Sequence[Service]],
         shut_down: Callable[[], None],
     ) -> None:
         """Make it.
 
         Args:
-            reloads: The functions of this process.
+            assembly: The consumers and functions of this process.
             services: Returns every service.
             shut_down: Begins the drain.
         """
@@ -46,7 +46,7 @@ class Administration:
         self.chaos = Chaos(context.clock, self._disturb)
         self.chaos.on_end = self._ended
         self._audit = context.audit
-        self._reloads = reloads
+        self._assembly = assembly
         self._services = services
         self._logs = RecentLogs()
         self._levels = LogLevels(context.clock)
@@ -75,13 +75,16 @@ class Administration:
     def _modules(self) -> Mapping[str, Module]:
         functions = {
             f"function {name}": Module("replaces its workers; its consumers stay in their groups", one.reload)
-            for name, one in self._reloads.items()
+            for name, one in self._assembly.functions.reloads.items()
         }
         files = [service for service in self._services() if isinstance(service, WatchedFiles)]
         how = "reads its files now; without a request, when they change"
         sections: dict[str, Module] = {}
         if self.read_again:
             sections["log_level"] = Module("reads the level from the configuration", self._change_level)
+        if self.read_again and self.endpoints.config.reactive_consumers:
+            how = "restarts the reactive consumers whose settings in the configuration have changed; others go on"
+            sections["reactive_consumers"] = Module(how, self._change_consumers)
         if self.read_again and self.authenticator:
             sections["security"] = Module("reads principals and limits from the configuration", self._change_security)
         return functions | {one.setting: Module(how, _load(one)) for one in files} | sections
@@ -96,6 +99,12 @@ class Administration:
         level = (await self._read()).log_level
         self._levels.change(ROOT, logging.getLevelName(level.upper()), None)
         self.endpoints.config = self.endpoints.config.model_copy(update={"log_level": level})
+
+    async def _change_consumers(self) -> None:
+        config = await self._read()
+        await self._assembly.change(config)
+        changed = {"reactive_consumers": config.reactive_consumers}
+        self.endpoints.config = self.endpoints.config.model_copy(update=changed)
 
     async def _change_security(self) -> None:
         assert self.authenticator

@@ -1,5 +1,6 @@
 """Makes the consumers of a configuration: reactive consumers, functions and pipelines, with the services they need."""
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump_context import PumpHooks
-from headrace.errors import PipelineInvalid
+from headrace.errors import ConfigError, EnvironmentProblem, PipelineInvalid
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 from headrace.kafka import ReadPolicy, Subscription
@@ -28,7 +29,7 @@ from headrace.pipelines.spec import PipelineSpec
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.filtered_destination import FilteredDestination
 from headrace.queries.standing import standing_queries
-from headrace.runtime import Service
+from headrace.runtime import RestartedServices, Service
 from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import get_offset
 from headrace.sidecar.reactive.envelope import PayloadDecoder
@@ -38,6 +39,8 @@ from headrace.sidecar.reactive.http_destination import HttpDestination
 log = logging.getLogger(__name__)
 
 _PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
+_FIXED = ("topics", "topic_patterns", "group", "dead_letter", "retry.topics")
+"""Settings of a reactive consumer that other parts of the process know from its start."""
 _OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
 
 
@@ -77,8 +80,14 @@ class Assembly:
         self.function_specs = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.function_specs))
         made: list[Service] = []
-        for name, reactive in config.reactive_consumers.items():
-            made += self.parts.restarted("reactive", name, functools.partial(self._reactive_consumer, name, reactive))
+        self._settings = dict(config.reactive_consumers)
+        """The settings in force of the reactive consumers of the file."""
+        self._restarts: dict[str, RestartedServices] = {}
+        for name in self._settings:
+            services = self.parts.restarted("reactive", name, functools.partial(self._consumer_of_file, name))
+            made += services
+            if isinstance(services[0], RestartedServices):
+                self._restarts[name] = services[0]
         self.functions = FunctionAssembly(context, config, self.parts, self.function_specs, self.internal)
         made += self.functions.services
         self.other_groups = self.functions.other_groups
@@ -87,6 +96,30 @@ class Assembly:
             made += self._pipeline(pipeline)
         self.services: list[Service] = [*self.parts.cluster_services, *made]
         """Downstream first."""
+
+    async def change(self, config: HeadraceConfig) -> None:
+        """Restart the reactive consumers whose settings differ in a new configuration; the others go on.
+
+        Raises:
+            ConfigError: A setting is not usable, or needs a restart of the process; nothing was changed.
+            EnvironmentProblem: One has not restarted in time, and is tried again.
+        """
+        new, old = config.reactive_consumers, self._settings
+        if new.keys() != old.keys() or config.queries != self._config.queries:
+            raise ConfigError("reactive consumers or queries were added, removed or renamed: restart the process")
+        changed = {name: one for name, one in new.items() if one.model_dump() != old[name].model_dump()}
+        for name, one in changed.items():
+            if fixed := [path for path in _FIXED if _value_at(one, path) != _value_at(old[name], path)]:
+                raise ConfigError(f"reactive_consumers.{name}: a change of {fixed[0]} needs a restart of the process")
+            self._backend(f"reactive {name}", name, one)  # raises if its files are not usable
+        self._settings |= changed
+        try:
+            await asyncio.gather(*(self._restarts[name].restart() for name in changed))
+        except TimeoutError as cause:
+            raise EnvironmentProblem("a reactive consumer has not restarted yet; readiness has the reason") from cause
+
+    def _consumer_of_file(self, name: str) -> list[Service]:
+        return self._reactive_consumer(name, self._settings[name])
 
     def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
         context, label, backend = self._context, f"reactive {name}", reactive.backend
@@ -206,3 +239,7 @@ class Assembly:
                 make = functools.partial(self._reactive_consumer, push, reactive)
                 pushing += self.parts.restarted("reactive", push, make)
         return [*pushing, run]
+
+
+def _value_at(settings: ReactiveConsumerConfig, path: str) -> object:
+    return functools.reduce(getattr, path.split("."), settings)

@@ -145,7 +145,7 @@ class App:
         """Make the administration, and add the service of assaults if they are allowed."""
         administration = Administration(
             self.context,
-            assembly.functions.reloads,
+            assembly,
             lambda: self.supervisor.services,
             self.signals.drain_requested.set,  # a request during the drain is no second signal
         )

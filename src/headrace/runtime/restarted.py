@@ -1,10 +1,11 @@
 """Services that restart together."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from headrace.runtime.clock import Clock, Deadline
 from headrace.runtime.service import Readiness, Service
-from headrace.runtime.supervisor import Supervisor
+from headrace.runtime.supervisor import Supervisor, run_while
 
 
 class RestartedServices(Service):
@@ -27,11 +28,24 @@ class RestartedServices(Service):
         self._clock = clock
         self._seconds = seconds
         self._supervisor: Supervisor | None = Supervisor(first, clock, seconds)
+        self._requested = asyncio.Event()
+        self._running = asyncio.Event()
 
     async def start(self) -> None:
         assert self._supervisor
         await self._supervisor.start()
         self.keep(self._live, "services")
+
+    async def restart(self) -> None:
+        """Drain all, make them again and start them; return when they have started.
+
+        Raises:
+            TimeoutError: They have not, within twice the limit of the drain. They will be tried again.
+        """
+        self._running.clear()
+        self._requested.set()
+        async with asyncio.timeout(2 * self._seconds):
+            await self._running.wait()
 
     async def drain(self, deadline: Deadline) -> None:
         await self.cancel_tasks()
@@ -50,12 +64,17 @@ class RestartedServices(Service):
         return found
 
     async def _live(self) -> None:
-        """Run the services until one dies, then drain and stop all of them.
+        """Run the services, again after each request to restart; when one dies, drain and stop all of them.
 
         Raises:
             ServiceDied: One died.
         """
+        while True:
+            await self._live_once()
+
+    async def _live_once(self) -> None:
         if self._supervisor is None:
+            self._requested.clear()
             self._supervisor = Supervisor(self._again(), self._clock, self._seconds)
             try:
                 await self._supervisor.start()
@@ -63,8 +82,11 @@ class RestartedServices(Service):
                 self._supervisor = None
                 raise
         supervisor = self._supervisor
-        death = await supervisor.death()
+        if not self._requested.is_set():
+            self._running.set()
+        death = await run_while(supervisor.death(), self._requested.wait())
         await supervisor.drain()
         await supervisor.stop()
         self._supervisor = None
-        raise death
+        if death:
+            raise death

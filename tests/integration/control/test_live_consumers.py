@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, Ordering
 from headrace.config.membership import ConsumerConfig
@@ -20,7 +21,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Operation, PauseSpan, Seek, check_pushed
+from headrace.testing import Operation, PauseSpan, RecordingBackend, Seek, check_pushed
 from headrace.testing.recording import gather
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
@@ -198,3 +199,40 @@ async def test_a_held_partition_stands_still_through_rebalances(scenario: Scenar
         stays.pump.resume([held])
         await scenario.done()
     await scenario.check()
+
+
+def test_changed_settings_of_the_file_restart_their_consumer_only(
+    site: Any, topic: Callable[..., str], headrace: Any, backend: Any
+) -> None:
+    """Records are delivered once, the later ones to the new backend; what needs a restart changes nothing."""
+    first, other, group = topic(), topic(), f"live-{time.time_ns()}"
+    second = RecordingBackend()
+    second.start()
+    try:
+        consumers = {
+            name: {"topics": [read], "group": f"{group}-{name}", "backend": {"url": backend.url}}
+            for name, read in (("one", first), ("two", other))
+        }
+        process = headrace({**site.config, "reactive_consumers": consumers})
+        file = next(process._folder.glob("headrace.yaml"))
+
+        def reload(change: Callable[[Any], object]) -> Any:
+            config = yaml.safe_load(file.read_text())
+            change(config["reactive_consumers"]["one"])
+            file.write_text(yaml.safe_dump(config))
+            return site.ask(f"{process.url}/adm/modules", ["reactive_consumers"]).body
+
+        site.write_json(first, *range(20))
+        backend.wait_for(lambda b: b.accepted_records == 20, 20)
+        moved = reload(lambda one: one["backend"].update(url=second.url))
+        assert moved["reloaded"] == ["reactive_consumers"], moved
+        for name in (first, other):
+            site.write_json(name, *range(20))
+        second.wait_for(lambda b: b.accepted_records == 20, 20)
+        backend.wait_for(lambda b: b.accepted_records == 40, 20)
+        refused = reload(lambda one: one.update(group="another"))["failed"]["reactive_consumers"]
+        assert "reactive_consumers.one: a change of group needs a restart" in refused
+        site.wait_committed(f"{group}-one", first, 40)
+        assert (backend.accepted_records, second.accepted_records) == (40, 20)
+    finally:
+        second.stop()

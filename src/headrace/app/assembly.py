@@ -80,14 +80,8 @@ class Assembly:
         self.function_specs = [load_function(file, config) for file in config.functions]
         self.internal = internal or InternalTopics(config, triggers_of(self.function_specs))
         made: list[Service] = []
-        self._settings = dict(config.reactive_consumers)
-        """The settings in force of the reactive consumers of the file."""
-        self._restarts: dict[str, RestartedServices] = {}
-        for name in self._settings:
-            services = self.parts.restarted("reactive", name, functools.partial(self._consumer_of_file, name))
-            made += services
-            if isinstance(services[0], RestartedServices):
-                self._restarts[name] = services[0]
+        for name in config.reactive_consumers:
+            made += self.parts.restarted("reactive", name, functools.partial(self._consumer_of_file, name))
         self.functions = FunctionAssembly(context, config, self.parts, self.function_specs, self.internal)
         made += self.functions.services
         self.other_groups = self.functions.other_groups
@@ -104,7 +98,7 @@ class Assembly:
             ConfigError: A setting is not usable, or needs a restart of the process; nothing was changed.
             EnvironmentProblem: One has not restarted in time, and is tried again.
         """
-        new, old = config.reactive_consumers, self._settings
+        new, old = config.reactive_consumers, self._config.reactive_consumers
         if new.keys() != old.keys() or config.queries != self._config.queries:
             raise ConfigError("reactive consumers or queries were added, removed or renamed: restart the process")
         changed = {name: one for name, one in new.items() if one.model_dump() != old[name].model_dump()}
@@ -112,14 +106,16 @@ class Assembly:
             if fixed := [path for path in _FIXED if _value_at(one, path) != _value_at(old[name], path)]:
                 raise ConfigError(f"reactive_consumers.{name}: a change of {fixed[0]} needs a restart of the process")
             self._backend(f"reactive {name}", name, one)  # raises if its files are not usable
-        self._settings |= changed
+        self._config = self._config.model_copy(update={"reactive_consumers": new})
+        names = {f"reactive {name}" for name in changed}
         try:
-            await asyncio.gather(*(self._restarts[name].restart() for name in changed))
+            restarted = [one for one in self.services if isinstance(one, RestartedServices) and one.name in names]
+            await asyncio.gather(*(one.restart() for one in restarted))
         except TimeoutError as cause:
             raise EnvironmentProblem("a reactive consumer has not restarted yet; readiness has the reason") from cause
 
     def _consumer_of_file(self, name: str) -> list[Service]:
-        return self._reactive_consumer(name, self._settings[name])
+        return self._reactive_consumer(name, self._config.reactive_consumers[name])
 
     def _reactive_consumer(self, name: str, reactive: ReactiveConsumerConfig) -> list[Service]:
         context, label, backend = self._context, f"reactive {name}", reactive.backend

@@ -83,7 +83,7 @@ class Administration:
         if self.read_again:
             sections["log_level"] = Module("reads the level from the configuration", self._change_level)
         if self.read_again and self.endpoints.config.reactive_consumers:
-            how = "restarts the reactive consumers whose settings in the configuration have changed; others go on"
+            how = "restarts the reactive consumers whose settings in the configuration have changed; others continue"
             sections["reactive_consumers"] = Module(how, self._change_consumers)
         if self.read_again and self.authenticator:
             sections["security"] = Module("reads principals and limits from the configuration", self._change_security)

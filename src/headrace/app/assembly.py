@@ -92,7 +92,7 @@ class Assembly:
         """Downstream first."""
 
     async def change(self, config: HeadraceConfig) -> None:
-        """Restart the reactive consumers whose settings differ in a new configuration; the others go on.
+        """Restart the reactive consumers whose settings differ in a new configuration; the others continue.
 
         Raises:
             ConfigError: A setting is not usable, or needs a restart of the process; nothing was changed.

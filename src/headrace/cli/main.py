@@ -32,6 +32,7 @@ _COMMANDS = {
     "jobs": "Replays and other jobs: show, pause, resume, stop.",
     "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
     "consumers": "Active consumers: the instances that clients created over HTTP.",
+    "generate": "Print a Grafana dashboard, or alert rules for Prometheus.",
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
 """Command to its line in the help. Each is the object of this name in its module."""

@@ -1,0 +1,135 @@
+"""A Grafana dashboard and Prometheus' alert rules, made of the catalogue of metrics and two tables.
+
+Source: Grafana's JSON model of dashboards, schema version 39; Prometheus' format of rule files.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from headrace.runtime.telemetry.metrics import CATALOGUE, MetricSpec
+
+_UNITS: Final = {"seconds": "s", "bytes": "bytes", "ms": "ms", "s since 1970": "s", "percent": "percent"}
+_OTHERS: Final = "All other metrics"
+_METRIC: Final = re.compile(r"\b((?:headrace|nuclio_processor|process|python)_[a-z_]+)(\{)?")
+_PER_LINE: Final = 3
+_WIDTH: Final = 24 // _PER_LINE
+_HEIGHT: Final = 7
+
+
+def _table(name: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text())
+
+
+RUNBOOKS: Final[str] = _table("alerts.yaml")["runbooks"]
+"""Page that has a section for each alert, in the sources."""
+
+
+def alert_rules(runbooks: str) -> dict[str, Any]:
+    """Return the content of a rule file.
+
+    Args:
+        runbooks: Path or URL of the page that has a section for each alert.
+    """
+    rules = [
+        {
+            "alert": row["alert"],
+            "expr": row["expr"],
+            "for": row["for"],
+            "labels": {"severity": row["severity"]},
+            "annotations": {
+                "summary": row["summary"],
+                "description": row["description"],
+                "runbook_url": f"{runbooks}#{row['alert'].lower()}",
+            },
+        }
+        for row in _table("alerts.yaml")["alerts"]
+    ]
+    return {"groups": [{"name": "headrace", "rules": rules}]}
+
+
+def dashboard() -> dict[str, Any]:
+    """Return a dashboard, as Grafana imports it; every metric of the catalogue is in a query."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, rows in _rows():
+        row: dict[str, Any] = {"type": "row", "title": title, "collapsed": title == _OTHERS, "panels": []}
+        row |= {"id": len(panels) + 1, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}}
+        panels.append(row)
+        own = [_panel(*cells, number=len(panels) + 1 + index, index=index, y=y + 1) for index, cells in enumerate(rows)]
+        if row["collapsed"]:
+            row["panels"] = own
+        else:
+            panels += own
+        y += 1 + _HEIGHT * -(-len(own) // _PER_LINE)
+    return {
+        "uid": "headrace",
+        "title": "Headrace",
+        "tags": ["kafka", "headrace"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": panels,
+    }
+
+
+def queries(found: dict[str, Any]) -> list[str]:
+    """Return the queries of a dashboard, with its variables."""
+    panels = [inner for panel in found["panels"] for inner in (panel, *panel.get("panels", ()))]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def _rows() -> Iterator[tuple[str, list[list[str]]]]:
+    table: dict[str, list[list[str]]] = _table("panels.yaml")
+    yield from table.items()
+    shown = " ".join(cells[1] for rows in table.values() for cells in rows)
+    yield _OTHERS, [_by_type(spec) for spec in CATALOGUE if not re.search(rf"\b{spec.name}(_bucket|_count|\b)", shown)]
+
+
+def _by_type(spec: MetricSpec) -> list[str]:
+    """Return the panel of a metric that the table does not have."""
+    labels = ", ".join(("instance", *spec.labels))
+    legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *spec.labels))
+    if spec.type == "histogram":
+        query = f"histogram_quantile(0.95, sum by (le, {labels}) (rate({spec.name}_bucket[$__rate_interval])))"
+        return [spec.name, query, "s", legend]
+    if spec.type == "counter":
+        return [spec.name, f"sum by ({labels}) (rate({spec.name}[$__rate_interval]))", "cps", legend]
+    return [spec.name, spec.name, _UNITS.get(spec.unit, "short"), legend]
+
+
+def _panel(title: str, query: str, unit: str, legend: str, *, number: int, index: int, y: int) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    names = {match[1] for match in _METRIC.finditer(query)}
+    helps = [spec.help for spec in CATALOGUE if names & {spec.name, f"{spec.name}_bucket", f"{spec.name}_count"}]
+    line, column = divmod(index, _PER_LINE)
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": title,
+        "description": "; ".join(helps),
+        "datasource": source,
+        "gridPos": {"h": _HEIGHT, "w": _WIDTH, "x": _WIDTH * column, "y": y + _HEIGHT * line},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [{"refId": "A", "datasource": source, "expr": _of_instances(query), "legendFormat": legend}],
+    }
+
+
+def _of_instances(query: str) -> str:
+    """Return a query for the chosen instances."""
+    chosen = 'instance=~"$instance"'
+    return _METRIC.sub(lambda match: f"{match[1]}{{{chosen}" + ("," if match[2] else "}"), query)
+
+
+def _variables() -> list[dict[str, Any]]:
+    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    query = "label_values(headrace_ready, instance)"
+    instances = {"name": "instance", "type": "query", "query": query, "refresh": 2, "label": "Instance"}
+    instances |= {"datasource": {"type": "prometheus", "uid": "${datasource}"}, "multi": True, "includeAll": True}
+    return [source, {**instances, "allValue": ".*", "current": {"text": "All", "value": "$__all"}}]

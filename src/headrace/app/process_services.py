@@ -420,7 +420,7 @@ def run(
     Raises:
         ConfigError, FunctionInvalid, PipelineInvalid, PortTaken: Nothing was started.
     """
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
 
     async def main() -> int:
         app = App(config, SystemClock())

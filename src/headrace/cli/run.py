@@ -50,7 +50,7 @@ def run(file: Path) -> int:
     from headrace.app.process_services import run as run_everything
     from headrace.runtime.telemetry.logs import configure_logging
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
     return run_everything(settings, announce=click.echo, read_again=lambda: load_settings(file))

@@ -93,6 +93,8 @@ class HeadraceConfig(Section):
     """How long a process waits for work in flight after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity that is logged."""
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """Form of log lines. `auto`: text on a terminal, else JSON."""
 
     @field_validator("tables")
     @classmethod

@@ -20,6 +20,7 @@ from headrace.errors import (
     RecordTooLarge,
 )
 from headrace.records import Header, OutgoingRecord, Produce, Record, TopicPartition
+from headrace.runtime.telemetry.log_fields import record_fields
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,10 @@ class DeadLetterTopic:
             what = f"offset {record.offset} (attempts={dead_letter.attempts}, {dead_letter.reply.error})"
             why = f"{self.topic_for(record.topic)} rejects records of that size; raise its max.message.bytes"
             label = f"group {dead_letter.group}, {record.topic_partition}"
-            log.warning("%s: the dead letter of %s has no headrace.dlq headers, because %s", label, what, why)
+            fields = record_fields(dead_letter.group, record.topic_partition, record=record)
+            log.warning(
+                "%s: the dead letter of %s has no headrace.dlq headers, because %s", label, what, why, extra=fields
+            )
         return None
 
     def _outgoing(self, dead_letter: DeadLetter, left_out: int = 0) -> OutgoingRecord:

@@ -21,11 +21,9 @@ def begin_delivery(tracer: Tracer, delivery: Delivery, records: RecordBatch) -> 
     attributes = delivery_attributes(delivery, records)
     name = f"process {delivery.partition.topic}"
     if len(records) == 1 and not is_again(delivery, records.headers[0] if records.headers else None):
-        span = tracer.start(name, "CONSUMER", attributes, parent=next(iter(carried), None))
-    else:
-        links = sampled(tracer, carried)
-        span = None if carried and not links else tracer.start(name, "CONSUMER", attributes, links=links)
-    return span if span and span.recording else None
+        return tracer.start(name, "CONSUMER", attributes, parent=next(iter(carried), None))
+    links = sampled(tracer, carried)
+    return None if carried and not links else tracer.start(name, "CONSUMER", attributes, links=links)
 
 
 def sampled(tracer: Tracer, carried: Sequence[Carried]) -> list[Carried]:

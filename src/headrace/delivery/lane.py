@@ -175,7 +175,7 @@ class Lane:
         self.partition = partition
         self.tracker = AckTracker(epoch, committed, context.ack_window)
         self.acks = ExplicitAcks(self.tracker, context.ack_window)
-        self.condition = LaneCondition(f"group {context.group}, {partition}", context.clock)
+        self.condition = LaneCondition(context.group, partition, context.clock)
         self.head_since = context.clock.time()
         """When the first record that is not completed became the first; seconds since the epoch."""
 
@@ -347,7 +347,7 @@ class Lane:
         """Requeue dead letters that cannot be written; nothing of the lane begins until a user acts."""
         self.requeue(unwritten)
         if self.condition.change(LaneState.STOPPED, why):
-            log.error("%s is stalled: %s", self.label, why)
+            log.error("%s is stalled: %s", self.label, why, extra=self.condition.log_fields)
 
     def pause(self, why: str) -> None:
         """Begin nothing while `why` is not empty."""

@@ -15,7 +15,9 @@ FENCED       do not begin    the seek whose commit is pending; results of delive
 import enum
 import logging
 
+from headrace.records import TopicPartition
 from headrace.runtime import Clock
+from headrace.runtime.telemetry.log_fields import record_fields
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +57,11 @@ _NEXT: dict[LaneState, tuple[LaneState, ...]] = {
 class LaneCondition:
     """The state of a lane, the reason, and since when it does not move."""
 
-    def __init__(self, label: str, clock: Clock) -> None:
-        """Begin running; `label` names the lane in the log."""
-        self.label = label
+    def __init__(self, group: str, partition: TopicPartition, clock: Clock) -> None:
+        """Begin running."""
+        self.label = f"group {group}, {partition}"
+        """Names the lane in the log."""
+        self.log_fields = record_fields(group, partition)
         self.state = LaneState.RUNNING
         self.reason = ""
         """Why it does not move, in one sentence; empty while it moves."""
@@ -80,11 +84,11 @@ class LaneCondition:
         elif self._logged:
             self._logged = False
             if state in _BEGIN:
-                log.info("%s resumed", self.label)
+                log.info("%s resumed", self.label, extra=self.log_fields)
         self.state, self.reason, self.may_begin = state, reason, state in _BEGIN
         if self.trouble and not self._logged:
             self._logged = True
-            log.warning("%s is stalled: %s", self.label, reason)
+            log.warning("%s is stalled: %s", self.label, reason, extra=self.log_fields)
         return True
 
     @property

@@ -31,6 +31,7 @@ from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, 
 from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.records import Record, RecordBatch
 from headrace.runtime.failpoints import reach
+from headrace.runtime.telemetry.log_fields import record_fields
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +341,7 @@ class Deliverer:
                 replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
                 self._complete(lane, RecordBatch.of(_records(completed)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
-            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why)
+            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=self._fields(skipped[0][0]))
         # Deliver the rest again, after a pause.
         if again:
             reach("retry.before")
@@ -389,7 +390,7 @@ class Deliverer:
         if self._context.retry.last_retry:
             for record, _, attempts, reply, *_ in dead_letters:  # each is named, because no topic has it
                 dropped = f"dropped offset {record.offset} after {attempts} attempts ({reply.error})"
-                log.warning("%s: %s; retry.last_retry is on", lane.label, dropped)
+                log.warning("%s: %s; retry.last_retry is on", lane.label, dropped, extra=self._fields(record))
             return self._complete_all(lane, dead_letters, Outcome.GIVEN_UP)
         if writer is None:
             first = dead_letters[0]
@@ -418,7 +419,8 @@ class Deliverer:
             self._complete_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)
         if failure:
             if lane.condition.reason != failure.description:
-                log.warning("%s is waiting, so that no record is lost: %s", lane.label, failure.description)
+                text = "%s is waiting, so that no record is lost: %s"
+                log.warning(text, lane.label, failure.description, extra=lane.condition.log_fields)
             lane.back_off(DeadLetterBatch([dead_letters[at] for at in missing]), failure.description)
         return None
 
@@ -445,7 +447,11 @@ class Deliverer:
         first = min([*dead, *delayed], key=lambda dead_letter: dead_letter.record.offset)
         level = logging.WARNING if dead else logging.INFO
         offset, error = first.record.offset, first.reply.error
-        log.log(level, "%s: %s, first offset %d: %s", lane.label, what, offset, error)
+        fields = self._fields(first.record)
+        log.log(level, "%s: %s, first offset %d: %s", lane.label, what, offset, error, extra=fields)
+
+    def _fields(self, record: Record) -> dict[str, Any]:
+        return record_fields(self._context.group, record.topic_partition, record=record)
 
     def _complete_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
         if dead_letters:

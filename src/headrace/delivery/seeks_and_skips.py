@@ -14,6 +14,7 @@ from headrace.errors import DeadLetterFailed, InvalidRequest, OffsetsKeptElsewhe
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.runtime.failpoints import reach
+from headrace.runtime.telemetry.log_fields import record_fields
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,9 @@ class Seeks:
             if self._hooks.blocked_keys:
                 self._rewinding[partition] = "a seek is unblocking the keys of the records that will be read again"
             if await member.seek(partition, lane.tracker.epoch, Committed(offset)):
-                log.warning("%s: continues at offset %d after a seek", lane.label, offset)
+                log.warning(
+                    "%s: continues at offset %d after a seek", lane.label, offset, extra=lane.condition.log_fields
+                )
                 if await self._rewind(partition, offset):
                     response.set_result(None)
             if self._rewinding.pop(partition, ""):
@@ -224,7 +227,8 @@ class Seeks:
                 for record in left:
                     reason = reasons.get(record.offset, "")
                     self._context.counts.completed[Outcome.SKIPPED_BY_HAND] += 1
-                    log.warning("%s: skipped offset %d by hand: %s", lane.label, record.offset, reason)
+                    fields = record_fields(self._context.group, partition, record=record)
+                    log.warning("%s: skipped offset %d by hand: %s", lane.label, record.offset, reason, extra=fields)
                     self._owner.report([record], record.size_bytes, Outcome.SKIPPED_BY_HAND, [Reply(reason)])
                 response.set_result(None)
 

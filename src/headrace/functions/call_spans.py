@@ -45,7 +45,7 @@ class CallSpans:
             return
         drawn = 0 if carried else tracer.draw(must=True)
         span = tracer.start(name, "CONSUMER", attributes, parent=parent, links=links, trace_id=drawn)
-        if span and span.recording:
+        if span:
             self._spans[index] = span
 
     @property

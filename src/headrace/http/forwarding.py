@@ -46,6 +46,7 @@ from headrace.records import InstanceOwner
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
 from headrace.runtime.telemetry.correlation import caller, correlation_id
+from headrace.runtime.telemetry.tracing import current_span
 
 _FORWARDED: Final = "headrace.forwarded"
 _HEADER: Final = b"x-headrace-forwarded"
@@ -329,12 +330,15 @@ class Forwarder:
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         forwarded = _Forwarded(owner.process, self._clock.time(), principal_of(scope))
         payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(forwarded))
+        given = {name: value for name, value in headers_of(scope).items() if name in _REQUEST_HEADERS}
+        if span := current_span.get():
+            given |= {name.encode(): value.encode() for name, value in span.headers()}
         headers = [
             (b"Host", owner.url.partition("://")[2].encode()),
             (_HEADER, payload + b"." + self._sign(scope, payload)),
             (b"X-Correlation-Id", correlation_id.get().encode()),
             (b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", b"%d" % length),
-            *((name, value) for name, value in headers_of(scope).items() if name in _REQUEST_HEADERS),
+            *given.items(),
         ]
         lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
         return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from headrace.runtime.telemetry import tracing
-from headrace.runtime.telemetry.tracing import TraceSpan
+from headrace.runtime.telemetry.tracing import TraceSpan, current_span
 
 _CLIENT_LEFT: Final = 499
 _SERVER_ERROR: Final = 500
@@ -82,10 +82,10 @@ def log_access(served: ServedRequest, span: TraceSpan | None) -> None:
     for name, value in (("principal", served.principal), ("traceabilityId", served.traceability_id)):
         if value:
             fields[name] = value
-    if span and span.recording:
-        fields |= {"traceId": span.trace_id, "spanId": span.span_id}
+    outside = current_span.set(span)  # for the line's trace id; on the fast path it is not set
     text = (served.method, path, status, served.size_bytes, milliseconds)
     access.info("%s %s %d %d bytes %g ms", *text, extra={"as_json": fields})
+    current_span.reset(outside)
 
 
 def _names_of(query: bytes) -> str:

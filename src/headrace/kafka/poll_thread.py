@@ -26,6 +26,7 @@ from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline
 from headrace.runtime.failpoints import reach
+from headrace.runtime.telemetry.log_fields import record_fields
 
 log = logging.getLogger(__name__)
 
@@ -414,12 +415,12 @@ class PollThread:
 
     def _on_gap(self, partition: TopicPartition, gap: OffsetGap) -> None:
         """Stall or resume at the start of the log, as the policy says about missing offsets."""
-        group = self._problems.group
         if self.resolver.policy.on_gap == "stop":
             text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
             self._problems.stall(str(partition), PositionOutOfRange(text, **partition._asdict()))
             return
-        log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start)
+        fields = record_fields(group := self._problems.group, partition, gap.start, consumer=self._name)
+        log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start, extra=fields)
         self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)
         if gap.is_cut_off:  # offsets from here on were used before, so it is another assignment
             self._restart_at(partition, gap.start, gap.start)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.errors import EnvironmentProblem
+from headrace.runtime.telemetry.tracing import configure_tracing
 from tests.active_client import send
 from tests.function_calls import function_file
 from tests.trace_collector import Collector, collecting
@@ -61,3 +68,78 @@ def test_one_trace_goes_through_all_parts(
     for text, span in zip(seen, (write, pushed, called, called), strict=True):
         assert span.id in text
     assert SECRET.encode() not in collector.raw
+
+
+def access_lines(process: Any) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in process.output.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["logger"] == "headrace.access"]
+
+
+def test_what_is_not_sampled_passes_on_its_callers_headers(
+    site: Any, topic: Any, headrace: Any, collector: Collector
+) -> None:
+    """No span is exported; the access log has names of the query without values, and no header or body."""
+    name = topic()
+    config = {**site.config, "http": {"access_log": True}, "log_format": "json"}
+    process = headrace(config, env=collector.env("always_off"))
+    given = {**HEADERS, "traceparent": f"00-{TRACE}-{PARENT}-01", "X-Traceability-Id": "t-1"}
+    for path in (f"producers/{name}", f"producers/{name}?a=", f"nowhere%0a?token={SECRET}&{SECRET}"):
+        send("POST", f"{process.url}/{path}", {"records": [{"value": SECRET}]}, headers=given)
+    send("GET", f"{process.url}/health/liveness")
+    assert process.terminate() == 0
+    assert [dict(record.headers)["traceparent"].decode() for record in site.records(name)] == [given["traceparent"]] * 2
+    assert (collector.spans, SECRET in process.output) == ([], False)
+    fast, slow, unknown = access_lines(process)
+    assert (fast["method"], fast["path"], fast["route"]) == ("POST", f"/producers/{name}", "/producers/{topic}")
+    assert (fast["status"], fast["address"], fast["traceabilityId"]) == (200, "127.0.0.1", "t-1")
+    assert (fast["bytes"], fast["milliseconds"] > 0, fast["correlationId"]) == (slow["bytes"], True, "order-1")
+    assert (unknown["status"], unknown["route"], unknown["path"]) == (404, "none", "/nowhere%0a?token=*&*")
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "closed"])
+def test_a_collector_that_is_down_stalls_nothing(site: Any, topic: Any, headrace: Any, answers: bool) -> None:
+    """Records are written, the process drains and ends, and the log has one line about it."""
+    name = topic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if answers:
+            server.close()
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_TRACES_SAMPLER": "always_on", "OTEL_BSP_SCHEDULE_DELAY": "10"}
+        process = headrace(site.config, env={**env, "OTEL_EXPORTER_OTLP_TIMEOUT": "1" if answers else "60"})
+        said = "failed to export spans, dropping them: the collector is unreachable or rejects them"
+        for _ in range(3):
+            assert send("POST", f"{process.url}/producers/{name}", {"records": [{"value": 1}]}).status == 200
+            if answers:
+                site.wait_until(lambda: said in process.output, "the line")
+        assert process.terminate() == 0
+    assert len(site.records(name)) == 3
+    last = "dropped the last spans: the collector did not take them within 5 s"
+    assert (process.output.count(said), process.output.count(last)) == ((1, 0) if answers else (0, 1))
+
+
+WRONG = [
+    ("OTEL_TRACES_SAMPLER", "all", "OTEL_TRACES_SAMPLER is 'all': use one of always_on, always_off, traceidratio,"),
+    ("OTEL_TRACES_SAMPLER_ARG", "2", "OTEL_TRACES_SAMPLER_ARG is '2': use a number from 0 to 1, such as 0.01"),
+    ("OTEL_PROPAGATORS", "b3,xray", "OTEL_PROPAGATORS has 'xray': use tracecontext, b3, b3multi, jaeger,"),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc': Headrace exports by http/protobuf"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "said"), WRONG)
+def test_a_wrong_variable_ends_the_start(variable: str, value: str, said: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=re.escape(said)):
+        configure_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", variable: value})
+
+
+def test_without_an_endpoint_nothing_is_imported_and_without_the_library_the_start_says_how() -> None:
+    code = """
+import sys
+from headrace.runtime.telemetry.tracing import configure_tracing
+assert configure_tracing({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}) == []
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+sys.modules["opentelemetry.sdk"] = None
+configure_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "an OTLP endpoint is set (OTEL_EXPORTER_OTLP_ENDPOINT), and the package opentelemetry" in done.stderr
+    assert "is missing: pip install 'headrace[otel]'" in done.stderr

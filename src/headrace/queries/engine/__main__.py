@@ -37,7 +37,7 @@ async def _main(number: int) -> None:
     setup = decode_to_engine(await read_frame(reader))
     assert isinstance(setup, EngineSetup)
     config: HeadraceConfig = pickle.loads(setup.config)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     limit = _ALLOCATED_BYTES + 2 * config.sql.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     clock = SystemClock()

@@ -10,15 +10,20 @@ import msgspec
 
 from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.log_writer import LogWriter
+from headrace.runtime.telemetry.tracing import current_span
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NOISY: Final = ("uvicorn", "aiohttp", "asyncio")
 
 
-def configure_logging(level: str) -> None:
-    """Log from `level` on (`debug`, `info`, `warning`, `error`) to standard error; replaces earlier settings."""
+def configure_logging(level: str, form: str = "auto") -> None:
+    """Log from `level` on (`debug`, `info`, `warning`, `error`) to standard error; replaces earlier settings.
+
+    `form` is `json`, `text`, or `auto` for text on a terminal.
+    """
+    is_text = sys.stderr.isatty() if form == "auto" else form == "text"
     handler = LogWriter()
-    handler.setFormatter(TextFormatter(level == "debug") if sys.stderr.isatty() else JsonFormatter())
+    handler.setFormatter(TextFormatter(level == "debug") if is_text else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _NOISY:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
@@ -36,6 +41,8 @@ class JsonFormatter(logging.Formatter):
         }
         if identity := correlation_id.get():
             entry["correlationId"] = identity
+        if span := current_span.get():
+            entry |= {"traceId": span.trace_id, "spanId": span.span_id}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         entry |= getattr(record, "as_json", {})

@@ -49,7 +49,7 @@ tracer: "Tracer | None" = None
 
 
 class TraceSpan:
-    """One span that is exported when it has ended, or the context of a caller that is not sampled."""
+    """One span, which is exported when it has ended."""
 
     __slots__ = ("_span", "_tracer", "span_id", "trace_id")
 
@@ -59,11 +59,6 @@ class TraceSpan:
         context = span.get_span_context()
         self.trace_id = f"{context.trace_id:032x}"
         self.span_id = f"{context.span_id:016x}"
-
-    @property
-    def recording(self) -> bool:
-        """Whether it will be exported."""
-        return bool(self._span.is_recording())
 
     def headers(self) -> list[tuple[str, str]]:
         """Return the trace headers of what this span sends or calls."""
@@ -111,15 +106,16 @@ class Tracer:
         try:
             from headrace.runtime.telemetry import opentelemetry_sdk
         except ModuleNotFoundError as cause:
-            variable = next(name for name in ENDPOINTS if os.environ.get(name))
-            text = f"{variable} is set, and the package {cause.name} is missing: pip install 'headrace[otel]'"
-            raise EnvironmentProblem(text) from cause
+            text = f"an OTLP endpoint is set ({ENDPOINTS[1]}), and the package {cause.name} is missing"
+            raise EnvironmentProblem(f"{text}: pip install 'headrace[otel]'") from cause
         self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
         self.failed = self._sdk.failed
         self._bound, self._ratio = settings.bound, settings.ratio
         self._skips_unsampled = settings.parent_based and settings.propagators == ("tracecontext",)
         self._names = self._sdk.fields
         self._raw_names = frozenset(name.encode() for name in self._names)
+        self.passed_on = sorted({b"traceparent"} | self._raw_names - {b"tracestate"})
+        """Headers of a request that is not sampled that its records get nevertheless."""
         self.shutdown: Callable[[], None] = self._sdk.shutdown
         """Export what has ended, and stop; may take long."""
 
@@ -179,7 +175,7 @@ class Tracer:
             if not trace_id:
                 return None
         span = self._sdk.start(name, kind, attributes, context, trace_id, links[:MOST_LINKS])
-        return TraceSpan(span, self)
+        return TraceSpan(span, self) if span.is_recording() else None
 
     def start_below(
         self, parent: Any, name: str, kind: Kind, attributes: Attributes, links: Sequence[Carried]

@@ -6,6 +6,7 @@ Fields may have their documented names or those of the light-4j kafka-sidecar's 
 import functools
 import logging
 import re
+import time
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
+from headrace.sidecar.active.read_span import trace_read
 from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,
@@ -338,7 +340,7 @@ class ActiveEndpoints:
             return
         if query.ack:
             raise InvalidRequest("ack is only for streams; name offsets in a commit", parameter="ack")
-        max_bytes = max(query.max_bytes, query.max_bytes_camel)
+        max_bytes, began_ns = max(query.max_bytes, query.max_bytes_camel), time.time_ns()
         reading = instance.read(
             max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
             max_records=min(query.max_records, MOST_RECORDS),
@@ -347,6 +349,7 @@ class ActiveEndpoints:
         read = await run_while(reading, client_closed(receive))
         if read is None:
             raise ClientGone
+        trace_read(spec.group, read.records, began_ns)
         await send_read(self._instances, read, entries, scope, send, at_most_once=query.delivery is not None)
 
     def _find(self, scope: Scope) -> ActiveInstance:

@@ -21,6 +21,7 @@ from headrace.http.messages import (
 )
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
+from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.tracing import TraceSpan, current_span
@@ -61,6 +62,7 @@ WRITE_ERRORS: Final[Errors] = (
     errors.IdempotencyKeyBusy,
 )
 """Errors of the endpoints that write."""
+_TRACE_PARENT: Final = (TRACE_PARENT,)
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
@@ -112,15 +114,16 @@ def request_ids(
 
     Args:
         default: The correlation id if the request has none.
-        span: The span of the request, whose context the records get; without one, they get `traceparent` as it is.
+        span: The span of the request, whose context the records get; without one, they get that of the caller.
         topic: All records are for it, and a span of the write begins.
     """
     ids = given_id(headers, CORRELATION) or default, given_id(headers, TRACEABILITY)
     if span:
-        write = begin_write(span, topic) if topic and span.recording else None
+        write = begin_write(span, topic) if topic else None
         return RequestIds(*ids, (write or span).record_headers(), write, span)
-    parent = given_id(headers, TRACE_PARENT)
-    return RequestIds(*ids, [(TRACE_PARENT.decode(), parent)] if parent else ())
+    names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
+    trace = [(name.decode(), value) for name in names if name in headers and (value := given_id(headers, name))]
+    return RequestIds(*ids, trace)
 
 
 def answered_ids(headers: dict[bytes, bytes], topic: str = "") -> RequestIds:

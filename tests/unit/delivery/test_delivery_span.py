@@ -1,0 +1,91 @@
+"""Which deliveries are traced, below which span, and with which links; the fields of log lines about records."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.delivery.delivery_span import delivery_span
+from headrace.delivery.outcomes import Delivery, Reply
+from headrace.errors import DestinationUnavailable
+from headrace.records import Header, Record, RecordBatch, TopicPartition
+from headrace.runtime.telemetry import tracing
+from headrace.runtime.telemetry.log_fields import record_fields
+from headrace.runtime.telemetry.logs import JsonFormatter
+from tests.trace_collector import Collector, collecting
+
+TRACE, PARENT, AT = "a" * 32, "d" * 16, TopicPartition("t", 0)
+YES, NO = [[("traceparent", f"00-{TRACE}-{PARENT}-{flags}".encode())] for flags in ("01", "00")]
+REDRIVEN: list[Header] = [("headrace.redrive.count", b"1"), ("headrace.redrive.of", b"t:0:1")]
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """A collector of this process's spans; of new traces one in a million is sampled."""
+    with collecting() as found:
+        for name, value in found.env("parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0.000001").items():
+            monkeypatch.setenv(name, value)
+        tracing.configure_tracing()
+        yield found
+        assert tracing.tracer
+        tracing.tracer.shutdown()
+        monkeypatch.setattr(tracing, "tracer", None)
+
+
+def batch(*headers: list[Header] | None) -> RecordBatch:
+    return RecordBatch.from_rows(AT, [(n, 0, None, b"v", each, 1) for n, each in enumerate(headers)])
+
+
+def traced(records: RecordBatch, replay: str = "") -> str:
+    """Deliver in a span, and return the id of its trace; empty if it is not sampled."""
+    with delivery_span(Delivery("g", AT, 1, records, 1, replay), records) as replies:
+        replies.found = [Reply("HTTP 400", "a secret")]
+        span = tracing.current_span.get()
+        line = JsonFormatter().format(logging.LogRecord("x", logging.INFO, "", 1, "said", (), None))
+    assert json.loads(line).get("traceId", "") == (span.trace_id if span else "")
+    return span.trace_id if span else ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "replay", "below", "links"),
+    [
+        ([YES], "", True, 0),
+        ([YES, NO, None, YES], "", False, 1),
+        ([YES], "job-1", False, 1),
+        ([[*YES, *REDRIVEN]], "", False, 1),
+    ],
+    ids=["one record", "several", "a replay", "a redrive"],
+)
+def test_a_span_is_below_one_record_or_has_links(
+    collector: Collector, headers: Any, replay: str, below: bool, links: int
+) -> None:
+    """A batch with a record of a sampled trace is sampled whatever the ratio; errors are named without their text."""
+    trace = traced(batch(*headers), replay)
+    assert (trace == TRACE) is below
+    (span,) = collector.wait("process t", messaging__consumer__group__name="g")
+    assert (span.trace, span.parent, span.links) == (trace, PARENT if below else "", [PARENT] * links)
+    assert (span.error, span.attributes["error.type"], b"secret" in collector.raw) == ("HTTP 400", "HTTP 400", False)
+
+
+@pytest.mark.parametrize("headers", [[NO], [NO, None], [None], [None, None]])
+def test_what_nobody_samples_has_no_span(collector: Collector, headers: Any) -> None:
+    assert traced(batch(*headers)) == ""
+
+
+def test_a_destination_that_is_unavailable_ends_the_span(collector: Collector) -> None:
+    records = batch(YES)
+    with pytest.raises(DestinationUnavailable), delivery_span(Delivery("g", AT, 1, records, 2), records):
+        raise DestinationUnavailable("a secret")
+    (span,) = collector.wait("process t", headrace__attempt=2)
+    assert (span.error, tracing.current_span.get()) == ("DestinationUnavailable", None)
+
+
+def test_log_fields_have_what_is_known_of_a_record() -> None:
+    found = Record("t", 3, 7, 0, None, b"v", lambda: [("X-Traceability-Id", b"t-1")])
+    fields = record_fields("g", found.topic_partition, record=found, consumer="orders")["as_json"]
+    known = {"group": "g", "topic": "t", "partition": 3, "offset": 7, "traceabilityId": "t-1", "consumer": "orders"}
+    assert fields == known

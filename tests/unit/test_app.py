@@ -15,6 +15,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.runtime import Readiness, Service, Supervisor, SystemClock
+from headrace.runtime.notification import Notifications
 from headrace.testing import ManualClock
 
 
@@ -35,7 +36,7 @@ def test_what_a_start_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> N
         slow, announced = Slow("pipeline p"), []
         clock = slow.clock
         supervisor = Supervisor([slow], clock, 1)
-        announcer = _Announcer(supervisor, clock, lambda: announced.append(clock.monotonic()))
+        announcer = _Announcer(supervisor, clock, lambda: announced.append(clock.monotonic()), Notifications({}))
         await supervisor.start()
         await announcer.start()
         await clock.advance(1.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -92,6 +93,37 @@ def test_a_folder_of_light4j_starts_as_it_is(
     output = process.log.read_text()
     assert "properties.max.message.size (17): no effect, because it is not a property of Kafka" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("address", ["@headrace-{}", "{}/notify", "{}/nobody-listens"])
+def test_the_service_manager_is_told(
+    site: Any, topic: Callable[..., str], tmp_path: Path, headrace: Any, backend: Any, address: str
+) -> None:
+    """`sd_notify`: what a start waits for, ready, alive again and again, and the drain; nothing fails without one."""
+    address = address.format(tmp_path.name if address.startswith("@") else tmp_path)
+    told: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        if "nobody" not in address:
+            manager.bind(address.replace("@", "\0"))
+        manager.setblocking(False)
+
+        def is_told(text: str) -> bool:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    told.append(manager.recv(4096).decode())
+            return any(text in each for each in told) or "nobody" in address
+
+        variables = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
+        process = headrace({**site.config, "reactive_consumers": push(topic(), backend)}, wait=False, env=variables)
+        for text in ("reactive push consumer: ", "WATCHDOG=1", "READY=1\nSTATUS=ready"):
+            site.wait_until(lambda text=text: is_told(text), text, 30)
+        process.wait_ready()
+        told.clear()
+        site.wait_until(lambda: is_told("WATCHDOG=1"), "another sign of life", 30)
+        is_told("")
+        assert process.terminate() == 0
+        assert is_told("STOPPING=1")
+    assert ("failed to notify" in process.output) == ("nobody" in address)
 
 
 def test_topics_that_are_missing(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:

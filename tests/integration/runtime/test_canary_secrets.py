@@ -34,7 +34,7 @@ WRONG = "wrong password of a function"
 MADE = [
     *("key password", "keystore password", "HTTP token", "cluster secret", "backend header", "backend client secret"),
     *("wrong password", "wrong client secret", "wrong key password", "wrong registry password", "function variable"),
-    WRONG,
+    *(WRONG, "login in a URL", "query of a backend", "query of the health check"),
 ]
 """Kinds of secrets that are made here; the others are the cluster's."""
 TOKEN_START = "eyJhbGciOiJSUzI1NiIs"
@@ -140,6 +140,23 @@ class Seen(dict[str, bytes]):
                 self.ask(process.url + url, token=sent)
         self.ask(f"{process.url}/producers/{topic}", b'{"records": [{"value": {"password": ', token)
 
+    def administer(self, process: HeadraceProcess, token: str, topic: str) -> None:
+        """Read the log at its most detailed level, reload everything, and start an assault that a request meets."""
+        for path, body in (
+            ("/adm/logger", b'[{"name": "ROOT", "level": "DEBUG"}]'),
+            ("/adm/modules", b'["ALL"]'),
+            ("/adm/chaosmonkey/exception", b'{"level": 1}'),
+            (f"/producers/{topic}", b'{"records": [{"value": 1}]}'),
+            ("/adm/chaosmonkey/exception", b'{"seconds": 0}'),
+        ):
+            self.ask(process.url + path, body, token)
+        for level in ("DEBUG", "INFO", "ERROR"):
+            content = f"/adm/logger/content?loggerLevel={level}&startTime=0&limit=1000&offset="
+            for offset in range(0, 10_000, 1000):
+                self.ask(f"{process.url}{content}{offset}", token=token)
+        assert b"ERR10010" in self[f"{process.url}/producers/{topic}"]
+        assert b'"DEBUG"' in self[f"{process.url}/adm/logger/content?loggerLevel=DEBUG&startTime=0&limit=1000&offset=0"]
+
     def run_commands(self, file: Path, env: dict[str, str], folder: Path) -> None:
         """Run what shows settings or connects; every such command with the first file."""
         for words in COMMANDS + (MORE if file.parent.name == "headrace-0" else []):
@@ -168,9 +185,12 @@ def _whole(secrets: Secrets, kafka: dict[str, Any], name: str, backend_url: str)
     locked_key = {"key": str(secrets.folder / "locked.key"), "key_password": secrets.file("key password")}
     user = {"user": "admin", "password": secrets["OAuth client secret"]}
     consumer = {"topics": [name], "retry": {"attempts": 1}}
+    query = f"?code={secrets['query of a backend']}"
     return {
         "log_level": "debug",
         "kafka": kafka,
+        "admin": {"chaos": "loopback", "pass_through": [absent]},
+        "health": {"downstream_url": f"{absent}/health?code={secrets['query of the health check']}"},
         "http": {"port": http_port},
         "cluster": {"peers": [peer, absent], "url": peer, "secret": secrets.file("cluster secret")},
         "security": {"mode": "token", "principals": {"all": {"token": secrets.file("HTTP token"), "scopes": scopes}}},
@@ -183,7 +203,7 @@ def _whole(secrets: Secrets, kafka: dict[str, Any], name: str, backend_url: str)
             "tls": {"ca": f"{folder}/ca.pem", "certificate": f"{folder}/app.pem", **locked_key},
         },
         "reactive_consumers": {
-            "push": {**consumer, "group": f"{name}-push", "backend": {"url": backend_url, "headers": headers}},
+            "push": {**consumer, "group": f"{name}-push", "backend": {"url": backend_url + query, "headers": headers}},
             "lost": {**consumer, "group": f"{name}-lost", "backend": {"url": absent, "oauth": oauth}},
         },
         "functions": [
@@ -244,6 +264,9 @@ def _configs(logins: dict[str, Any], secrets: Secrets, name: str, backend_url: s
     found["password"] = _whole(secrets, logins["password"], name, backend_url)
     registry = {**found["password"]["schema_registry"], "password": secrets["wrong registry password"]}
     found["wrong registry password"] = found["key as text"] | {"schema_registry": registry}
+    url = f"https://user:{secrets['login in a URL']}@backend.example"
+    push = {"topics": [name], "group": "g", "backend": {"url": url}}
+    found["login in a URL"] = {"schema_registry": {"url": url}, "reactive_consumers": {"push": push}}
     return found
 
 
@@ -280,12 +303,14 @@ def test_no_secret_is_seen_anywhere(
     site.wait_until(lambda: sum(site.committed(f"{name}-mounted").values()) >= 3, "the function with mounted secrets")
     site.wait_until(lambda: "user app or its password is wrong" in main.output, "the function with a wrong login")
     site.wait_until(lambda: started["wrong key password"].exit_code == 78, "the end of the process without a key")
+    site.wait_until(lambda: started["login in a URL"].exit_code == 78, "the end of the process with a login in a URL")
     Instance(started["token"].url, "readers", name="one").ok("POST", "/subscriptions", {"topics": [f"{name}-more"]})
     for way in ("password", "token"):
         seen.ask_everything(started[way], token, f"{name}.dlq")
     for way in ("wrong password", "wrong client secret", "wrong registry password"):
         seen.ask(f"{started[way].url}/health/readiness")
     seen.ask(f"{main.url}/adm/dead-letters/{name}.dlq/redrive", b"{}", token)
+    seen.administer(main, token, name)
     seen.read_processes(secrets)
     files = {process.server.log.parent / "headrace.yaml" for process in started.values()}
     for file in files:

@@ -7,7 +7,6 @@ from headrace.delivery.dead_letter import redriven_count
 from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DeliveryError
 from headrace.records import Header, RecordBatch
-from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import Carried, Tracer, TraceSpan, current_span
 
 
@@ -17,13 +16,22 @@ def begin_delivery(tracer: Tracer, delivery: Delivery, records: RecordBatch) -> 
     The span of one record is below the span that its headers name. The span of several records has links to those that
     are sampled. So has the span of a redrive or a replay.
     """
-    carried = [found for each in records.headers or () if each and (found := tracer.of_record(each))]
+    columns = records.headers
+    carried = [found for each in columns if each and (found := tracer.of_record(each))] if columns else ()
+    links, drawn = sampled(tracer, carried) if carried else [], 0
+    # Most deliveries end here, so nothing else is prepared before.
+    if not carried:
+        if not tracer.would_draw():
+            return None
+        drawn = tracer.draw(must=True)
+    elif not links and tracer.parent_based:
+        return None
+    parent = None
+    if len(records) == 1 and not is_again(delivery, columns[0] if columns else None):
+        parent, links = next(iter(carried), None), []
     attributes = delivery_attributes(delivery, records)
     name = f"process {delivery.partition.topic}"
-    if len(records) == 1 and not is_again(delivery, records.headers[0] if records.headers else None):
-        return tracer.start(name, "CONSUMER", attributes, parent=next(iter(carried), None))
-    links = sampled(tracer, carried)
-    return None if carried and not links else tracer.start(name, "CONSUMER", attributes, links=links)
+    return tracer.start(name, "CONSUMER", attributes, parent=parent, links=links, trace_id=drawn)
 
 
 def sampled(tracer: Tracer, carried: Sequence[Carried]) -> list[Carried]:
@@ -66,14 +74,9 @@ class Replies:
 
 
 @contextlib.contextmanager
-def delivery_span(delivery: Delivery, records: RecordBatch) -> Iterator[Replies]:
-    """Trace the deliveries in this block, if they are sampled; the block sets the replies."""
+def delivery_span(span: TraceSpan) -> Iterator[Replies]:
+    """Make a span the present one for this block, and end it behind; the block sets the replies."""
     replies = Replies()
-    tracer = tracing.tracer
-    span = begin_delivery(tracer, delivery, records) if tracer else None
-    if span is None:
-        yield replies
-        return
     outside = current_span.set(span)
     try:
         yield replies

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.delivery_span import delivery_span
+from headrace.delivery.delivery_span import begin_delivery, delivery_span
 from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Header, Record, RecordBatch, TopicPartition
@@ -42,12 +42,15 @@ def batch(*headers: list[Header] | None) -> RecordBatch:
 
 def traced(records: RecordBatch, replay: str = "") -> str:
     """Deliver in a span, and return the id of its trace; empty if it is not sampled."""
-    with delivery_span(Delivery("g", AT, 1, records, 1, replay), records) as replies:
+    assert tracing.tracer
+    span = begin_delivery(tracing.tracer, Delivery("g", AT, 1, records, 1, replay), records)
+    if span is None:
+        return ""
+    with delivery_span(span) as replies:
         replies.found = [Reply("HTTP 400", "a secret")]
-        span = tracing.current_span.get()
         line = JsonFormatter().format(logging.LogRecord("x", logging.INFO, "", 1, "said", (), None))
-    assert json.loads(line).get("traceId", "") == (span.trace_id if span else "")
-    return span.trace_id if span else ""
+    assert json.loads(line)["traceId"] == span.trace_id
+    return span.trace_id
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,10 @@ def test_what_nobody_samples_has_no_span(collector: Collector, headers: Any) -> 
 
 def test_a_destination_that_is_unavailable_ends_the_span(collector: Collector) -> None:
     records = batch(YES)
-    with pytest.raises(DestinationUnavailable), delivery_span(Delivery("g", AT, 1, records, 2), records):
+    assert tracing.tracer
+    begun = begin_delivery(tracing.tracer, Delivery("g", AT, 1, records, 2), records)
+    assert begun
+    with pytest.raises(DestinationUnavailable), delivery_span(begun):
         raise DestinationUnavailable("a secret")
     (span,) = collector.wait("process t", headrace__attempt=2)
     assert (span.error, tracing.current_span.get()) == ("DestinationUnavailable", None)

@@ -111,6 +111,8 @@ class Tracer:
         self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
         self.failed = self._sdk.failed
         self._bound, self._ratio = settings.bound, settings.ratio
+        self.parent_based = settings.parent_based
+        """Whether a caller that is not sampled decides."""
         self._skips_unsampled = settings.parent_based and settings.propagators == ("tracecontext",)
         self._names = self._sdk.fields
         self._raw_names = frozenset(name.encode() for name in self._names)

@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.delivery_span import delivery_span
+from headrace.delivery.delivery_span import begin_delivery, delivery_span
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
@@ -69,9 +69,10 @@ class HttpDestination(Service):
             await self._payloads.prepare(records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
-        if tracing.tracer is None:
+        span = begin_delivery(tracing.tracer, delivery, records) if tracing.tracer else None
+        if span is None:
             return await self._deliver(delivery, records)
-        with delivery_span(delivery, records) as replies:
+        with delivery_span(span) as replies:
             replies.found = await self._deliver(delivery, records)
         return replies.found
 

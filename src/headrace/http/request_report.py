@@ -41,7 +41,11 @@ def server_span(method: str, headers: Mapping[bytes, bytes]) -> TraceSpan | None
     tracer = tracing.tracer
     if tracer is None:
         return None
-    return tracer.start(method, "SERVER", {"http.request.method": method}, parent=tracer.of_request(headers))
+    carried = tracer.of_request(headers)
+    if not (carried or tracer.would_draw()):
+        return None  # most requests
+    drawn = 0 if carried else tracer.draw(must=True)
+    return tracer.start(method, "SERVER", {"http.request.method": method}, parent=carried, trace_id=drawn)
 
 
 def end_span(span: TraceSpan, served: ServedRequest) -> None:

@@ -26,6 +26,7 @@ from bench.produce import ProduceTable
 from bench.push import PushTable
 from bench.push_queries import PushQueryTable
 from bench.replay import ReplayTable
+from bench.rolling_restart import RollingRestartTable
 from bench.secured import SecuredTable
 from bench.sql import SqlTable
 from headrace.devcluster import Cluster
@@ -45,6 +46,7 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "pipelines": PipelineTable,
     "sql": SqlTable,
     "push-queries": PushQueryTable,
+    "rolling-restart": RollingRestartTable,
     "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
 }
 

@@ -4,8 +4,8 @@ usage: python -m bench.sink EXPECTED_RECORDS [status|results|single|latency]
 Answers 200 without a body; `results`: one result per record; `single`: a request is one record; `latency`: as
 `single`, and values are when they were written (nanoseconds of the monotonic clock).
 Prints its port; with the first record a line; after the expected number of records, JSON: records, seconds (first to
-last), load (its share of one processor meanwhile), p50_ms, p99_ms, and late_ms: the median delay of the last quarter
-less that of the second one.
+last), load (its share of one processor meanwhile), p50_ms, p99_ms, longest_ms, and late_ms: the median delay of the
+last quarter less that of the second one.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Count:
             "load": (time.process_time() - self.cpu) / seconds,
             "p50_ms": ordered[len(ordered) // 2],
             "p99_ms": ordered[int(len(ordered) * 0.99)],
+            "longest_ms": ordered[-1],
             "late_ms": late,
         }
 

@@ -57,6 +57,16 @@ _ALL_RULES: Final = AclBindingFilter(
 )
 
 
+def _rules(client: AdminClient, limit: float) -> Sequence[Any]:
+    found: Sequence[Any] = client.describe_acls(_ALL_RULES, request_timeout=limit).result(limit)
+    if not found:  # librdkafka 2.16 also returns no rules when the brokers refuse to list them
+        cluster = client.describe_cluster(include_authorized_operations=True, request_timeout=limit).result(limit)
+        allowed = cluster.authorized_operations or []
+        if AclOperation.DESCRIBE not in allowed:
+            raise confluent_kafka.KafkaException(_Error(_Error.CLUSTER_AUTHORIZATION_FAILED))
+    return found
+
+
 class ConfigValue(NamedTuple):
     """A configuration of a topic; `source` is Kafka's word for where it is set."""
 
@@ -151,11 +161,13 @@ class ClusterAdmin:
         preferred = confluent_kafka.ElectionType.PREFERRED
         elected: dict[Any, Any] = await self.admin.request(
             f"elect leaders of topic {name}",
-            lambda client, limit: client.elect_leaders(preferred, chosen, request_timeout=limit).result(limit),
+            # The library raises SystemError for the keyword `request_timeout` (confluent-kafka 2.16).
+            lambda client, limit: client.elect_leaders(preferred, chosen).result(limit),
             Right("Alter", "cluster"),
         )
-        fine = (None, _Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
-        return {p.partition: e.str() for p, e in elected.items() if (e.code() if e else None) not in fine}
+        fine = (_Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
+        problems = {partition.partition: failed.args[0] for partition, failed in elected.items() if failed}
+        return {number: error.str() for number, error in problems.items() if error.code() not in fine}
 
     async def group(self, name: str) -> GroupDetails | None:
         """Return a group; None if the cluster does not know it."""
@@ -186,11 +198,7 @@ class ClusterAdmin:
     async def access_rules(self) -> Sequence[Any] | None:
         """Return the client's ACLs; None where the cluster has no authorizer."""
         try:
-            rules: Sequence[Any] = await self.admin.request(
-                "list access rules",
-                lambda client, limit: client.describe_acls(_ALL_RULES, request_timeout=limit).result(limit),
-                Right("Describe", "cluster"),
-            )
+            rules: Sequence[Any] = await self.admin.request("list access rules", _rules, Right("Describe", "cluster"))
             return rules
         except errors.KafkaError as error:
             if error.parameters.get("kafka_code") == _Error.SECURITY_DISABLED:

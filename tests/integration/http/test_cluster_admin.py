@@ -11,6 +11,14 @@ from typing import Any
 import confluent_kafka
 import pytest
 import yaml
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from headrace.testing import HeadraceProcess
 from tests.active_client import Response, send
@@ -169,3 +177,61 @@ def test_the_cluster_is_shown_to_administrators(ask: Ask) -> None:
     shown = ask("GET", "/cluster").body
     assert ([broker["id"] for broker in shown["brokers"]], shown["controller"]) == ([1], 1)
     assert ask("GET", "/cluster", by="ann").status == 403
+
+
+def test_the_command_asks_for_the_name_again(site: Any, topic: Any) -> None:
+    """Another name, or none, deletes nothing; an internal topic is not even asked for."""
+    name = topic()
+    for given in ("y\n", f"{name}x\n", f"{name.upper()}\n"):
+        assert "was not deleted" in site.cli("topics", "delete", name, given=given, code=1).stderr
+    assert name in site.cli("topics", "list").stdout
+    refused = site.cli("topics", "delete", "__consumer_offsets", given="__consumer_offsets\n", code=None)
+    assert refused.returncode and "internal" in refused.stderr
+    site.cli("topics", "delete", name, given=f"{name}\n")
+    site.wait_until(lambda: name not in site.cli("topics", "list").stdout, "the end of the topic")
+
+
+def test_access_rules_are_listed_for_those_who_may_read_them(kafka_secured: Any, headrace: Any) -> None:
+    """Others see the brokers, and why there are no rules."""
+    rule = AclBinding(
+        ResourceType.TOPIC,
+        "orders",
+        ResourcePatternType.PREFIXED,
+        "User:ann",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    client = AdminClient({"bootstrap.servers": kafka_secured.bootstrap_servers})
+    client.create_acls([rule])[rule].result(30)
+    own = {"bootstrap_servers": kafka_secured.bootstrap_servers}
+    shown, denied = (
+        send("GET", f"{headrace({'kafka': kafka}).url}/cluster").body
+        for kafka in (own, kafka_secured.login(user="guest"))
+    )
+    listed = {"principal": "User:ann", "host": "*", "operation": "read", "permission": "allow"}
+    assert {**listed, "resource_type": "topic", "resource": "orders", "pattern": "prefixed"} in shown["access_rules"]
+    assert (shown["authorizer"], shown["problem"]) == (True, "")
+    assert (denied["access_rules"], len(denied["brokers"])) == ([], 1)
+    assert "Describe" in denied["problem"]
+
+
+@pytest.mark.long
+def test_the_preferred_leader_is_elected(kafka_three: Any, headrace: Any, site: Any) -> None:
+    """After a broker was away, its partitions have another leader until somebody asks for an election."""
+    kafka_three.create_topic("elected", 3)
+    url = f"{headrace({'kafka': {'bootstrap_servers': kafka_three.bootstrap_servers}}).url}/topics/elected"
+
+    def moved() -> int:
+        replicas = [one["replicas"] for one in send("GET", url).body.get("partitions", [])]
+        return sum(not broker["leader"] for broker, *_ in replicas)
+
+    kafka_three.kill(1)
+    site.wait_until(moved, "another leader")
+    kafka_three.restart(1)
+    kafka_three.wait_in_sync()
+    assert moved()
+    changed = send("PATCH", url, {"elect_leaders": True})
+    assert changed.status == 200, changed
+    assert {one["after"] for one in changed.body["changes"]} == {1}
+    site.wait_until(lambda: send("GET", url).status == 200 and not moved(), "the first replica as leader")

@@ -18,7 +18,7 @@ from headrace.config.known_secrets import MASK, SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.config.registrations import refused_address
 from headrace.control.administration.chaos import AssaultRequest, Chaos
-from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.control.administration.routes import AdministrationEndpoints, ContentQuery
 from headrace.control.administration.server_info import server_info
 from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
@@ -26,7 +26,7 @@ from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS, RecentLogs
+from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS
 from tests.administration_endpoints import administration
 from tests.raw_server import always, served
 from tests.unit.http.test_openapi import request
@@ -93,13 +93,16 @@ def test_no_secret_is_in_the_settings_or_the_log() -> None:
 
 
 def test_the_log_in_memory_is_bounded() -> None:
-    """In number, in characters, and per record; the latest remain, and a bad record stops nothing."""
-    logs, record = RecentLogs(), logging.makeLogRecord({"name": "headrace.x", "levelno": logging.ERROR, "msg": "m"})
-    for number in range(2 * MAX_RECORDS):
+    """In number, in characters, and per record, after a million; the latest remain, and a page is bounded too."""
+    endpoints = administration()
+    logs, record = endpoints._logs, logging.makeLogRecord({"name": "headrace.x", "levelno": logging.ERROR, "msg": "m"})
+    for number in range(1_000_000):
         record.msg = f"{number}"
-        logs.handle(record)
+        logs.emit(record)
     kept = logs.find("headrace", logging.ERROR, 0, 2**62)
-    assert [kept[0].message, kept[-1].message, len(kept)] == [f"{MAX_RECORDS}", f"{2 * MAX_RECORDS - 1}", MAX_RECORDS]
+    assert [kept[0].message, kept[-1].message, len(kept)] == [f"{1_000_000 - MAX_RECORDS}", "999999", MAX_RECORDS]
+    page = endpoints._content(ContentQuery(limit=1000, end_time=2**62, start_time=0))["headrace.x"]
+    assert (page.total, len(page.logs)) == (MAX_RECORDS, 1000)
     record.msg = "x" * 1_000_000
     for _ in range(MAX_RECORDS):
         logs.handle(record)

@@ -17,9 +17,16 @@ from schemathesis.specs.openapi import checks
 
 from headrace.app.documents import ENDPOINTS
 from headrace.http.endpoint import JSON, NDJSON, Endpoint
+from headrace.http.endpoint import OPEN as OPEN_RULE
 from headrace.testing import HeadraceProcess
 
 LONG = 5000
+TOKEN, SCOPES = "a-token-that-may-do-all", ["kafka:r", "kafka:w", "admin", "metrics", "consumers:w"]
+OPEN = tuple(
+    one.path.partition("{")[0] for one in ENDPOINTS if one.described and one.rule == OPEN_RULE and one.path != "/"
+)
+UNREADABLE = (400, 403, 404, 414, 431)
+"""Statuses of heads that are refused before their caller is asked for."""
 POST = "/producers/{topic}"
 WRITING = [POST, "/transactions"]
 STEERING = (
@@ -71,6 +78,7 @@ def api(kafka: Any, schema_registry: Any, topics: list[str], tmp_path_factory: p
         "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
         "registrations": {"backends": ["https://backend.example:8443/"]},
         "tables": {"cases": {"topic": topics[0]}},
+        "security": {"mode": "token", "max_in_flight": 1000, "principals": {"all": {"token": TOKEN, "scopes": SCOPES}}},
     }
     process = HeadraceProcess(config, tmp_path_factory.mktemp("cases"))
     process.start()
@@ -128,17 +136,21 @@ def with_schema(body: dict[str, Any]) -> None:
 
 
 def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[int]:
-    """Send cases, check every response, and return how many had which status."""
+    """Send cases, each with a token and without, check every response, and return how many had which status."""
     statuses: collections.Counter[int] = collections.Counter()
     again = count < 1000  # the short run sends the same cases every time
 
     @settings(max_examples=count, deadline=None, database=None, derandomize=again, suppress_health_check=[*HealthCheck])
     @given(cases)
     def send(case: Any) -> None:
-        response = case.call(timeout=120)
+        response = case.call(timeout=120, headers={"Authorization": f"Bearer {TOKEN}"})
         statuses[response.status_code] += 1
-        assert response.status_code != 500
+        assert response.status_code not in (401, 500)
         case.validate_response(response, checks=CHECKS)
+        if again:
+            stranger = case.call(timeout=120)
+            assert case.path == "/" or case.path.startswith(OPEN) or stranger.status_code in (401, *UNREADABLE)
+            case.validate_response(stranger, checks=CHECKS)
 
     send()
     return statuses

@@ -165,9 +165,8 @@ class ClusterAdmin:
             lambda client, limit: client.elect_leaders(preferred, chosen).result(limit),
             Right("Alter", "cluster"),
         )
-        fine = (_Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
-        problems = {partition.partition: failed.args[0] for partition, failed in elected.items() if failed}
-        return {number: error.str() for number, error in problems.items() if error.code() not in fine}
+        fine = (None, _Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
+        return {p.partition: e.str() for p, e in elected.items() if (e.code() if e else None) not in fine}
 
     async def group(self, name: str) -> GroupDetails | None:
         """Return a group; None if the cluster does not know it."""

@@ -20,7 +20,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from headrace.kafka import Admin
+from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace.testing import HeadraceProcess
+from headrace.testing.secured import kafka_settings
 from tests.active_client import Response, send
 
 SCOPES = {"ops": ["admin"], "ann": ["consume:test-*", "group:test-*"]}
@@ -214,6 +217,13 @@ def test_access_rules_are_listed_for_those_who_may_read_them(kafka_secured: Any,
     assert (shown["authorizer"], shown["problem"]) == (True, "")
     assert (denied["access_rules"], len(denied["brokers"])) == ([], 1)
     assert "Describe" in denied["problem"]
+
+
+async def test_an_election_that_is_not_needed_is_no_problem(kafka: Any, topic: Any) -> None:
+    """A partition that is not there is one."""
+    cluster = ClusterAdmin(Admin(kafka_settings(kafka.bootstrap_servers)))
+    problems = await cluster.elect_preferred(topic(), [0, 9])
+    assert list(problems) == [9] and "partition" in problems[9]
 
 
 @pytest.mark.long

@@ -66,7 +66,11 @@ BANNED = re.compile(
 )
 RUNTIMES = {"js": "node", "java": "java"}
 """Languages of programs that other runtimes run."""
-CLUSTERS = {"docs/when-something-fails.md": "kafka_three", "docs/security-kafka.md": "kafka_secured"}
+CLUSTERS = {
+    "docs/when-something-fails.md": "kafka_three",
+    "docs/topics.md": "kafka_three",
+    "docs/security-kafka.md": "kafka_secured",
+}
 """What a page's examples run on, where one broker is not enough."""
 STARTS_CLUSTERS = re.compile(
     r"spark-submit |make |python3 -m venv |\.venv/bin/pip |eval |headrace (dev|demo)\b|export PATH="

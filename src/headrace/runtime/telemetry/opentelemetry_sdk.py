@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
+import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
@@ -115,11 +116,20 @@ class _DrawnIds(RandomIdGenerator):
         return self.drawn or super().generate_trace_id()
 
 
+class _HeadSession(requests.Session):
+    """Reads the head of a response only: a body without an end would fill the memory, or block the exporter."""
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:
+        response = super().request(*args, **{**options, "stream": True})
+        response.close()
+        return response
+
+
 class _ReportingExporter(SpanExporter):
     """Exports by OTLP, and reports the results."""
 
     def __init__(self, results: ExportResults) -> None:
-        self._exporter = OTLPSpanExporter()
+        self._exporter = OTLPSpanExporter(session=_HeadSession())
         self._results = results
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

@@ -64,7 +64,11 @@ class MetricsPush(Service):
         """Prepare; the server may be down."""
         super().__init__(f"metrics to {target.name}")
         parts = urlsplit(target.url)
-        self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"  # a query may hold a secret
+        user, _, address = parts.netloc.rpartition("@")
+        self._shown = f"{parts.scheme}://{address}{parts.path}"  # a query may hold a secret
+        # A server may respond with what it got, and the client's errors name the whole URL.
+        given = [value for name, value in target.headers.items() if not name.lower().startswith("content-")]
+        self._secrets = [secret for secret in (*given, user, parts.query) if secret]
         self._target = target
         self._metrics = metrics
         self._clock = clock
@@ -104,7 +108,8 @@ class MetricsPush(Service):
             self._failures += 1
             if self._down_since is None:
                 self._down_since = self._clock.monotonic()
-                log.warning("metrics are not taken by %s: %s; pushes continue without more lines", self._shown, why)
+                text = self._masked(str(why))[:_SHOWN_CHARACTERS]
+                log.warning("metrics are not taken by %s: %s; pushes continue without more lines", self._shown, text)
         else:
             self._target.accepted()
             if self._down_since is not None:
@@ -127,7 +132,12 @@ class MetricsPush(Service):
         except (aiohttp.ClientError, OSError, ValueError) as cause:
             raise _PushFailed(f"no connection ({cause})") from cause
         if not 200 <= status < 300:
-            text = " ".join(found.decode(errors="replace").split())
-            raise _PushFailed(f"it responds with HTTP {status} {text[:_SHOWN_CHARACTERS]}".rstrip())
+            raise _PushFailed(f"it responds with HTTP {status} {found.decode(errors='replace')}")
         if why := target.problem_in(found):
-            raise _PushFailed(why[:_SHOWN_CHARACTERS])
+            raise _PushFailed(why)
+
+    def _masked(self, text: str) -> str:
+        """Return a text on one line, without what the requests carry."""
+        for secret in self._secrets:
+            text = text.replace(secret, "*****")
+        return " ".join(text.split())

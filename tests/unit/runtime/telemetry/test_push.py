@@ -31,13 +31,14 @@ URL, P = "http://localhost:4318", "OTEL_EXPORTER_OTLP_"
 @contextlib.asynccontextmanager
 async def collecting() -> AsyncIterator[Any]:
     """A server that keeps requests; its responses can be changed."""
-    found = SimpleNamespace(requests=[], status=200, body=b"", hang=False)
+    found = SimpleNamespace(requests=[], status=200, body=b"", hang=False, echo=False)
 
     async def take(request: web.Request) -> web.Response:
         if found.hang:
             await asyncio.sleep(60)
         found.requests.append((request.path, request.headers.copy(), await request.read()))
-        return web.Response(status=found.status, body=found.body)
+        text = f"{request.path_qs} {[*request.headers.values()]}".encode() if found.echo else found.body
+        return web.Response(status=found.status, body=text)
 
     app = web.Application()
     app.router.add_post("/{path:.*}", take)
@@ -87,17 +88,21 @@ async def test_otlp_has_every_kind_of_metric() -> None:
 
 
 async def test_an_outage_is_two_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever its kind; each failure is counted, and nothing is raised."""
+    """Whatever its kind; each failure is counted, and nothing is raised. No line has what the requests carry."""
     caplog.set_level(logging.WARNING, "headrace.runtime.telemetry.periodic_push")
     metrics = Metrics()
     async with collecting() as collector:
-        push = push_to(collector, metrics, **{f"{P}HEADERS": "k=c4nary"})
+        collector.url = collector.url.replace("//", "//u:c4nary@")
+        url = {f"{P}METRICS_ENDPOINT": f"{collector.url}/m?p=c4nary"}
+        push = push_to(collector, metrics, **{f"{P}HEADERS": "k=c4nary"}, **url)
         await push.start()
         partial = ExportMetricsPartialSuccess(rejected_data_points=7, error_message="too old")
         rejected = ExportMetricsServiceResponse(partial_success=partial).SerializeToString()
         for broken, why in (
             ({"status": 503, "body": b"full"}, "HTTP 503 full"),
             ({"status": 302}, "HTTP 302"),
+            ({"status": 401, "echo": True}, "HTTP 401 /m?"),
+            ({"status": 99}, "Bad status"),
             ({"body": rejected}, "7 data points were rejected: too old"),
             ({"hang": True}, "no response within 0.5 s"),
         ):
@@ -105,14 +110,14 @@ async def test_an_outage_is_two_lines_in_the_log(caplog: pytest.LogCaptureFixtur
             vars(collector).update(broken)
             await push.push()
             await push.push()
-            vars(collector).update(status=200, body=b"", hang=False)
+            vars(collector).update(status=200, body=b"", hang=False, echo=False)
             await push.push()
             begin, end = (record.getMessage() for record in caplog.records)
             assert why in begin
             assert "are taken by" in end
-        assert 'headrace_metrics_push_failures_total{target="otlp"} 8.0' in metrics.render().decode()
+            assert "c4nary" not in caplog.text
+        assert 'headrace_metrics_push_failures_total{target="otlp"} 12.0' in metrics.render().decode()
         await push.stop()
-    assert "c4nary" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+import headrace.runtime.telemetry
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
@@ -161,3 +162,13 @@ def test_files_of_the_architecture_page_have_the_names_behind_them() -> None:
             missing.append((file, name))
     assert len([*named_in_the_architecture()]) > 100
     assert missing == []
+
+
+def test_each_alert_has_its_section_of_the_runbook_and_names_commands_that_exist() -> None:
+    """The annotation of an alert leads there."""
+    page, commands = Path("docs/operations.md").read_text(), Path("docs/reference/cli.md").read_text()
+    alerts = Path(headrace.runtime.telemetry.__file__).with_name("alerts.yaml").read_text()
+    names = re.findall(r"- alert: (\w+)", alerts)
+    assert names == [name for name in re.findall(r"^## (\w+)$", page, re.MULTILINE) if name.startswith("Headrace")]
+    for command in re.findall(r"`(headrace [a-z ]+)", alerts):
+        assert f"## {command.strip()}\n" in commands

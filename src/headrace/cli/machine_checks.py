@@ -124,10 +124,11 @@ def _clock(name: str, url: str) -> list[Finding]:
 async def _backend(consumer: str, url: str) -> Finding:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
+    shown = f"{parts.scheme}://{parts.hostname}:{port}"  # a path or query may hold a secret
     try:
         async with asyncio.timeout(_LIMIT_SECONDS):
             _, connection = await asyncio.open_connection(parts.hostname, port)
         connection.close()
     except OSError as cause:
-        return judge_backend(consumer, url, cause.strerror or f"no response within {_LIMIT_SECONDS:g} s")
-    return judge_backend(consumer, url, "")
+        return judge_backend(consumer, shown, cause.strerror or f"no response within {_LIMIT_SECONDS:g} s")
+    return judge_backend(consumer, shown, "")

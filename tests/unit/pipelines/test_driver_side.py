@@ -34,6 +34,7 @@ def report(**values: Any) -> dict[str, Any]:
     source = {"endOffset": '{"t": {"0": 5, "1": 7}}', "latestOffset": '{"t": {"0": 9, "1": 7}, "u": {"0": 2}}'}
     fields: dict[str, Any] = {
         "batchId": 3,
+        "timestamp": "2026-01-01T10:00:00.000Z",
         "numInputRows": 12,
         "processedRowsPerSecond": 6.5,
         "durationMs": {"addBatch": 4, "triggerExecution": 1500},
@@ -90,6 +91,7 @@ def test_progress_of_spark_becomes_an_event(remote: bool) -> None:
     assert (event.late_records, event.broken_rules) == (7, {"values": 4, "schema": 5, "failed": 6})
     assert event.positions == {"t": {0: 5, 1: 7}}
     assert (event.state_rows, event.state_bytes, event.dropped_rows, event.batch_seconds) == (6, 200, 4, 1.5)
+    assert event.began == "2026-01-01T10:00:00.000Z"
     assert (event.received_per_second, event.watermark) == (12.5, "2026-01-01T00:00:00.000Z")
 
 

@@ -27,6 +27,7 @@ from headrace.http.server import open_files
 from headrace.pipelines.driver_process import memory_bytes
 from headrace.pipelines.load import load_pipelines
 from headrace.runtime import run_blocking
+from headrace.runtime.tls import first_end
 
 _LIMIT_SECONDS = 3.0
 _MEMORY = Path("/proc/meminfo")
@@ -69,23 +70,19 @@ def _disk(config: HeadraceConfig) -> Finding:
 
 
 def _certificates(config: HeadraceConfig) -> Iterator[Finding]:
-    from cryptography import x509
-
     files = {"http.tls.certificate": config.http.tls.certificate, "http.tls.client_ca": config.http.tls.client_ca}
     sections = {
         f"reactive_consumers.{name}.backend": one.backend.tls for name, one in config.reactive_consumers.items()
     }
     for section, tls in {**sections, "schema_registry": config.schema_registry.tls}.items():
         files |= {f"{section}.tls.certificate": tls.certificate, f"{section}.tls.ca": tls.ca}
-    ends: dict[str, list[float]] = {}
+    ends: dict[str, float] = {}
     for setting, file in files.items():
         if file:
             try:
-                certificates = x509.load_pem_x509_certificates(file.read_bytes())
+                ends[setting] = first_end(file.read_bytes())
             except (OSError, ValueError) as cause:
                 yield Finding(setting, "certificate", "failing", "cannot be read", f"correct the file: {cause}")
-                continue
-            ends[setting] = [one.not_valid_after_utc.timestamp() for one in certificates]
     kafka = config.kafka.security.tls or KafkaTls()
     try:
         identity = identity_of(kafka)
@@ -93,9 +90,9 @@ def _certificates(config: HeadraceConfig) -> Iterator[Finding]:
         yield Finding("kafka.security.tls", "certificate", "failing", "cannot be read", f"correct it: {problem}")
     else:
         if identity and identity.cert:
-            ends["kafka.security.tls"] = [identity.cert.certificate.not_valid_after_utc.timestamp()]
-    for setting, moments in ends.items():
-        yield judge_certificate(setting, min(moments), time.time())
+            ends["kafka.security.tls"] = identity.cert.certificate.not_valid_after_utc.timestamp()
+    for setting, end in ends.items():
+        yield judge_certificate(setting, end, time.time())
 
 
 def _token_servers(config: HeadraceConfig) -> Iterator[tuple[str, str]]:
@@ -116,7 +113,8 @@ def _clock(name: str, url: str) -> list[Finding]:
         date = response.headers.get("Date")
         response.close()
     except (OSError, ValueError) as cause:
-        advice = f"start it, or correct {url}: callers without a cached key are refused"
+        # The URL is not shown: its user or query may hold a secret.
+        advice = f"start it, or correct the URL in {name}: callers without a cached key are refused"
         return [Finding(name, "reachable", "failing", str(getattr(cause, "reason", cause)), advice)]
     return [judge_clock(name, time.time() - email.utils.parsedate_to_datetime(date).timestamp())] if date else []
 

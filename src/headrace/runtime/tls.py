@@ -16,14 +16,18 @@ log = logging.getLogger(__name__)
 
 @functools.lru_cache(32)
 def certificate_end(pem: bytes) -> float:
-    """Return when the first of some certificates expires, in seconds since the epoch; not a number if none is there."""
-    from cryptography import x509  # only with TLS, because it takes a while
-
+    """Return the same as `first_end`; not a number if no certificate is there."""
     try:
-        certificates = x509.load_pem_x509_certificates(pem)
+        return first_end(pem)
     except ValueError:
         return float("nan")
-    return min(each.not_valid_after_utc.timestamp() for each in certificates)
+
+
+def first_end(pem: bytes) -> float:
+    """Return when the first of some certificates expires, in seconds since the epoch; ValueError if none is there."""
+    from cryptography import x509  # only with TLS, because it takes a while
+
+    return min(each.not_valid_after_utc.timestamp() for each in x509.load_pem_x509_certificates(pem))
 
 
 class WatchedFiles(Service):

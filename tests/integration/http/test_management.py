@@ -31,6 +31,9 @@ def issue(authority: Authority) -> dict[str, str]:
     return {part: str(authority.folder / f"management.{end}") for part, end in (("certificate", "pem"), ("key", "key"))}
 
 
+HEAD = "POST /transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+
+
 def test_administration_has_its_own_listener_until_the_end(
     kafka: Any, topic: Any, headrace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,10 +75,7 @@ def test_administration_has_its_own_listener_until_the_end(
     assert ssl.get_server_certificate(("127.0.0.1", port)) != shown
 
     with socket.create_connection(("127.0.0.1", int(main.rpartition(":")[2]))) as unfinished:
-        head = (
-            "POST /transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
-        )
-        unfinished.sendall(f"{head}Authorization: {OPS['Authorization']}\r\n\r\n".encode())
+        unfinished.sendall(f"{HEAD}Authorization: {OPS['Authorization']}\r\n\r\n".encode())
         assert send("GET", f"{main}/openapi.json").status == 200
         assert send("DELETE", f"{management}/adm/shutdown", None, OPS, trust).status == 200
         while send("GET", f"{main}/openapi.json").status != 503:

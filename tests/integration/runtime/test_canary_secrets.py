@@ -10,7 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,11 +271,7 @@ def _configs(logins: dict[str, Any], secrets: Secrets, name: str, backend_url: s
 
 
 def test_no_secret_is_seen_anywhere(
-    kafka_secured: SecuredCluster,
-    secrets: Secrets,
-    headrace: Callable[..., Any],
-    backend: RecordingBackend,
-    tmp_path: Path,
+    kafka_secured: SecuredCluster, secrets: Secrets, headrace: Any, backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """Every kind of secret, in every use of it, also where it is wrong, with the log at its most detailed level."""
     name, seen, records = "canary", Seen(), json.dumps(RECORDS).encode()

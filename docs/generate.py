@@ -237,8 +237,8 @@ def light4j_keys_page() -> str:
         "# Keys of a light-4j folder\n",
         _MADE,
         "How a folder is read is in [from light-4j](../migrate-light4j.md).",
-        "A default that is *kept* holds if the folder does not set the key; elsewhere that of Headrace holds.",
-        "Those of a login hold if the folder sets a part of it.",
+        "*kept*: the default holds, also where Headrace has another; that of a login if the folder sets a part of it.",
+        "*here*: what holds instead if the folder does not set the key, in the unit of the key.",
         "`*` is every other key of a file. *nothing*: the start and `headrace config check` list the key, with why.",
         "*refused*: such a key is an error if it is on. Settings that begin with `reactive.` and `query.` are those of",
         "`reactive_consumers.light4j` and `queries.ksqldb`; `active.` is `active_consumers`.\n",
@@ -248,6 +248,7 @@ def light4j_keys_page() -> str:
     for row in LIGHT_4J_KEYS:
         becomes = ", ".join(f"`{name}`" for name in row.targets) or row.becomes
         default = f"`{row.default}`{', kept' if row.applied else ''}" if row.default else ""
+        default += f"{', ' if default else ''}here {row.here}" if row.here else ""
         text.append(f"| {row.file} | `{row.key}` | {default} | {becomes} |")
     return "\n".join(text) + "\n"
 

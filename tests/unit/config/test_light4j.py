@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +15,8 @@ from yaml_table import table
 from headrace.cli.main import root
 from headrace.config.explain import known_keys
 from headrace.config.light4j.key_table import ROWS
-from headrace.config.light4j.translation import setting_path
+from headrace.config.light4j.placeholders import typed
+from headrace.config.light4j.translation import CONVERSIONS, setting_path
 from headrace.config.load import ConfigReading, load_config, read_config
 from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
@@ -107,6 +109,23 @@ def test_every_row_of_the_table_names_settings_that_exist() -> None:
             if "properties" not in (name, *section[-1:]):
                 assert name in known_keys(tuple(section)), target
         assert row.targets or row.why_nothing or row.why_refused or row.file in ("service", "config"), row
+
+
+def test_a_folder_without_a_key_has_the_default_of_the_table(folder: Path) -> None:
+    """That of light-4j, or the one that the row names as different."""
+    hooks = "[ProducerStartupHook, ActiveConsumerStartupHook, ReactiveConsumerStartupHook, KsqldbConsumerStartupHook]"
+    Path(folder, "service.yml").write_text(f"com.networknt.server.StartupHookProvider: {hooks}")
+    config = read_config(folder, {"HEADRACE__TABLES__TEST_STREAM": "{topic: t}"}).config
+    assert config
+    tree = config.model_dump()
+    tree["producer"]["properties"] = config.producer.client_properties
+    for row in (row for row in ROWS if row.how != "special" and row.applied != "login"):
+        for path in map(setting_path, row.targets):
+            found: Any = functools.reduce(lambda node, part: (node or {}).get(part), path, tree)
+            if hasattr(found, "get_secret_value"):
+                found = found.get_secret_value()
+            expected = CONVERSIONS.get(row.how, lambda value: value)(typed(row.here or row.default))
+            assert found == expected or (not found and (row.here or not row.default)), row
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ class LightKey(NamedTuple):
     """Default of light-4j, or the text with placeholders that its packaged file has."""
     applied: str
     """Whether the default holds for a folder without the key: `yes`, `login` if the folder sets any part of a login."""
+    here: str
+    """What holds for a folder without the key where that is not light-4j's default, in its unit; empty if it is."""
     becomes: str
     """Settings, separated by blanks; or `nothing: ` or `refused: ` with the reason.
 
@@ -97,4 +99,4 @@ def _property(file: str, key: str, name: str) -> LightKey:
         setting = f"{'producer' if is_producer else 'consumer'}.properties.{name}"
     if setting.startswith("consumer."):  # instances of active consumers must not share an identity
         setting = f"reactive.{setting}" + (f" active.{setting}" if name != "group.instance.id" else "")
-    return LightKey(file, key, "", "", setting, "path" if name.endswith(".location") else "")
+    return LightKey(file, key, "", "", "", setting, "path" if name.endswith(".location") else "")

@@ -147,7 +147,7 @@ class _Translation:
             self._folder.remark(found, why)
 
     def _convert(self, row: LightKey, found: Setting) -> None:
-        value = _CONVERSIONS[row.how](found.value) if row.how in _CONVERSIONS else found.value
+        value = CONVERSIONS[row.how](found.value) if row.how in CONVERSIONS else found.value
         if row.how == "milliseconds" and not isinstance(value, float):
             return self._folder.refuse(found, "is not a number of milliseconds: correct it")
         values = str(value).split(":", 1) if row.how == "pair" else [value] * len(row.targets)
@@ -224,7 +224,7 @@ class _Translation:
         for file in files:
             enabled, target = self._folder.get(file, "auditEnabled"), self._folder.get(file, "auditTarget")
             to = ("topic" if target.value == "topic" else "file") if enabled.is_on else "none"
-            row = LightKey(file, "auditTarget", "", "", "audit.to", "")
+            row = LightKey(file, "auditTarget", "", "", "", "audit.to", "")
             self._share(("audit", "to"), target if enabled.is_on else enabled, to, row)
         if files:
             self._set(("audit", "records"), self._sources["audit", "to"], "all")
@@ -318,7 +318,7 @@ def _number(convert: Callable[[float], float | None]) -> Callable[[Any], Any]:
     return converted
 
 
-_CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "text": str,
     "lower": lambda value: str(value).lower(),
     "milliseconds": _number(lambda value: value / 1000),

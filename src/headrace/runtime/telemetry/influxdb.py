@@ -5,7 +5,6 @@ InfluxData's reference of the line protocol; light-4j's `InfluxDbReporter` for t
 """
 
 import base64
-import itertools
 import math
 import re
 import time
@@ -88,6 +87,8 @@ class InfluxDb(PushTarget):
         self._tags = {"api": service_id, "host": host}
         self._requests: dict[tuple[str, str], _Requests] = {}
         self._taken: dict[tuple[str, str], _Requests] = {}
+        self._in_bodies: list[list[tuple[str, str]]] = []
+        """The requests that each body of the present push has, by endpoint and client."""
 
     def request(self, route: str, principal: str, status: int, seconds: float) -> None:
         """Count an answered request under light-4j's names."""
@@ -103,23 +104,29 @@ class InfluxDb(PushTarget):
         self._taken = {key: _copy(found) for key, found in self._requests.items()}
 
     def encode(self, snapshot: Snapshot) -> list[bytes]:
-        """Return the lines of every metric, at most 5,000 in a body."""
+        """Return the lines of every metric, at most 5,000 in a body, and those of an endpoint and client in one."""
         at = time.time_ns() // self._unit
-        lines = itertools.chain(self._own(snapshot.families, at), self._of_light4j(at))
-        present = [one for one in lines if one]
-        starts = range(0, len(present), _MAX_LINES)
-        return ["\n".join(present[start : start + _MAX_LINES]).encode() for start in starts]
+        own = [one for one in self._own(snapshot.families, at) if one]
+        bodies = [own[start : start + _MAX_LINES] for start in range(0, len(own), _MAX_LINES)] or [[]]
+        self._in_bodies = [[] for _ in bodies]
+        for key, found in self._taken.items():
+            lines = [one for one in self._of_light4j(key, found, at) if one]
+            if len(bodies[-1]) + len(lines) > _MAX_LINES:
+                bodies.append([])
+                self._in_bodies.append([])
+            bodies[-1] += lines
+            self._in_bodies[-1].append(key)
+        return ["\n".join(body).encode() for body in bodies]
 
-    def accepted(self) -> None:
-        """Forget the requests that were taken, and keep those after them."""
-        for key, taken in self._taken.items():
-            now = self._requests[key]
+    def accepted(self, body: int) -> None:
+        """Forget the requests that a body had, and keep those after them."""
+        for key in self._in_bodies[body]:
+            taken, now = self._taken[key], self._requests[key]
             if now.counts == taken.counts:
                 del self._requests[key]
             else:
                 now.seconds -= taken.seconds
                 now.counts = {name: count - taken.counts[name] for name, count in now.counts.items()}
-        self._taken = {}
 
     def _own(self, families: Iterable[Metric], at: int) -> Iterator[str]:
         for family in families:
@@ -136,12 +143,12 @@ class InfluxDb(PushTarget):
             for sample in family.samples:
                 yield line(name, self._tags | sample.labels, {_FIELDS.get(family.type, "value"): sample.value}, at)
 
-    def _of_light4j(self, at: int) -> Iterator[str]:
-        for (endpoint, client), found in self._taken.items():
-            tags = self._tags | {"endpoint": endpoint}
-            yield from found.lines(self._service_id, tags | {"clientId": client}, at)
-            if client != ANONYMOUS:  # light-4j has the series of a client a second time
-                yield from found.lines(client, tags, at)
+    def _of_light4j(self, key: tuple[str, str], found: _Requests, at: int) -> Iterator[str]:
+        endpoint, client = key
+        tags = self._tags | {"endpoint": endpoint}
+        yield from found.lines(self._service_id, tags | {"clientId": client}, at)
+        if client != ANONYMOUS:  # light-4j has the series of a client a second time
+            yield from found.lines(client, tags, at)
 
 
 def _copy(found: _Requests) -> _Requests:

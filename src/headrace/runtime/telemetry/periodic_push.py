@@ -49,8 +49,8 @@ class PushTarget:
         """Return what the body of a successful response says was not taken; empty if nothing."""
         return ""
 
-    def accepted(self) -> None:
-        """Take notice that everything was accepted."""
+    def accepted(self, body: int) -> None:
+        """Take notice that a body, by its index in what `encode` returned, was accepted."""
 
 
 class _PushFailed(Exception):
@@ -102,8 +102,9 @@ class MetricsPush(Service):
         self._target.take()
         bodies = await run_blocking(self._target.encode, self._metrics.snapshot())
         try:
-            for body in bodies:
+            for number, body in enumerate(bodies):
                 await self._send(body)
+                self._target.accepted(number)
         except _PushFailed as why:
             self._failures += 1
             if self._down_since is None:
@@ -111,7 +112,6 @@ class MetricsPush(Service):
                 text = self._masked(str(why))[:_SHOWN_CHARACTERS]
                 log.warning("metrics are not taken by %s: %s; pushes continue without more lines", self._shown, text)
         else:
-            self._target.accepted()
             if self._down_since is not None:
                 seconds = self._clock.monotonic() - self._down_since
                 log.warning("metrics are taken by %s again after %.0f s", self._shown, seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
+from headrace.config.metrics_push import InfluxDbConfig
 from headrace.errors import ConfigError
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.gauge_registry import BUCKET_SECONDS
-from headrace.runtime.telemetry.influxdb import line
+from headrace.runtime.telemetry.influxdb import InfluxDb, line
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.otlp import otlp_target
 from headrace.runtime.telemetry.periodic_push import MetricsPush
@@ -31,14 +33,14 @@ URL, P = "http://localhost:4318", "OTEL_EXPORTER_OTLP_"
 @contextlib.asynccontextmanager
 async def collecting() -> AsyncIterator[Any]:
     """A server that keeps requests; its responses can be changed."""
-    found = SimpleNamespace(requests=[], status=200, body=b"", hang=False, echo=False)
+    found = SimpleNamespace(requests=[], status=200, statuses=[], body=b"", hang=False, echo=False)
 
     async def take(request: web.Request) -> web.Response:
         if found.hang:
             await asyncio.sleep(60)
         found.requests.append((request.path, request.headers.copy(), await request.read()))
         text = f"{request.path_qs} {[*request.headers.values()]}".encode() if found.echo else found.body
-        return web.Response(status=found.status, body=text)
+        return web.Response(status=found.statuses.pop(0) if found.statuses else found.status, body=text)
 
     app = web.Application()
     app.router.add_post("/{path:.*}", take)
@@ -153,6 +155,26 @@ def test_the_variables_of_opentelemetry_are_read(variables: dict[str, str], says
         assert says in found
     else:
         assert found == says
+
+
+async def test_what_a_part_of_a_push_has_taken_is_not_repeated() -> None:
+    """After a later part failed, only the requests of that part are sent again."""
+    async with collecting() as collector:
+        target = InfluxDb(InfluxDbConfig(url=f"{collector.url}/write"), "sidecar", "h")
+        push = MetricsPush(target, Metrics(), SystemClock())
+        collector.statuses = [204, 503]
+        for number in range(700):
+            target.request(f"/{number}", "anonymous", 200, 0.1)
+        await push.push()
+        await push.push()
+        await push.stop()
+    sent = [
+        re.findall(r"^sidecar\.request\.count,.*endpoint=/(\d+).* value=(.*) \d+$", body.decode(), re.M)
+        for *_, body in collector.requests
+    ]
+    assert len(sent) == 3
+    assert sent[1] == sent[2]
+    assert sorted(sent[0] + sent[2], key=lambda each: int(each[0])) == [(str(number), "1.0") for number in range(700)]
 
 
 def test_a_line_without_a_number_is_left_out() -> None:

@@ -32,6 +32,7 @@ _COMMANDS = {
     "jobs": "Replays and other jobs: show, pause, resume, stop.",
     "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
     "consumers": "Active consumers: the instances that clients created over HTTP.",
+    "console": "The web console of a running Headrace.",
     "generate": "Print a Grafana dashboard, or alert rules for Prometheus.",
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
@@ -40,7 +41,7 @@ _MODULES = {"ready": "run", "config": "run", "consumers": "active_consumers"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
-_EXTRAS = {"dev": "devcluster", "demo": "devcluster,pipelines,demo"}
+_EXTRAS = {"console": "console", "dev": "devcluster", "demo": "devcluster,pipelines,demo"}
 """Commands whose modules need packages that are not always installed, and the extras that have these."""
 
 _WELCOME = """\

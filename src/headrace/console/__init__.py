@@ -1,0 +1,1 @@
+"""The web console: pages in a browser, made from the HTTP API of a running Headrace. It needs the extra `console`."""

@@ -1,0 +1,1 @@
+"""The pages, each in a file of its own, which is found by itself."""

@@ -1,0 +1,129 @@
+"""Requests to the HTTP API of Headrace: which process of a deployment is asked, and what an error says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 2.0
+_MOST_CONNECTIONS: Final = 20
+UNREACHABLE_STATUS: Final = 502
+_ADMINISTRATION: Final = ("/adm/", "/metrics")
+
+
+class ApiProblem(Exception):
+    """A request has failed; the text is a sentence for people, which says what to do."""
+
+    def __init__(self, sentence: str, status: int, code: str = "") -> None:
+        """Keep the sentence; `status` is 502 if no process responds."""
+        super().__init__(sentence)
+        self.status = status
+        self.code = code
+
+
+class Reply(NamedTuple):
+    """A response: its JSON, its status, and the id that log and audit have of it."""
+
+    body: Any
+    status: int
+    correlation_id: str
+
+
+class Servers:
+    """The processes of one deployment. If one does not respond, the next is asked."""
+
+    def __init__(self, urls: Sequence[str], management: str = "") -> None:
+        """Prepare without connecting; `management` is the URL of a listener for administration, if there is one."""
+        limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
+        timeout = httpx.Timeout(_SECONDS, connect=_CONNECT_SECONDS)
+        self._clients = [httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) for url in urls]
+        self._management = (
+            httpx.AsyncClient(base_url=management, timeout=timeout, limits=limits) if management else None
+        )
+        self._present = 0
+        self.outage_since: float | None = None
+        """Since when no process responds, in seconds since the epoch."""
+        self.outage_reason = ""
+
+    @property
+    def url(self) -> str:
+        """The process that is asked now."""
+        return str(self._clients[self._present].base_url).rstrip("/")
+
+    async def send(
+        self,
+        token: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        expected: Sequence[int] = (),
+    ) -> Reply:
+        """Send a request and return the response; an error with an expected status is a response, too.
+
+        Raises:
+            ApiProblem: No process responds, or the request was refused.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = {"json": body, "params": query or None, "headers": headers}
+        if body is None:
+            del request["json"]
+        response = await self._response(method, path, request)
+        if response.status_code >= 400 and response.status_code not in expected:
+            raise _problem_of(response)
+        try:
+            found = json.loads(response.content) if response.content else {}
+        except ValueError:
+            found = response.text
+        return Reply(found, response.status_code, response.headers.get("x-correlation-id", ""))
+
+    async def needs_token(self) -> bool:
+        """Return whether requests without a token are refused; false while no process responds."""
+        try:
+            return (await self.send("", "GET", "/adm/server/info", expected=(401, 403))).status == 401
+        except ApiProblem:
+            return False
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in filter(None, [*self._clients, self._management]):
+            await client.aclose()
+
+    async def _response(self, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
+        reasons = []
+        for _ in self._clients:
+            client = self._clients[self._present]
+            if self._management and path.startswith(_ADMINISTRATION):
+                client = self._management
+            try:
+                response = await client.request(method, path, **request)
+            except httpx.TransportError as cause:
+                reasons.append(f"{client.base_url}: {str(cause) or type(cause).__name__}")
+                self._present = (self._present + 1) % len(self._clients)
+                if method != "GET" and not isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
+                    raise ApiProblem(
+                        f"the response was lost ({cause}): look whether it was done before you do it again",
+                        UNREACHABLE_STATUS,
+                    ) from cause
+                continue
+            self.outage_since, self.outage_reason = None, ""
+            return response
+        self.outage_since = self.outage_since or time.time()
+        self.outage_reason = "; ".join(reasons)
+        raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): start it", UNREACHABLE_STATUS)
+
+
+def _problem_of(response: httpx.Response) -> ApiProblem:
+    try:
+        body = response.json()
+        return ApiProblem(str(body["description"]), response.status_code, str(body.get("code", "")))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        sentence = (
+            f"{response.url.host} answers {response.status_code} without an error of Headrace: it is another server"
+        )
+        return ApiProblem(sentence, response.status_code)

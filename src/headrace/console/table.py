@@ -1,0 +1,101 @@
+"""A table: a page of rows at a time is sent to the browser, which shows every cell as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from nicegui import ui
+from nicegui.element import Element
+
+_PAGE: Final = 50
+
+
+class Column(NamedTuple):
+    """A column. A `state` is a badge in the row's `_level`; a `plot` is what `points_of` returns."""
+
+    name: str
+    label: str
+    kind: Literal["text", "number", "state", "plot"] = "text"
+
+
+class _Rows(Element, component=Path(__file__).with_name("table.js")):
+    """The rows in the browser."""
+
+
+class Table:
+    """A table with a filter and pages.
+
+    A row has the names of its columns, and may have `_key` (default: its first column), `_link` (a path of the console,
+    from `path_of`), `_level` (`ok`, `warn`, `bad`) and
+    `_buttons` (those of the table's buttons that this row has).
+    """
+
+    def __init__(
+        self,
+        caption: str,
+        columns: Sequence[Column],
+        *,
+        empty: str = "nothing here",
+        buttons: Mapping[str, Callable[[str], Any]] | None = None,
+        refusal: str = "",
+    ) -> None:
+        """Make an empty table in the present place of the page.
+
+        Args:
+            caption: Its title.
+            columns: Its columns; the first names the row.
+            empty: What it says without rows.
+            buttons: Buttons of each row: their label, and what is called with the row's key.
+            refusal: Why the buttons are disabled; empty if they are not.
+        """
+        self._columns = columns
+        self._all: list[dict[str, Any]] = []
+        self._first = 0
+        with ui.element("div").classes("hr-bar"):
+            self._filter = ui.input(f"Filter {caption.lower()}", on_change=self._filtered).props("dense clearable")
+            self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE)).props("flat dense no-caps")
+            self._range = ui.label()
+            self._after = ui.button("Next", on_click=lambda: self._turn(_PAGE)).props("flat dense no-caps")
+        self._rows = _Rows()
+        self._rows.props.update(
+            caption=caption,
+            columns=[column._asdict() for column in columns],
+            rows=[],
+            buttons=[*(buttons or ())],
+            refusal=refusal,
+            empty=empty,
+        )
+        self._rows.on("press", lambda event: (buttons or {})[event.args["button"]](str(event.args["key"])))
+        self._draw()
+
+    def show(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Show these rows instead of the present ones."""
+        first = self._columns[0].name
+        self._all = [{"_key": row[first], **row} for row in rows]
+        self._draw()
+
+    def _filtered(self) -> None:
+        self._first = 0
+        self._draw()
+
+    def _turn(self, rows: int) -> None:
+        self._first += rows
+        self._draw()
+
+    def _draw(self) -> None:
+        wanted = (self._filter.value or "").lower()
+        names = [column.name for column in self._columns if column.kind != "plot"]
+        found = [row for row in self._all if any(wanted in str(row.get(name, "")).lower() for name in names)]
+        self._first = max(0, min(self._first, (len(found) - 1) // _PAGE * _PAGE))
+        shown = found[self._first : self._first + _PAGE]
+        for part in (self._before, self._range, self._after):
+            part.set_visibility(len(found) > _PAGE)
+        self._filter.set_visibility(len(self._all) > _PAGE or bool(wanted))
+        self._before.set_enabled(self._first > 0)
+        self._after.set_enabled(self._first + _PAGE < len(found))
+        self._range.set_text(f"{self._first + 1}-{self._first + len(shown)} of {len(found)}")
+        if self._rows.props["rows"] != shown:
+            self._rows.props["rows"] = shown
+            self._rows.update()

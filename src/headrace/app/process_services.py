@@ -16,6 +16,7 @@ import uvloop
 
 from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
+from headrace.app.console_process import ConsoleProcess
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.documents import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
@@ -150,6 +151,9 @@ class App:
             self.web.before_drain.append(self._instances.end_reads)
         # Last to start and first to drain; it still answers health requests while the others drain.
         self.supervisor.add(self.web)
+        if config.console:
+            urls = lambda: {web.name: web.url for web in [self.web, *self.listeners]}  # noqa: E731
+            self.supervisor.add(ConsoleProcess(config.console, config.http, urls, clock))
 
     def _administration(self, assembly: Assembly) -> Administration:
         """Make the administration, and add the service of assaults if they are allowed."""

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, model_validator
 
 from headrace.config.backend import forbidden_host
 from headrace.config.registrations import plain_url
-from headrace.config.section import PositiveSeconds, Section, Url
+from headrace.config.section import Port, PositiveSeconds, Section, Url
 
 
 class HealthConfig(Section):
@@ -28,6 +28,16 @@ class HealthConfig(Section):
         if why := forbidden_host(urlsplit(self.downstream_url or "").hostname or ""):
             raise ValueError(f"downstream_url is refused: {why}")
         return self
+
+
+class ConsoleConfig(Section):
+    """The web console, which `headrace run` starts beside itself. TLS and host names are those of `http`. It needs the
+    extra `console`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; any other than loopback needs `http.tls` and authentication."""
+    port: Port = 8090
+    """Port to listen on; 0 picks a free one, which the log names."""
 
 
 class AdminConfig(Section):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.config.administration import AdminConfig, HealthConfig
+from headrace.config.administration import AdminConfig, ConsoleConfig, HealthConfig
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
@@ -87,6 +87,8 @@ class HeadraceConfig(Section):
     """Pushes of metrics."""
     admin: AdminConfig = AdminConfig()
     """Administration of this process."""
+    console: ConsoleConfig | None = None
+    """When set, the web console is served, too."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines and for tables, relative to this file."""
     drain_seconds: PositiveSeconds = 30.0
@@ -124,6 +126,19 @@ class HeadraceConfig(Section):
                     f"security.mode is mtls, but no authority for client certificates is set: set {at}tls.client_ca"
                 )
         return http
+
+    @model_validator(mode="after")
+    def _check_console(self) -> Self:
+        mode, tls = self.security.mode, self.http.tls
+        if self.console and (mode == "mtls" or tls.client_ca):
+            raise ValueError("console: browsers log in with tokens, and http asks for client certificates: remove it")
+        host = self.console.host if self.console else "127.0.0.1"
+        if host not in ("127.0.0.1", "localhost", "::1") and (mode == "none" or not tls.certificate):
+            raise ValueError(
+                f"console.host is {host}, but TLS and authentication are not both on: set http.tls and security.mode, "
+                "or listen on 127.0.0.1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_client_properties(self) -> Self:

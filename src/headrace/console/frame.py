@@ -24,6 +24,7 @@ _COLOURS: Final = {None: ("Colours: system", "brightness_auto"), True: ("Colours
 async def build(page: Page, view: View) -> None:
     """Build a page with what stands around it."""
     ui.add_css(_STYLE)
+    ui.colors(primary="#0b57d0")
     ui.add_body_html(_VISIBILITY)
     ui.on("headrace-visible", lambda event: view.set_visible(bool(event.args)))
     drawer = _navigation(page)

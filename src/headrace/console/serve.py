@@ -41,13 +41,15 @@ class ConsoleSettings(NamedTuple):
     certificate: str = ""
     key: str = ""
     hosts: Sequence[str] = ()
+    server_certificate: str = ""
+    """The only certificate that the API may have; without it, the authorities of the system decide."""
 
 
 class Console:
     """What all pages of a process share."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
-        self.servers = Servers(settings.urls, settings.management)
+        self.servers = Servers(settings.urls, settings.management, settings.server_certificate)
         self.sessions = Sessions(settings.token)
         self.history = History()
         self._feeds = Feeds(self.servers, self.sessions)
@@ -141,7 +143,7 @@ def _listen(settings: ConsoleSettings) -> socket.socket:
 
 
 async def _check_open(settings: ConsoleSettings) -> None:
-    servers = Servers(settings.urls, settings.management)
+    servers = Servers(settings.urls, settings.management, settings.server_certificate)
     try:
         protected = bool(settings.certificate) and not settings.token and await servers.needs_token()
     finally:

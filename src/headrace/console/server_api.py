@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,8 @@ _SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 2.0
 _MOST_CONNECTIONS: Final = 20
 UNREACHABLE_STATUS: Final = 502
+_NOT_HERE: Final = ("ERR10007", "ERR10008")
+"""Codes of a path or method that this listener does not have."""
 _ADMINISTRATION: Final = ("/adm/", "/metrics")
 
 
@@ -37,14 +40,21 @@ class Reply(NamedTuple):
 class Servers:
     """The processes of one deployment. If one does not respond, the next is asked."""
 
-    def __init__(self, urls: Sequence[str], management: str = "") -> None:
-        """Prepare without connecting; `management` is the URL of a listener for administration, if there is one."""
-        limits = httpx.Limits(max_connections=_MOST_CONNECTIONS)
-        timeout = httpx.Timeout(_SECONDS, connect=_CONNECT_SECONDS)
-        self._clients = [httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) for url in urls]
-        self._management = (
-            httpx.AsyncClient(base_url=management, timeout=timeout, limits=limits) if management else None
-        )
+    def __init__(self, urls: Sequence[str], management: str = "", certificate: str = "") -> None:
+        """Prepare without connecting.
+
+        Args:
+            urls: Base URLs of the processes.
+            management: That of a listener for administration, if there is one.
+            certificate: File of the only certificate that they may have; by default, the system's authorities decide.
+        """
+        settings: dict[str, Any] = {
+            "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
+            "timeout": httpx.Timeout(_SECONDS, connect=_CONNECT_SECONDS),
+            "verify": _only(certificate) if certificate else True,
+        }
+        self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
+        self._management = httpx.AsyncClient(base_url=management, **settings) if management else None
         self._present = 0
         self.outage_since: float | None = None
         """Since when no process responds, in seconds since the epoch."""
@@ -112,10 +122,25 @@ class Servers:
                     ) from cause
                 continue
             self.outage_since, self.outage_reason = None, ""
+            if (
+                self._management
+                and client is not self._management
+                and response.status_code in (404, 405)
+                and _problem_of(response).code in _NOT_HERE
+            ):
+                response = await self._management.request(method, path, **request)
             return response
         self.outage_since = self.outage_since or time.time()
         self.outage_reason = "; ".join(reasons)
         raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): start it", UNREACHABLE_STATUS)
+
+
+def _only(certificate: str) -> ssl.SSLContext:
+    """Return TLS that accepts this certificate, under any host name, and no other."""
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context
 
 
 def _problem_of(response: httpx.Response) -> ApiProblem:

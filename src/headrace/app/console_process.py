@@ -1,0 +1,97 @@
+"""The web console as a child process of `headrace run`. It has no rights of its own: whoever opens it logs in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from headrace.config.administration import ConsoleConfig
+from headrace.config.http import HttpConfig
+from headrace.errors import EnvironmentProblem
+from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_STEADY_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 2.0
+_PAGE_MODULE: Final = "nicegui"
+
+
+class ConsoleProcess(Service):
+    """Runs the console, and restarts it when it ends. Its end makes no other service unready."""
+
+    def __init__(
+        self, settings: ConsoleConfig, http: HttpConfig, urls: Callable[[], Mapping[str, str]], clock: Clock
+    ) -> None:
+        """Prepare; `urls` returns the addresses of the listeners by name, once they are known.
+
+        Raises:
+            EnvironmentProblem: The library is missing.
+        """
+        if find_spec(_PAGE_MODULE) is None:
+            raise EnvironmentProblem(f"console needs {_PAGE_MODULE}. Run: pip install 'headrace[console]'")
+        super().__init__("console")
+        # Settings.
+        self._settings = settings
+        self._http = http
+        self._urls = urls
+        self._clock = clock
+        # The present process.
+        self._child: ChildProcess | None = None
+
+    async def run(self) -> None:
+        pauses = RestartPauses(self._clock, 1.0, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
+        while True:
+            pauses.started()
+            code = await self._live()
+            if pauses.steady:
+                pauses.failures = 0
+            pause = pauses.failed()
+            log.error("the console ended with exit code %d; will restart in %.0f s", code, pause)
+            await self._clock.sleep(pause)
+
+    async def drain(self, deadline: Deadline) -> None:
+        await self._end()
+
+    async def stop(self) -> None:
+        await self._end()
+        await super().stop()
+
+    async def _end(self) -> None:
+        await self.cancel_tasks()
+        if self._child:
+            await self._child.stop(Deadline(self._clock, _STOP_SECONDS))
+            self._child = None
+
+    async def _live(self) -> int:
+        """Run one process until it ends, and return its exit code."""
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._child = await ChildProcess.start(
+            self,
+            "console",
+            [sys.executable, "-P", "-m", "headrace.cli.main", "console", *self._arguments()],
+            ended.set_result,
+            stdout=asyncio.subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if not name.upper().startswith("HEADRACE_")},
+        )
+        output = self._child.process.stdout
+        assert output
+        async for line in output:
+            log.info("%s", line.decode(errors="replace").strip())
+        return await ended
+
+    def _arguments(self) -> list[str]:
+        settings, tls = self._settings, self._http.tls
+        urls = self._urls()
+        options: dict[str, object] = {"url": urls["http"], "host": settings.host, "port": settings.port}
+        options |= {"management-url": urls["management"]} if "management" in urls else {}
+        if tls.certificate:
+            options |= {"server-certificate": tls.certificate, "certificate": tls.certificate, "key": tls.key}
+        hosts = [word for name in self._http.allowed_hosts for word in ("--allowed-host", name)]
+        return [word for name, value in options.items() for word in (f"--{name}", str(value))] + hosts

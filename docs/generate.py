@@ -44,6 +44,8 @@ _OPEN_FIRST = {
     "client": "",
     "config": "model load",
     "config/light4j": "",
+    "console": "",
+    "console/pages": "",
     "control": "",
     "control/administration": "",
     "control/cluster": "",

@@ -1,4 +1,4 @@
-"""The web console as a child process of `headrace run`. It has no rights of its own: whoever opens it logs in."""
+"""The web console as a child process of `headrace run`. It has no rights of its own: each user logs in."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class HealthConfig(Section):
 
 
 class ConsoleConfig(Section):
-    """The web console, which `headrace run` starts beside itself. TLS and host names are those of `http`. It needs the
+    """The web console, which `headrace run` starts with itself. TLS and host names are those of `http`. It needs the
     extra `console`."""
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What changes something: a dialog with a preview and a reason, then the request, then what came of it."""
+"""What changes something: a dialog with a preview and a reason, then the request, then its result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from nicegui import ui
 
-from headrace.console.parts import heading, text_in
-from headrace.console.server_api import ApiProblem, Reply
+from headrace.console.parts import heading
+from headrace.console.server_api import ApiProblem, ApiReply
 from headrace.console.view import View
 
 Preview = Callable[[Mapping[str, Any]], Awaitable[str]]
@@ -50,45 +50,58 @@ def confirm(view: View, action: Action) -> None:
     with view.client, ui.dialog(value=True) as dialog, ui.card().classes("hr-dialog") as card:
         card.props["aria-label"] = action.title
         heading(action.title)
-        inputs = {name: ui.input(label) for name, label in action.fields.items()}
-        reason = ui.input("Reason, for the audit") if action.reason else None
-        result = text_in("pre", "").classes("hr-result")
-        result.props["aria-live"] = "polite"
-        said = next(iter(result.default_slot.children))
-        assert isinstance(said, ui.label)
-
-        def body() -> dict[str, Any]:
-            given = action.shape({name: one.value.strip() for name, one in inputs.items() if one.value})
-            return {**action.body, **given, **({"reason": reason.value} if reason and reason.value else {})}
-
-        async def preview() -> None:
-            assert action.preview
-            try:
-                said.set_text(await action.preview(body()))
-            except (ApiProblem, ValueError) as problem:
-                said.set_text(str(problem))
-
-        async def run() -> None:
-            try:
-                sent = body()
-                if action.reason == "required" and not sent.get("reason"):
-                    raise ValueError("a reason is needed: the audit keeps it")
-            except ValueError as problem:
-                said.set_text(str(problem))
-                return
-            doing.disable()
-            said.set_text(await _run(view, action, sent))
-            closing.set_text("Close")
-            await view.refresh()
-
+        form = _Form(view, action)
         with ui.row():
             if action.preview:
-                ui.button("Preview", on_click=preview).props("outline no-caps")
-            doing = ui.button(action.title.split()[0], on_click=run).props("no-caps")
-            closing = ui.button("Cancel", on_click=dialog.close).props("flat no-caps")
+                ui.button("Preview", on_click=form.preview).props("outline no-caps")
+            form.confirming = ui.button(action.title.split()[0], on_click=form.run).props("no-caps")
+            form.closing = ui.button("Cancel", on_click=dialog.close).props("flat no-caps")
+        if action.preview and not action.fields:
+            ui.timer(0, form.preview, once=True)
     dialog.on("hide", dialog.delete)
-    if action.preview and not action.fields:
-        ui.timer(0, preview, once=True)
+
+
+class _Form:
+    """The fields of an action in its dialog, and what is shown of its outcome."""
+
+    confirming: ui.button
+    closing: ui.button
+
+    def __init__(self, view: View, action: Action) -> None:
+        self._view = view
+        self._action = action
+        self._inputs = {name: ui.input(label) for name, label in action.fields.items()}
+        self._reason = ui.input("Reason, for the audit") if action.reason else None
+        with ui.element("pre").classes("hr-result") as result:
+            self._result = ui.label()
+        result.props.update({"aria-live": "polite", "tabindex": "0"})
+
+    async def preview(self) -> None:
+        """Show what would happen."""
+        assert self._action.preview
+        try:
+            self._result.set_text(await self._action.preview(self._body()))
+        except (ApiProblem, ValueError) as problem:
+            self._result.set_text(str(problem))
+
+    async def run(self) -> None:
+        """Do it and show the outcome."""
+        try:
+            body = self._body()
+            if self._action.reason == "required" and not body.get("reason"):
+                raise ValueError("a reason is needed: the audit keeps it")
+        except ValueError as problem:
+            self._result.set_text(str(problem))
+            return
+        self.confirming.disable()
+        self._result.set_text(await _run(self._view, self._action, body))
+        self.closing.set_text("Close")
+        await self._view.refresh()
+
+    def _body(self) -> dict[str, Any]:
+        action, reason = self._action, self._reason
+        given = action.shape({name: one.value.strip() for name, one in self._inputs.items() if one.value})
+        return {**action.body, **given, **({"reason": reason.value} if reason and reason.value else {})}
 
 
 async def _run(view: View, action: Action, body: Mapping[str, Any]) -> str:
@@ -102,7 +115,7 @@ async def _run(view: View, action: Action, body: Mapping[str, Any]) -> str:
     return _line(action, body, reply)
 
 
-def _line(action: Action, body: Mapping[str, Any], reply: Reply) -> str:
+def _line(action: Action, body: Mapping[str, Any], reply: ApiReply) -> str:
     pending = " - waits for the process that has the partition" if reply.status == 202 else ""
     found = reply.body.get("results") if isinstance(reply.body, dict) else None
     outcomes = [", ".join(f"{name} {value}" for name, value in one.items() if value != "") for one in found or ()]

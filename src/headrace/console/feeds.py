@@ -35,7 +35,7 @@ class Subscriber:
 
     @property
     def watching(self) -> bool:
-        """Whether somebody looks at it."""
+        """Whether its page is open and visible."""
         return self.visible and not self.client.is_deleted
 
     def deliver(self, value: Any, problem: ApiProblem | None) -> None:
@@ -82,7 +82,7 @@ class Feed:
             subscriber.deliver(self.value, self.problem)
 
     def wake(self) -> None:
-        """Poll if somebody looks and nothing polls."""
+        """Poll if a visible page shows it and nothing polls."""
         if self._task is None or self._task.done():
             self._task = background_tasks.create(self._poll(), name=f"poll {self._path}")
 
@@ -122,7 +122,7 @@ class Feeds:
         self._feeds: dict[tuple[Session, str], Feed] = {}
 
     def of(self, session: Session, path: str, seconds: float) -> Feed:
-        """Return the feed of a path; those that nobody has looked at for a while are forgotten."""
+        """Return the feed of a path; those that no page has shown for a while are forgotten."""
         last = time.monotonic() - _FORGET_SECONDS
         for key, feed in [*self._feeds.items()]:
             if not feed.subscribers and feed.polled_at < last:

@@ -29,7 +29,7 @@ class ApiProblem(Exception):
         self.code = code
 
 
-class Reply(NamedTuple):
+class ApiReply(NamedTuple):
     """A response: its JSON, its status, and the id that log and audit have of it."""
 
     body: Any
@@ -73,7 +73,7 @@ class Servers:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         expected: Sequence[int] = (),
-    ) -> Reply:
+    ) -> ApiReply:
         """Send a request and return the response; an error with an expected status is a response, too.
 
         Raises:
@@ -90,7 +90,7 @@ class Servers:
             found = json.loads(response.content) if response.content else {}
         except ValueError:
             found = response.text
-        return Reply(found, response.status_code, response.headers.get("x-correlation-id", ""))
+        return ApiReply(found, response.status_code, response.headers.get("x-correlation-id", ""))
 
     async def needs_token(self) -> bool:
         """Return whether requests without a token are refused; false while no process responds."""

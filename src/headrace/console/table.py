@@ -12,7 +12,7 @@ from nicegui.element import Element
 _PAGE: Final = 50
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column. A `state` is a badge in the row's `_level`; a `plot` is what `points_of` returns."""
 
     name: str
@@ -20,22 +20,21 @@ class Column(NamedTuple):
     kind: Literal["text", "number", "state", "plot"] = "text"
 
 
-class _Rows(Element, component=Path(__file__).with_name("table.js")):
+class _TableRows(Element, component=Path(__file__).with_name("table.js")):
     """The rows in the browser."""
 
 
 class Table:
     """A table with a filter and pages.
 
-    A row has the names of its columns, and may have `_key` (default: its first column), `_link` (a path of the console,
-    from `path_of`), `_level` (`ok`, `warn`, `bad`) and
-    `_buttons` (those of the table's buttons that this row has).
+    A row has the names of its columns. It may have `_key`, by default its first column, and a `_link` from `path_of`.
+    `_level` is `ok`, `warn` or `bad`; `_buttons` are those of the table's buttons that the row has.
     """
 
     def __init__(
         self,
         caption: str,
-        columns: Sequence[Column],
+        columns: Sequence[TableColumn],
         *,
         empty: str = "nothing here",
         buttons: Mapping[str, Callable[[str], Any]] | None = None,
@@ -58,7 +57,7 @@ class Table:
             self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE)).props("flat dense no-caps")
             self._range = ui.label()
             self._after = ui.button("Next", on_click=lambda: self._turn(_PAGE)).props("flat dense no-caps")
-        self._rows = _Rows()
+        self._rows = _TableRows()
         self._rows.props.update(
             caption=caption,
             columns=[column._asdict() for column in columns],
@@ -85,14 +84,14 @@ class Table:
         self._draw()
 
     def _draw(self) -> None:
-        wanted = (self._filter.value or "").lower()
+        needle = (self._filter.value or "").lower()
         names = [column.name for column in self._columns if column.kind != "plot"]
-        found = [row for row in self._all if any(wanted in str(row.get(name, "")).lower() for name in names)]
+        found = [row for row in self._all if any(needle in str(row.get(name, "")).lower() for name in names)]
         self._first = max(0, min(self._first, (len(found) - 1) // _PAGE * _PAGE))
         shown = found[self._first : self._first + _PAGE]
         for part in (self._before, self._range, self._after):
             part.set_visibility(len(found) > _PAGE)
-        self._filter.set_visibility(len(self._all) > _PAGE or bool(wanted))
+        self._filter.set_visibility(len(self._all) > _PAGE or bool(needle))
         self._before.set_enabled(self._first > 0)
         self._after.set_enabled(self._first + _PAGE < len(found))
         self._range.set_text(f"{self._first + 1}-{self._first + len(shown)} of {len(found)}")

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from nicegui import Client, ui
 
 from headrace.console.feeds import PERIOD_SECONDS, Feeds, History, Show, Subscriber
-from headrace.console.server_api import UNREACHABLE_STATUS, ApiProblem, Reply, Servers
+from headrace.console.server_api import UNREACHABLE_STATUS, ApiProblem, ApiReply, Servers
 from headrace.console.sessions import Session
 
 Build = Callable[["View"], Awaitable[None]]
@@ -70,20 +70,20 @@ class View:
             optional: Whether a refusal is left out of the page, as where the process has no such part.
             problem: Called with each problem instead of showing its sentence here.
         """
-        with ui.element("div") as place:
+        with ui.element("div") as notice:
             note = ui.label().classes("hr-problem")
             note.props["role"] = "status"
-        place.set_visibility(False)
+        notice.set_visibility(False)
 
         def good(value: Any) -> None:
-            place.set_visibility(False)
+            notice.set_visibility(False)
             shown = show(value)
             assert not inspect.isawaitable(shown), "what shows a response must not wait"
 
         def bad(found: ApiProblem) -> None:
             if found.status == 401:
                 ui.navigate.to("/login")
-            place.set_visibility(not optional and found.status != UNREACHABLE_STATUS)
+            notice.set_visibility(not optional and found.status != UNREACHABLE_STATUS)
             note.set_text(str(found))
 
         subscriber = Subscriber(self.client, good, problem or bad)
@@ -94,7 +94,7 @@ class View:
         """Ask once, and return the JSON; raises as `send`."""
         return (await self.send("GET", path, query=query)).body
 
-    async def send(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> Reply:
+    async def send(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> ApiReply:
         """Send a request with the rights of the user.
 
         Raises:

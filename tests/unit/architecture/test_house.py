@@ -39,8 +39,9 @@ BIRTHS = {
 DOORS = {
     "difflib": {"config", "pipelines"},  # config/spelling.py; tests of a pipeline show what differs
     "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
-    "uvicorn": {"http", "sidecar"},
-    "httpx": {"client"},
+    "uvicorn": {"console", "http", "sidecar"},
+    "httpx": {"client", "console"},
+    "nicegui": {"console"},
     "httptools": {"sidecar", "http"},  # answers of backends and peers; uvicorn parses requests, by the same parser
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines", "queries"},

@@ -13,20 +13,20 @@ from nicegui import ui
 from headrace.console.actions import Action, action_button, confirm
 from headrace.console.pages.overview_page import CONSUMERS, CONTROL, LIST_COLUMNS, row_of, state_of
 from headrace.console.parts import ago, badge, heading, number
-from headrace.console.table import Column, Table
+from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
 _MOST_SHOWN: Final = 20
 _PARTITIONS: Final = (
-    Column("at", "Partition"),
-    Column("state", "State", "state"),
-    Column("lag", "Lag", "number"),
-    Column("flight", "In flight", "number"),
-    Column("position", "Position", "number"),
-    Column("committed", "Committed", "number"),
-    Column("head", "First open"),
-    Column("member", "Member"),
-    Column("why", "Why"),
+    TableColumn("at", "Partition"),
+    TableColumn("state", "State", "state"),
+    TableColumn("lag", "Lag", "number"),
+    TableColumn("flight", "In flight", "number"),
+    TableColumn("position", "Position", "number"),
+    TableColumn("committed", "Committed", "number"),
+    TableColumn("head", "First open"),
+    TableColumn("member", "Member"),
+    TableColumn("why", "Why"),
 )
 
 
@@ -70,7 +70,7 @@ class OneConsumer:
             refusal=view.session.problem_with(*CONTROL),
         )
         self._commands = Table(
-            "Pending commands", [Column("what", "Command"), Column("by", "By"), Column("why", "Why")]
+            "Pending commands", [TableColumn("what", "Command"), TableColumn("by", "By"), TableColumn("why", "Why")]
         )
 
     def show(self, details: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from headrace.console.actions import Action, confirm
 from headrace.console.feeds import History
 from headrace.console.frame import READINESS
 from headrace.console.parts import Level, ago, badge, number, path_of, points_of
-from headrace.console.table import Column, Table
+from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
 CONSUMERS: Final = "/adm/reactive-consumers"
@@ -20,14 +20,14 @@ CONTROL: Final = ("admin", "consumers:w")
 
 
 LIST_COLUMNS: Final = (
-    Column("name", "Name"),
-    Column("state", "State", "state"),
-    Column("rate", "Records/s", "number"),
-    Column("rates", "Rate", "plot"),
-    Column("lag", "Lag", "number"),
-    Column("lags", "Lag over time", "plot"),
-    Column("flight", "In flight", "number"),
-    Column("why", "Why"),
+    TableColumn("name", "Name"),
+    TableColumn("state", "State", "state"),
+    TableColumn("rate", "Records/s", "number"),
+    TableColumn("rates", "Rate", "plot"),
+    TableColumn("lag", "Lag", "number"),
+    TableColumn("lags", "Lag over time", "plot"),
+    TableColumn("flight", "In flight", "number"),
+    TableColumn("why", "Why"),
 )
 
 
@@ -42,7 +42,7 @@ class Need(NamedTuple):
     """A consumer that resuming helps."""
 
 
-Tell = Callable[[str, list[Need]], None]
+Report = Callable[[str, list[Need]], None]
 """Replaces what a source has found."""
 
 
@@ -53,7 +53,7 @@ async def overview(view: View) -> None:
     kafka = badge("", "ok")
     attention = Table(
         "Needs a person now",
-        [Column("what", "What"), Column("why", "Why")],
+        [TableColumn("what", "What"), TableColumn("why", "Why")],
         empty="nothing",
         buttons={"Resume": lambda key: _resume(view, key)},
         refusal=view.session.problem_with(*CONTROL),
@@ -84,7 +84,7 @@ async def overview(view: View) -> None:
     await _tables(view, need)
 
 
-async def _consumers(view: View, need: Tell) -> None:
+async def _consumers(view: View, need: Report) -> None:
     table = Table("Consumers and functions", LIST_COLUMNS, empty="no consumer and no function runs in this process")
 
     def show(found: Mapping[str, Any]) -> None:
@@ -94,9 +94,13 @@ async def _consumers(view: View, need: Tell) -> None:
     await view.follow(CONSUMERS, show)
 
 
-async def _pipelines(view: View, need: Tell) -> None:
-    columns = [Column("name", "Pipeline"), Column("state", "State", "state"), Column("rate", "Records/s", "number")]
-    columns += [Column("rates", "Rate", "plot"), Column("lag", "Lag", "number"), Column("why", "Why")]
+async def _pipelines(view: View, need: Report) -> None:
+    columns = [
+        TableColumn("name", "Pipeline"),
+        TableColumn("state", "State", "state"),
+        TableColumn("rate", "Records/s", "number"),
+    ]
+    columns += [TableColumn("rates", "Rate", "plot"), TableColumn("lag", "Lag", "number"), TableColumn("why", "Why")]
     table = Table("Pipelines", columns, empty="no pipeline runs in this process")
 
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,9 +124,13 @@ async def _pipelines(view: View, need: Tell) -> None:
     await view.follow(PIPELINES, show, optional=True)
 
 
-async def _tables(view: View, need: Tell) -> None:
-    columns = [Column("name", "Table"), Column("state", "State", "state"), Column("rows", "Rows", "number")]
-    columns += [Column("lag", "Lag", "number"), Column("why", "Why")]
+async def _tables(view: View, need: Report) -> None:
+    columns = [
+        TableColumn("name", "Table"),
+        TableColumn("state", "State", "state"),
+        TableColumn("rows", "Rows", "number"),
+    ]
+    columns += [TableColumn("lag", "Lag", "number"), TableColumn("why", "Why")]
     table = Table("Tables", columns, empty="no table is kept by this process")
 
     def show(found: Mapping[str, Any]) -> None:
@@ -178,15 +186,15 @@ def row_of(one: Mapping[str, Any], history: History) -> dict[str, Any]:
 def need_of(one: Mapping[str, Any]) -> Need | None:
     """Return what a consumer needs a person for, if it does."""
     state, _ = state_of(one)
-    name, place = one["name"], path_of("/consumer", name=one["name"])
+    name, link = one["name"], path_of("/consumer", name=one["name"])
     if one["paused"]:
         paused = one["paused"]
         why = f": {paused['reason']}" if paused["reason"] else ""
-        return Need(5, name, f"paused for {ago(paused['since'])} by {paused['by']}{why}", place, name)
+        return Need(5, name, f"paused for {ago(paused['since'])} by {paused['by']}{why}", link, name)
     if not one["why"]:
         return None
     rank = {"no Kafka": 0, "waits": 4}.get(state, 2)
-    return Need(rank, name, one["why"], place)
+    return Need(rank, name, one["why"], link)
 
 
 def _resume(view: View, name: str) -> None:

@@ -1,0 +1,57 @@
+"""A real Chromium, and what every page of the console has to satisfy in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.debian_package import debian_program, library_path
+
+LIMIT_MS = 20_000
+_NAME = "chromium-headless-shell"
+_LANGUAGE = "en-US"
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """Open a browser of Playwright; without one the test is skipped, with the reason."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = debian_program(_NAME, _NAME, libraries=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": library_path(program)}
+    unpacked = Path(program).parents[1] / "lib/chromium" / _NAME  # the program in `bin` starts that of this machine
+    with playwright.sync_playwright() as driver:
+        path = unpacked if unpacked.exists() else program
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], env=env)
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def tab(browser: Any, **settings: Any) -> Iterator[Any]:
+    """Open a tab with settings of Playwright's `new_context`; errors in its console fail the test."""
+    problems: list[str] = []
+    context = browser.new_context(locale=_LANGUAGE, **settings)
+    context.set_default_timeout(LIMIT_MS)
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    yield page
+    assert problems == [], page.url
+    context.close()
+
+
+def check_page(page: Any, url: str, text: str, picture: Path | None = None) -> None:
+    """Open a page: it has the text in time, and no serious violation of the axe rules."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.goto(url)
+    page.get_by_text(text).first.wait_for()
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"]) for one in found if one["impact"] in ("serious", "critical")] == [], url
+    if picture:
+        page.screenshot(path=picture)

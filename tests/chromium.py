@@ -50,8 +50,10 @@ def check_page(page: Any, url: str, text: str, picture: Path | None = None) -> N
     from axe_playwright_python.sync_playwright import Axe
 
     page.goto(url)
-    page.get_by_text(text).first.wait_for()
-    found = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"]) for one in found if one["impact"] in ("serious", "critical")] == [], url
+    page.get_by_text(text, exact=True).first.wait_for()
+    violations = [one for one in Axe().run(page).response["violations"] if one["impact"] in ("serious", "critical")]
+    assert [
+        f"{one['id']}: {node['html']} {node['failureSummary']}" for one in violations for node in one["nodes"]
+    ] == []
     if picture:
         page.screenshot(path=picture)

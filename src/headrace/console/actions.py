@@ -38,7 +38,8 @@ class Action(NamedTuple):
 
 def action_button(view: View, label: str, action: Action) -> ui.button:
     """Show a button for an action; it is disabled, with the reason, where the user may not do it."""
-    button = ui.button(label, on_click=lambda: confirm(view, action)).props("outline no-caps dense")
+    button = ui.button(label, on_click=lambda: confirm(view, action), color=None).props("outline no-caps dense")
+    button.classes("hr-button")
     if problem := view.session.problem_with(*action.scopes):
         button.disable()
         button.props["title"] = problem
@@ -53,9 +54,9 @@ def confirm(view: View, action: Action) -> None:
         form = _Form(view, action)
         with ui.row():
             if action.preview:
-                ui.button("Preview", on_click=form.preview).props("outline no-caps")
+                ui.button("Preview", on_click=form.preview, color=None).props("outline no-caps").classes("hr-button")
             form.confirming = ui.button(action.title.split()[0], on_click=form.run).props("no-caps")
-            form.closing = ui.button("Cancel", on_click=dialog.close).props("flat no-caps")
+            form.closing = ui.button("Cancel", on_click=dialog.close, color=None).props("flat no-caps")
         if action.preview and not action.fields:
             ui.timer(0, form.preview, once=True)
     dialog.on("hide", dialog.delete)

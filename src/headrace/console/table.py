@@ -54,9 +54,11 @@ class Table:
         self._first = 0
         with ui.element("div").classes("hr-bar"):
             self._filter = ui.input(f"Filter {caption.lower()}", on_change=self._filtered).props("dense clearable")
-            self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE)).props("flat dense no-caps")
+            self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE), color=None).props(
+                "flat dense no-caps"
+            )
             self._range = ui.label()
-            self._after = ui.button("Next", on_click=lambda: self._turn(_PAGE)).props("flat dense no-caps")
+            self._after = ui.button("Next", on_click=lambda: self._turn(_PAGE), color=None).props("flat dense no-caps")
         self._rows = _TableRows()
         self._rows.props.update(
             caption=caption,

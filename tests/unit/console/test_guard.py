@@ -1,0 +1,86 @@
+"""What the console refuses in a browser, and that foreign text is shown as text."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import headrace.console
+from headrace.console.guard import SESSION, Guard
+from headrace.console.server_api import Servers
+from headrace.console.sessions import Session, Sessions
+
+ANN, BOB = "a-token-of-an-operator", "a-token-of-a-reader.."
+SECURITY = {
+    "mode": "token",
+    "principals": {"ann": {"token": ANN, "scopes": ["admin"]}, "bob": {"token": BOB, "scopes": ["kafka:r"]}},
+}
+FORBIDDEN = {"html", "markdown", "run_javascript", "add_head_html", "innerHTML", "restructured_text", "mermaid"}
+SELF, OTHER = "http://127.0.0.1:8090", "http://evil.example"
+
+
+async def shown(scope: Any, receive: Any, send: Any) -> None:
+    """A page that shows which token it has."""
+    body = f"<script>{scope[SESSION].token}".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def test_a_login_is_a_cookie_and_other_sites_are_refused(opened: Any) -> None:
+    """The token is in no address and no page; the cookie is no use to scripts, to other sites, or after its end."""
+    async with opened(security=SECURITY) as server:
+        sessions, servers = Sessions(), Servers([server.web.url])
+        guard = Guard(shown, servers=servers, sessions=sessions, hosts=["127.0.0.1"], cookie="c", secure=True)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=SELF) as client:
+            assert await servers.needs_token()
+            form, own = {"token": ANN}, {"Origin": SELF}
+            refused = [
+                await client.post("/login", data=form, headers={"Origin": OTHER}),
+                await client.post("/login", data=form),
+                await client.get("/", headers={"Host": "evil.example"}),
+                await client.get("/_nicegui_ws/socket.io/?transport=polling"),
+            ]
+            assert [one.status_code for one in refused] == [403] * 4
+            wrong = await client.post("/login", data={"token": "<b>" + "x" * 20}, headers=own)
+            assert wrong.status_code == 401 and "<b>" not in wrong.text and not wrong.cookies
+            done = await client.post("/login", data=form, headers=own)
+            assert done.headers["location"] == "/" and ANN not in done.text + str(done.headers)
+            for part in ("HttpOnly", "SameSite=strict", "Secure"):
+                assert part in done.headers["set-cookie"]
+            cookie = {"Cookie": done.headers["set-cookie"].partition(";")[0]}
+            page = await client.get("/", headers=cookie)
+            assert ANN in page.text and page.headers["x-frame-options"] == "DENY"
+            nonce = page.text.partition('nonce="')[2].partition('"')[0]
+            assert f"script-src 'self' 'nonce-{nonce}'" in page.headers["content-security-policy"]
+            await client.post("/logout", headers={**cookie, **own})
+            assert ANN not in (await client.get("/", headers=cookie)).text
+            await client.post("/login", data={"token": BOB}, headers=own)
+            [session] = sessions._sessions.values()
+            assert session.problem_with("admin") and not session.problem_with("kafka:r")
+        await servers.close()
+
+
+def test_sessions_are_bounded_and_end_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that is left alone is logged out, and a flood of logins takes no memory."""
+    sessions = Sessions()
+    cookies = [sessions.open(str(number)) for number in range(101)]
+    assert [sessions.find(cookies[number]).token for number in (0, 1, 100)] == ["", "1", "100"]
+    sessions.find(cookies[5]).used_at -= 1801
+    assert sessions.find(cookies[5]).token == ""
+    assert Session("e30.eyJzY29wZSI6ImthZmthOnIifQ.x").problem_with("admin") == "your token has no scope admin"
+
+
+def test_no_page_makes_html_of_text() -> None:
+    """Nothing that takes HTML, Markdown or code is used with a text that is not fixed."""
+    found = [
+        f"{path.name}:{node.lineno} {node.attr}"
+        for path in Path(headrace.console.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN and ast.unparse(node.value) != "html"
+    ]
+    assert found == []
+    assert "v-html" not in "".join(path.read_text() for path in Path(headrace.console.__path__[0]).rglob("*.js"))

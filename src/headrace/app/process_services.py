@@ -151,9 +151,6 @@ class App:
             self.web.before_drain.append(self._instances.end_reads)
         # Last to start and first to drain; it still answers health requests while the others drain.
         self.supervisor.add(self.web)
-        if config.console:
-            urls = lambda: {web.name: web.url for web in [self.web, *self.listeners]}  # noqa: E731
-            self.supervisor.add(ConsoleProcess(config.console, config.http, urls, clock))
 
     def _administration(self, assembly: Assembly) -> Administration:
         """Make the administration, and add the service of assaults if they are allowed."""
@@ -310,6 +307,10 @@ class App:
         line = lambda: announce("ready " + " ".join(f"{web.name}={web.url}" for web in webs))  # noqa: E731
         announcer = _Announcer(self.supervisor, self.context.clock, line, Notifications(os.environ))
         self.supervisor.add(announcer)
+        config = self.context.config
+        if config.console:
+            urls = lambda: {web.name: web.url for web in webs}  # noqa: E731
+            self.supervisor.add(ConsoleProcess(config.console, config.http, urls, self.context.clock))
         try:
             for web in webs:
                 web.claim()  # the web starts last, and consumers would have begun by then

@@ -1,4 +1,4 @@
-"""Requests to the HTTP API of Headrace: which process of a deployment is asked, and what an error says."""
+"""Requests to the HTTP API of Headrace: the process of a deployment that gets them, and what an error says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ApiReply(NamedTuple):
 
 
 class Servers:
-    """The processes of one deployment. If one does not respond, the next is asked."""
+    """The processes of one deployment. If one does not respond, the next gets the request."""
 
     def __init__(self, urls: Sequence[str], management: str = "", certificate: str = "") -> None:
         """Prepare without connecting.
@@ -62,7 +62,7 @@ class Servers:
 
     @property
     def url(self) -> str:
-        """The process that is asked now."""
+        """The process that gets the next request."""
         return str(self._clients[self._present].base_url).rstrip("/")
 
     async def send(

@@ -40,7 +40,7 @@ class Table:
         buttons: Mapping[str, Callable[[str], Any]] | None = None,
         refusal: str = "",
     ) -> None:
-        """Make an empty table in the present place of the page.
+        """Make an empty table at this point of the page.
 
         Args:
             caption: Its title.

@@ -16,7 +16,7 @@ Build = Callable[["View"], Awaitable[None]]
 
 
 class Page(NamedTuple):
-    """A page: its path, its title, what builds it, and its place in the navigation; None if it is not there."""
+    """A page: its path, its title, what builds it, and its position in the navigation; None if it is not there."""
 
     path: str
     title: str
@@ -42,7 +42,7 @@ class View:
     """One open page of one session."""
 
     def __init__(self, client: Client, session: Session, servers: Servers, feeds: Feeds, history: History) -> None:
-        """Make the view of a client; nothing is asked yet."""
+        """Make the view of a client; nothing is requested yet."""
         self.client = client
         self.session = session
         self.servers = servers

@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help env demo test test-all check fmt bench docs image image-spark manifests clean
+.PHONY: help env demo test test-all check fmt bench docs site image image-spark manifests notes release clean
 
 ENGINE ?= docker
+# The version is in pyproject.toml alone; a test compares the names of images in deploy/ with it.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 help:            ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -47,14 +49,29 @@ bench: env       ## Measure against bare loops on the dev cluster; writes bench/
 docs: env        ## Write the generated pages of docs/
 	$(BIN)/python -m docs.generate
 
+site: env .venv-release/ready ## Build the pages as a site with search into build/site
+	$(BIN)/python -m docs.site
+
 image:           ## Build the container image without Java (ENGINE=podman for another engine)
-	$(ENGINE) build -f deploy/Containerfile -t headrace:0.1.0 .
+	$(ENGINE) build -f deploy/Containerfile -t headrace:$(VERSION) .
 
 image-spark:     ## Build the container image with Java, for pipelines and tables
-	$(ENGINE) build -f deploy/Containerfile.spark -t headrace-spark:0.1.0 .
+	$(ENGINE) build -f deploy/Containerfile.spark -t headrace-spark:$(VERSION) .
 
 manifests: env   ## Write deploy/kubernetes from the Helm chart
 	$(BIN)/python deploy/render.py
 
+notes: .venv-release/ready ## Move the entries of changes/ into CHANGELOG.md
+	.venv-release/bin/towncrier build --yes --version $(VERSION)
+
+release: env .venv-release/ready ## Build and check wheel and sdist, components and licences, into build/release; uploads nothing
+	$(BIN)/python -m tools.release
+
+.venv-release/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-release/bin/pip install --quiet --disable-pip-version-check --group release --group site
+	@touch $@
+
 clean:           ## Remove the environment and everything that was made
-	rm -rf .venv .headrace build *.egg-info src/*.egg-info
+	rm -rf .venv .venv-release .headrace build *.egg-info src/*.egg-info

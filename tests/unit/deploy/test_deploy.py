@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,18 @@ def test_configurations_are_accepted(
     assert headrace("config", "check", "-c", str(tmp_path / "headrace.yaml")) == 0, capsys.readouterr()
     written = yaml.safe_load(files["headrace.yaml"])
     assert (written["state_dir"], written["audit"]["to"]) == ("/var/lib/headrace", "topic"), "else it writes beside it"
+
+
+def test_there_is_one_version() -> None:
+    """Images, the chart, the notes and the page about versions have that of pyproject.toml."""
+    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    files = [path.read_text() for path in DEPLOY.rglob("*.yaml")]
+    found = {name for text in files for name in re.findall(r"\bheadrace(?:-spark)?:(\d[\w.]*)", text)}
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert found | {chart["version"], chart["appVersion"]} == {version}
+    for name, pattern in (("CHANGELOG.md", r"^## (\S+) \("), ("docs/upgrade.md", r"headrace, version (\S+)")):
+        shown = re.search(pattern, (DEPLOY.parent / name).read_text(), re.MULTILINE)
+        assert shown and shown[1] == version, name
 
 
 def test_the_compose_file() -> None:

@@ -1,0 +1,115 @@
+"""Makes what a release consists of, into build/release: `make release`. It uploads nothing.
+
+Wheel and sdist are of the present commit. Components and licences are those of the environment the tests run in
+(`.venv`, by requirements.lock), without what only developers install.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "build" / "release"
+TOOLS = ROOT / ".venv-release" / "bin"
+OF_DEVELOPERS = {"dev", "testing", "demo"}
+"""Extras whose packages do not run where Headrace runs."""
+
+
+def main() -> None:
+    """Check the tree, then build and check every file of the release."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    if problem := problem_of_tree(version):
+        raise SystemExit(f"no release of {version}: {problem}")
+    shutil.rmtree(TARGET, ignore_errors=True)
+    time = _output("git", "log", "-1", "--format=%ct").strip()
+    _run(TOOLS / "python", "-m", "build", "--outdir", TARGET, ".", SOURCE_DATE_EPOCH=time)
+    _run(TOOLS / "twine", "check", "--strict", *TARGET.iterdir())
+    needed = components("headrace", {extra for extra in extras("headrace") if extra not in OF_DEVELOPERS})
+    _write_components(needed)
+    names = sorted(needed - {"headrace"})
+    listed = ("--python", sys.executable, "--with-system", "--with-urls", "--format=markdown", "--packages", *names)
+    _run(TOOLS / "pip-licenses", *listed, "--output-file", TARGET / "licences.md")
+    sys.stdout.write("".join(f"{path.stat().st_size:>10,}  {path.relative_to(ROOT)}\n" for path in _made()))
+
+
+def problem_of_tree(version: str) -> str:
+    """Return why the present tree cannot be released; empty if it can."""
+    if changed := _output("git", "status", "--porcelain"):
+        return f"commit or remove what has changed:\n{changed}"
+    if notes := [path.name for path in (ROOT / "changes").glob("*.md") if path.name != "README.md"]:
+        return f"run `make notes`, because changes/ has {', '.join(notes)}"
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    if not newest or newest[1] != version:
+        return f"the newest notes of CHANGELOG.md are those of {newest[1] if newest else 'no version'}"
+    return ""
+
+
+def extras(name: str) -> list[str]:
+    """Return the extras of an installed package."""
+    return distribution(name).metadata.get_all("Provides-Extra") or []
+
+
+def components(name: str, of_extras: set[str]) -> set[str]:
+    """Return the packages that one needs with some of its extras, itself included, as far as they are installed."""
+    found: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    waiting = [(name, extra) for extra in ("", *of_extras)]
+    while waiting:
+        package, extra = waiting.pop()
+        if (package, extra) in seen:
+            continue
+        seen.add((package, extra))
+        try:
+            needs = distribution(package).requires or []
+        except PackageNotFoundError:
+            continue
+        found.add(package)
+        for need in map(Requirement, needs):
+            if not need.marker or need.marker.evaluate({"extra": extra}):
+                waiting += [(canonicalize_name(need.name), part) for part in ("", *need.extras)]
+    return found
+
+
+def _write_components(needed: set[str]) -> None:
+    """Write the list of components: CycloneDX lists the whole environment, of which the rest is removed."""
+    path = TARGET / "components.cdx.json"
+    of_project = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", path)
+    _run(TOOLS / "cyclonedx-py", "environment", *of_project, sys.executable)
+    document = json.loads(path.read_text())
+    document["components"] = [
+        each for each in document["components"] if canonicalize_name(each["name"]) in needed - {"headrace"}
+    ]
+    kept = {each["bom-ref"] for each in [*document["components"], document["metadata"]["component"]]}
+    document["dependencies"] = [
+        {**each, "dependsOn": [ref for ref in each["dependsOn"] if ref in kept]} if "dependsOn" in each else each
+        for each in document["dependencies"]
+        if each["ref"] in kept
+    ]
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _made() -> list[Path]:
+    return sorted(TARGET.iterdir())
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def _run(*command: str | Path, **variables: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | variables)
+
+
+if __name__ == "__main__":
+    main()

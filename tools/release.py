@@ -15,6 +15,7 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -28,17 +29,25 @@ OF_DEVELOPERS = {"dev", "testing", "demo"}
 
 def main() -> None:
     """Check the tree, then build and check every file of the release."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project["version"]
     if problem := problem_of_tree(version):
         raise SystemExit(f"no release of {version}: {problem}")
     shutil.rmtree(TARGET, ignore_errors=True)
     time = _output("git", "log", "-1", "--format=%ct").strip()
     _run(TOOLS / "python", "-m", "build", "--outdir", TARGET, ".", SOURCE_DATE_EPOCH=time)
     _run(TOOLS / "twine", "check", "--strict", *TARGET.iterdir())
-    needed = components("headrace", {extra for extra in extras("headrace") if extra not in OF_DEVELOPERS})
+    needed = components(project)
     _write_components(needed)
-    names = sorted(needed - {"headrace"})
-    listed = ("--python", sys.executable, "--with-system", "--with-urls", "--format=markdown", "--packages", *names)
+    listed = (
+        "--python",
+        sys.executable,
+        "--with-system",
+        "--with-urls",
+        "--format=markdown",
+        "--packages",
+        *sorted(needed),
+    )
     _run(TOOLS / "pip-licenses", *listed, "--output-file", TARGET / "licences.md")
     sys.stdout.write("".join(f"{path.stat().st_size:>10,}  {path.relative_to(ROOT)}\n" for path in _made()))
 
@@ -55,29 +64,26 @@ def problem_of_tree(version: str) -> str:
     return ""
 
 
-def extras(name: str) -> list[str]:
-    """Return the extras of an installed package."""
-    return distribution(name).metadata.get_all("Provides-Extra") or []
-
-
-def components(name: str, of_extras: set[str]) -> set[str]:
-    """Return the packages that one needs with some of its extras, itself included, as far as they are installed."""
+def components(project: dict[str, Any]) -> set[str]:
+    """Return the packages that run where Headrace runs, with all its extras, as far as they are installed here."""
+    named = [needs for extra, needs in project["optional-dependencies"].items() if extra not in OF_DEVELOPERS]
+    waiting = [Requirement(need) for needs in (project["dependencies"], *named) for need in needs]
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    waiting = [(name, extra) for extra in ("", *of_extras)]
     while waiting:
-        package, extra = waiting.pop()
-        if (package, extra) in seen:
-            continue
-        seen.add((package, extra))
-        try:
-            needs = distribution(package).requires or []
-        except PackageNotFoundError:
-            continue
-        found.add(package)
-        for need in map(Requirement, needs):
-            if not need.marker or need.marker.evaluate({"extra": extra}):
-                waiting += [(canonicalize_name(need.name), part) for part in ("", *need.extras)]
+        need = waiting.pop()
+        name = canonicalize_name(need.name)
+        for extra in ("", *need.extras):
+            if (name, extra) in seen or name == project["name"]:
+                continue
+            seen.add((name, extra))
+            try:
+                below = map(Requirement, distribution(name).requires or ())
+            except PackageNotFoundError:
+                sys.stderr.write(f"not in the lists, because it is not installed here: {name}\n")
+                continue
+            found.add(name)
+            waiting += [each for each in below if not each.marker or each.marker.evaluate({"extra": extra})]
     return found
 
 
@@ -87,9 +93,7 @@ def _write_components(needed: set[str]) -> None:
     of_project = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", path)
     _run(TOOLS / "cyclonedx-py", "environment", *of_project, sys.executable)
     document = json.loads(path.read_text())
-    document["components"] = [
-        each for each in document["components"] if canonicalize_name(each["name"]) in needed - {"headrace"}
-    ]
+    document["components"] = [each for each in document["components"] if canonicalize_name(each["name"]) in needed]
     kept = {each["bom-ref"] for each in [*document["components"], document["metadata"]["component"]]}
     document["dependencies"] = [
         {**each, "dependsOn": [ref for ref in each["dependsOn"] if ref in kept]} if "dependsOn" in each else each

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, EnvironmentProblem, FunctionInvalid, HeadraceError, PipelineInvalid
@@ -33,7 +34,7 @@ _COMMANDS = {
     "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
     "consumers": "Active consumers: the instances that clients created over HTTP.",
     "console": "The web console of a running Headrace.",
-    "generate": "Print a Grafana dashboard, or alert rules for Prometheus.",
+    "generate": "Print a Grafana dashboard, alert rules for Prometheus, or completion for a shell.",
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
 """Command to its line in the help. Each is the object of this name in its module."""
@@ -79,6 +80,10 @@ class _Lazy(click.Group):
         if args and args[0] not in _COMMANDS and (near := nearest(args[0], _COMMANDS)):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        commands = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -40,6 +40,18 @@ def test_without_arguments_a_newcomer_sees_three_commands(capsys: pytest.Capture
     assert [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")] == ["demo", "dev", "run"]
 
 
+@pytest.mark.parametrize(("typed", "offered"), [("gen", "generate"), ("generate completion f", "fish")])
+def test_bash_completes_a_line(typed: str, offered: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script that the command prints, in a real bash."""
+    assert headrace("generate", "completion", "bash") == 0
+    script = capsys.readouterr().out
+    line = f"COMP_WORDS=(headrace {typed}); COMP_CWORD={len(typed.split())}; _headrace_completion headrace"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", "-c", f'{script}\n{line}; echo "${{COMPREPLY[@]}}"']
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=True)
+    assert done.stdout == f"{offered}\n"
+
+
 def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """People who know one command use its words in the next."""
     for words in (("consume", "--format"), ("produce", "--format"), ("consume", "--since"), ("replay", "--from")):

@@ -42,7 +42,7 @@ _MODULES = {"ready": "run", "config": "run", "consumers": "active_consumers"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
-_EXTRAS = {"console": "console", "dev": "devcluster", "demo": "devcluster,pipelines,demo"}
+_EXTRAS = {"console": "console", "dev": "devcluster", "demo": "demo"}
 """Commands whose modules need packages that are not always installed, and the extras that have these."""
 
 _WELCOME = """\

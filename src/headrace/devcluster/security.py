@@ -19,9 +19,9 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialAlteration,
     UserScramCredentialUpsertion,
 )
-from joserfc.jwk import RSAKey
 
 from headrace.devcluster.certificates import SERVER_NAME, STORE_PASSWORD, Authority, write_file
+from headrace.errors import EnvironmentProblem
 
 ADMIN: Final = "admin"
 """Has every right."""
@@ -74,6 +74,11 @@ class ClusterSecurity:
         if not (self.folder / "passwords.json").exists():
             made = {user: secrets.token_urlsafe(16) for user in _USERS}
             write_file(self.folder / "passwords.json", json.dumps(made).encode(), 0o600)
+            try:
+                from joserfc.jwk import RSAKey  # here, because pytest imports this module also without the extra
+            except ImportError as cause:
+                text = "a secured cluster needs the package joserfc: pip install 'headrace[devcluster]'"
+                raise EnvironmentProblem(text) from cause
             key = RSAKey.generate_key(2048, {"kid": "dev", "use": "sig", "alg": "RS256"})
             write_file(self.folder / "token.key", json.dumps(key.as_dict(private=True)).encode(), 0o600)
             write_file(self.jwks, json.dumps({"keys": [key.as_dict(private=False)]}).encode(), 0o644)

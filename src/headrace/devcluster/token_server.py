@@ -21,9 +21,6 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from joserfc import jwt
-from joserfc.jwk import RSAKey
-
 from headrace.devcluster.certificates import SERVER_NAME
 from headrace.devcluster.group import ServerGroup
 from headrace.devcluster.jvm_server import Server
@@ -134,6 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif form.get("grant_type") != "client_credentials":
             self._answer(400, b'{"error":"unsupported_grant_type"}')
         else:
+            from joserfc import jwt  # as in security.py
+            from joserfc.jwk import RSAKey
+
             key = RSAKey.import_key(json.loads((self._security.folder / "token.key").read_text()))
             now = int(time.time())
             claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": user, "iat": now, "exp": now + self._token_seconds}

@@ -48,7 +48,10 @@ def rows() -> Iterator[dict[str, str]]:
     except PackageNotFoundError as cause:
         raise EnvironmentProblem("the demo's flights are not installed: pip install 'headrace[demo]'") from cause
     with zipfile.ZipFile(str(found)) as archive, archive.open(archive.namelist()[0]) as member:
-        yield from csv.DictReader(io.TextIOWrapper(member, encoding="utf-8"))
+        lines = csv.reader(io.TextIOWrapper(member, encoding="utf-8"))
+        names = next(lines)
+        for line in lines:
+            yield dict(zip(names, line, strict=True))  # half the time of a DictReader
 
 
 def avro_json(number: int, row: dict[str, str]) -> dict[str, Any]:
@@ -69,27 +72,35 @@ def avro_json(number: int, row: dict[str, str]) -> dict[str, Any]:
     return flight
 
 
-def requests(batch_records: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (records, body) of produce requests that together hold every flight, keyed by carrier and origin."""
-    batch: list[dict[str, Any]] = []
-    for number, row in enumerate(rows(), 1):
-        batch.append({"key": f"{row['carrier']}-{row['origin']}", "value": avro_json(number, row)})
-        if len(batch) == batch_records:
-            yield len(batch), _body(batch)
-            batch = []
-    if batch:
-        yield len(batch), _body(batch)
+class Requests(NamedTuple):
+    """The produce requests that together hold every flight, keyed by carrier and origin, and what they lead to."""
+
+    expected: Expected
+    bodies: list[tuple[int, bytes]]
+    """Records in a request, and its body."""
 
 
-def expected() -> Expected:
-    """Count the expected results."""
+def requests(batch_records: int) -> Requests:
+    """Make the requests, and count the expected results.
+
+    Raises:
+        EnvironmentProblem: The data package is not installed.
+    """
     flights = long_delays = refused = 0
+    bodies: list[tuple[int, bytes]] = []
+    batch: list[dict[str, Any]] = []
     for row in rows():
         flights += 1
         if (_minutes(row["arr_delay"]) or 0) >= LONG_DELAY_MINUTES:
             long_delays += 1
             refused += row["carrier"] == REFUSED_CARRIER
-    return Expected(flights, long_delays, refused)
+        batch.append({"key": f"{row['carrier']}-{row['origin']}", "value": avro_json(flights, row)})
+        if len(batch) == batch_records:
+            bodies.append((len(batch), _body(batch)))
+            batch = []
+    if batch:
+        bodies.append((len(batch), _body(batch)))
+    return Requests(Expected(flights, long_delays, refused), bodies)
 
 
 def _body(batch: list[dict[str, Any]]) -> bytes:

@@ -5,6 +5,7 @@ import functools
 import signal
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
-from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, expected, requests
+from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.runs.routes import JobEndpoints
@@ -63,6 +64,12 @@ def demo(keep: bool) -> int:
         return asyncio.run(Story(Path(folder)).run(keep))
 
 
+def _is_live(url: str) -> bool:
+    """Whether Headrace takes requests; the pipeline starts meanwhile."""
+    with urllib.request.urlopen(f"{url}/health/liveness", timeout=5) as response:
+        return bool(response.status == 200)
+
+
 class Story:
     """One run of the demo, in its own folder."""
 
@@ -85,6 +92,8 @@ class Story:
 
     async def run(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
+        made = asyncio.create_task(run_blocking(requests, _BATCH_RECORDS))
+        await asyncio.sleep(0)  # so that its thread works while this one waits for the servers
         try:
             self._print("Starting Kafka, the schema registry, a backend")
             with install_progress() as report:
@@ -96,8 +105,8 @@ class Story:
             self._print("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
             self._headrace = self._process()
             self._headrace.start()
-            self._headrace.wait_ready(_START_SECONDS)
-            return await self._flow(kafka, self._headrace, keep)
+            self._headrace.server.wait_until(functools.partial(_is_live, self._headrace.url), _START_SECONDS)
+            return await self._flow(kafka, self._headrace, await made, keep)
         finally:
             if self._headrace:
                 self._headrace.terminate()
@@ -116,11 +125,11 @@ class Story:
                 if response.status != 200:
                     raise EnvironmentProblem(f"the schema registry refused the demo's schema: {await response.text()}")
 
-    async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, keep: bool) -> int:
+    async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, made: Requests, keep: bool) -> int:
         self._mark("started")
-        planned, ledger = expected(), Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
+        planned, ledger = made.expected, Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
         self._print(f"Posting {planned.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
-        posted = await self._post(f"{headrace.url}/producers/flights", planned.flights)
+        posted = await self._post(f"{headrace.url}/producers/flights", made)
         self._mark("posted")
         self._print("Waiting for the function, the pipeline and the reactive consumer")
         settled = await self._until(
@@ -133,7 +142,8 @@ class Story:
         errors = ", ".join(f"{count} of {error}" for error, count in counts.items())
         self._print(f"Repairing the backend and redriving the dead letters: {errors or 'none'}")
         await run_blocking(redrive, {})
-        final = await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
+        await self._until(headrace, ledger, planned, lambda c: c.finished(planned.long_delays))
+        final = await ledger.exact()
         self._mark("redriven")
         (response,) = await self._ask(headrace.url, _FLIGHTS)
         ok = self._table(planned, posted, settled, final, response["flights"])
@@ -147,10 +157,10 @@ class Story:
             await self._wait_for_interrupt(headrace.url)
         return 0 if ok else 1
 
-    async def _post(self, url: str, flights: int) -> int:
+    async def _post(self, url: str, made: Requests) -> int:
         """Post every flight over a few connections. Returns how many were acknowledged."""
         acknowledged = 0
-        bodies = requests(_BATCH_RECORDS)
+        bodies = iter(made.bodies)
         headers = {"Content-Type": "application/json"}
         async with aiohttp.ClientSession(headers=headers) as session:
             with progress("flights") as show:
@@ -164,7 +174,7 @@ class Story:
                             offsets = (await response.json())["offsets"]
                         acknowledged += sum("offset" in entry for entry in offsets)
                         assert len(offsets) == records
-                        show(acknowledged, flights)
+                        show(acknowledged, made.expected.flights)
 
                 await asyncio.gather(*(work() for _ in range(_CONNECTIONS)))
         return acknowledged
@@ -181,7 +191,7 @@ class Story:
                 counts = await ledger.quick()
                 show(counts.enriched + counts.delivered, planned.flights + planned.long_delays)
                 if done(counts) or time.monotonic() > end:
-                    return await ledger.exact()
+                    return counts
                 await asyncio.sleep(0.5)
 
     async def _show_alarms(self, url: str) -> bool:

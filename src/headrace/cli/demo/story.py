@@ -16,7 +16,7 @@ import yaml
 
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
-from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests
+from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests, rows
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.runs.routes import JobEndpoints
@@ -92,21 +92,10 @@ class Story:
 
     async def run(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
-        made = asyncio.create_task(run_blocking(requests, _BATCH_RECORDS))
-        await asyncio.sleep(0)  # so that its thread works while this one waits for the servers
+        next(rows())  # missing flights are reported before anything starts
         try:
-            self._print("Starting Kafka, the schema registry, a backend")
-            with install_progress() as report:
-                start_together(self._registry, self._cluster, progress=report)
-            self._backend.start()
-            self._alarms.start()
-            kafka = KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
-            await self._prepare(Admin(kafka))
-            self._print("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
-            self._headrace = self._process()
-            self._headrace.start()
-            self._headrace.server.wait_until(functools.partial(_is_live, self._headrace.url), _START_SECONDS)
-            return await self._flow(kafka, self._headrace, await made, keep)
+            made, headrace = await asyncio.gather(run_blocking(requests, _BATCH_RECORDS), self._start())
+            return await self._flow(headrace, made, keep)
         finally:
             if self._headrace:
                 self._headrace.terminate()
@@ -114,6 +103,20 @@ class Story:
             self._alarms.stop()
             self._registry.remove()
             self._cluster.remove()
+
+    async def _start(self) -> HeadraceProcess:
+        """Start everything; this blocks the loop, while a thread makes the requests."""
+        self._print("Starting Kafka, the schema registry, a backend")
+        with install_progress() as report:
+            start_together(self._registry, self._cluster, progress=report)
+        self._backend.start()
+        self._alarms.start()
+        await self._prepare(Admin(self._kafka))
+        self._print("Starting Headrace: sidecar, function, Spark pipeline, reactive consumer")
+        self._headrace = self._process()
+        self._headrace.start()
+        self._headrace.server.wait_until(functools.partial(_is_live, self._headrace.url), _START_SECONDS)
+        return self._headrace
 
     async def _prepare(self, admin: Admin) -> None:
         for topic, partitions in _TOPICS.items():
@@ -125,9 +128,13 @@ class Story:
                 if response.status != 200:
                     raise EnvironmentProblem(f"the schema registry refused the demo's schema: {await response.text()}")
 
-    async def _flow(self, kafka: KafkaConfig, headrace: HeadraceProcess, made: Requests, keep: bool) -> int:
+    @property
+    def _kafka(self) -> KafkaConfig:
+        return KafkaConfig(bootstrap_servers=self._cluster.bootstrap_servers)
+
+    async def _flow(self, headrace: HeadraceProcess, made: Requests, keep: bool) -> int:
         self._mark("started")
-        planned, ledger = made.expected, Ledger(kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
+        planned, ledger = made.expected, Ledger(self._kafka, self._backend, _GROUPS, DEAD_LETTERS, _RETRY_TOPIC)
         self._print(f"Posting {planned.flights:,} flights as Avro, {_BATCH_RECORDS} per request")
         posted = await self._post(f"{headrace.url}/producers/flights", made)
         self._mark("posted")

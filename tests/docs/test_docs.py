@@ -64,7 +64,7 @@ BANNED = re.compile(
     r"|(?<![\w.])/(home|root|Users|mnt|workspace)/\w",
     re.IGNORECASE,
 )
-RUNTIMES = {"js": "node", "java": "java"}
+RUNTIMES = {"js": "node", "java": "java", "go": "go"}
 """Languages of programs that other runtimes run."""
 CLUSTERS = {
     "docs/when-something-fails.md": "kafka_three",
@@ -102,7 +102,7 @@ def files_of(page: Path) -> Iterator[tuple[str, str]]:
     for block in blocks(page):
         if block.language in ("python", "yaml", "sql", *RUNTIMES):
             first = block.text.splitlines()[0]
-            named = re.fullmatch(r"(?:#|//|--) ([\w./]+\.(py|yaml|sql|mjs|java))", first)
+            named = re.fullmatch(r"(?:#|//|--) ([\w./]+\.(py|yaml|sql|mjs|java|go))", first)
             assert named, f"{name_of(page)}: this block does not begin with its file's name: {first}"
             yield named[1], block.text
 
@@ -254,23 +254,29 @@ def test_files_of_the_examples_are_shown_as_they_are() -> None:
     assert examples == {name: shown[name] for name in examples}
 
 
-BACKENDS = {
-    "results": "backend.py",
-    "status": "backend.py",
-    "single": "single/backend.py",
-    "cloudevents_structured": "events/backend.py",
-    "cloudevents_binary": "events/backend.py",
-}
+BACKENDS = [
+    ("results", "python backend.py"),
+    ("status", "python backend.py"),
+    ("single", "python single/backend.py"),
+    ("cloudevents_structured", "python events/backend.py"),
+    ("cloudevents_binary", "python events/backend.py"),
+    pytest.param("results", "node backend.mjs", marks=pytest.mark.long),
+    pytest.param("status", "java Backend.java", marks=pytest.mark.long),
+    pytest.param("results", "go run backend.go", marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize("mode", BACKENDS)
-def test_the_backends_shown_take_what_their_mode_sends(mode: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "command"), BACKENDS)
+def test_the_backends_shown_take_what_their_mode_sends(mode: Any, command: str, tmp_path: Path) -> None:
     """Each tiny backend of the push page, asked as a reactive consumer does; the deliveries shown are what it gets."""
+    program, *words = command.split()
+    if not (found := sys.executable if program == "python" else shutil.which(program)):
+        pytest.skip(f"{program} is not installed")
     page = ROOT / "docs" / "push.md"
     port = free_ports(1)[0]
     write_files(page, tmp_path, {"8444": port})
     server = Server("backend", tmp_path / "backend.log")
-    server.start([sys.executable, str(tmp_path / BACKENDS[mode])], detached=False)
+    server.start([found, *words], detached=False, cwd=tmp_path)
     try:
         server.wait_until(lambda: not is_free(port), 60)
         codecs = Codecs(None)  # type: ignore[arg-type]

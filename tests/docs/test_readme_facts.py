@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import operator
 import re
 import tomllib
 from collections.abc import Iterator
@@ -25,8 +27,27 @@ from headrace.pipelines.sources import AnySource, KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineKafka
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+UNITS = {"KiB": 2**10, "MiB": 2**20}
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    """Each number of the page is its constant, or the default of its setting."""
+    defaults = dict(
+        re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([^`]+)` \|", (REFERENCE / "configuration.md").read_text(), re.M)
+    )
+    rows = re.findall(
+        r"^\| [^|]+ \| ([\d,]+) ?(\w*) \| `([^`]+)`(?: `([\w.]+)`)? \|", (ROOT / "docs/limits.md").read_text(), re.M
+    )
+    assert len(rows) > 40
+    for number, unit, where, name in rows:
+        module = where.removesuffix(".py").replace("/", ".")
+        real = operator.attrgetter(name)(importlib.import_module(f"headrace.{module}")) if name else defaults[where]
+        assert int(number.replace(",", "")) * UNITS.get(unit, 1) == float(real), f"{where} {name}"
 
 
 def literals(annotation: Any) -> set[str]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import errors
-from headrace.app.documents import DocumentEndpoints
+from headrace.app.document_routes import DocumentEndpoints
+from headrace.app.documents import written
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
@@ -45,8 +46,8 @@ from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService
 from headrace.kafka import check_topic
+from headrace.pipelines.report import FlowStatus, PipelineStatus
 from headrace.pipelines.routes import PipelineEndpoints
-from headrace.pipelines.status import FlowStatus, PipelineStatus
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb_routes import KsqldbEndpoints
 from headrace.queries.ksqldb_statements import KsqldbStatements
@@ -408,7 +409,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
     lag_of = calls(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
     reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     return [
-        DocumentEndpoints(),
+        DocumentEndpoints(written),
         JobEndpoints(work, work, work),
         ControlEndpoints(control, control, control),
         FunctionEndpoints([function], lag_of, reloads),

@@ -3,32 +3,20 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.app.consumer_parts import INTERNAL, ConsumerParts
+from headrace.app.consumer_parts import ConsumerParts
 from headrace.app.context import ProcessContext
-from headrace.app.function_services import FunctionAssembly
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
-from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump_context import PumpHooks
-from headrace.errors import ConfigError, EnvironmentProblem, PipelineInvalid
-from headrace.functions.load import load_function
-from headrace.functions.spec import triggers_of
+from headrace.errors import ConfigError, EnvironmentProblem
 from headrace.kafka import ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
-from headrace.pipelines.driver_process import check_heaps
-from headrace.pipelines.load import load_pipelines
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.sinks import KafkaSink
-from headrace.pipelines.spec import PipelineSpec
-from headrace.queries.engine_process import QueryEngine
-from headrace.queries.filtered_destination import FilteredDestination
-from headrace.queries.standing import standing_queries
 from headrace.runtime import RestartedServices, Service
 from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import get_offset
@@ -36,12 +24,33 @@ from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
 from headrace.sidecar.reactive.http_destination import HttpDestination
 
+if TYPE_CHECKING:  # what a configuration does not name is not imported
+    from headrace.app.function_services import FunctionAssembly
+    from headrace.functions.destination import FunctionDestination
+    from headrace.functions.reload import FunctionReload
+    from headrace.functions.spec import FunctionSpec
+    from headrace.functions.triggers.http import HttpTrigger
+    from headrace.functions.workers import FunctionService
+    from headrace.pipelines.runs import PipelineRun
+    from headrace.queries.engine_process import QueryEngine
+    from headrace.queries.standing import StandingQuery
+
 log = logging.getLogger(__name__)
 
-_PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
 _FIXED = ("topics", "topic_patterns", "group", "dead_letter", "retry.topics")
 """Settings of a reactive consumer that other parts of the process know from its start."""
 _OFFSETS_IN_BACKEND = "its backend keeps the group's offsets (backend.offsets_path), and a replay would move them"
+
+
+class NoFunctions(NamedTuple):
+    """The functions of a configuration without any."""
+
+    known: "Sequence[FunctionSpec]" = ()
+    """Functions that this process runs or watches."""
+    reloads: "Mapping[str, FunctionReload]" = {}
+    """The service that replaces the workers of each function."""
+    listening: "Sequence[tuple[FunctionService, HttpTrigger, FunctionDestination]]" = ()
+    """Functions that answer requests, with their triggers."""
 
 
 class Assembly:
@@ -56,7 +65,7 @@ class Assembly:
         owner: str = "",
         may_read: Callable[[str], bool] | None = None,
         restarts: bool = True,
-        engine: QueryEngine | None = None,
+        engine: "QueryEngine | None" = None,
     ) -> None:
         """Make every consumer; nothing is started or contacted.
 
@@ -74,20 +83,19 @@ class Assembly:
         self._may_read = may_read
         self.engine = engine
         """Keeps the tables of the file; None without tables."""
-        self._standing = standing_queries(config) if engine else {}
+        self._standing = _standing_queries(config) if engine else {}
         self.parts = ConsumerParts(context, config, restarts=restarts)
         """The consumers, and what they need."""
-        self.function_specs = [load_function(file, config) for file in config.functions]
-        self.internal = internal or InternalTopics(config, triggers_of(self.function_specs))
+        self.function_specs = _load_functions(config)
+        triggers = [trigger for spec in self.function_specs for trigger in spec.kafka_triggers]
+        self.internal = internal or InternalTopics(config, triggers)
         made: list[Service] = []
         for name in config.reactive_consumers:
             made += self.parts.restarted("reactive", name, functools.partial(self._consumer_of_file, name))
-        self.functions = FunctionAssembly(context, config, self.parts, self.function_specs, self.internal)
-        made += self.functions.services
-        self.other_groups = self.functions.other_groups
-        """Groups of pipelines, and of functions that other processes run."""
-        for pipeline in check_heaps(load_pipelines(config.pipelines)):
-            made += self._pipeline(pipeline)
+        self.functions: FunctionAssembly | NoFunctions = NoFunctions()
+        self.pipelines: Mapping[str, PipelineRun] = {}
+        """The runs of pipelines by name."""
+        made += [*self._functions(), *self._pipelines()]
         self.services: list[Service] = [*self.parts.cluster_services, *made]
         """Downstream first."""
 
@@ -168,10 +176,31 @@ class Assembly:
         self.parts.add(running)
         return [*tls, destination, *retries, pump, self._when_healthy(consumer, destination, backend), watch]
 
+    def _functions(self) -> list[Service]:
+        if not self._config.functions and not self._config.watched_functions:
+            return []
+        from headrace.app.function_services import FunctionAssembly
+
+        self.functions = FunctionAssembly(self._context, self._config, self.parts, self.function_specs, self.internal)
+        return self.functions.services
+
+    def _pipelines(self) -> list[Service]:
+        if not self._config.pipelines:
+            return []
+        from headrace.app.pipeline_services import PipelineAssembly
+
+        made = PipelineAssembly(self._context, self._config, self.parts, self.internal, self._reactive_consumer)
+        self.pipelines = made.runs
+        return made.services
+
     def _filtered(self, name: str, rows: HttpDestination) -> Destination:
         """Return the destination of records: that of rows, behind the filter of a standing query."""
         query = self._standing.get(name)
-        return FilteredDestination(self.engine, query, rows) if self.engine and query else rows
+        if not self.engine or not query:
+            return rows
+        from headrace.queries.filtered_destination import FilteredDestination
+
+        return FilteredDestination(self.engine, query, rows)
 
     def _backend(
         self, label: str, name: str, reactive: ReactiveConsumerConfig
@@ -206,35 +235,19 @@ class Assembly:
             return matches
         return lambda topic: matches(topic) and may_read(topic)
 
-    @property
-    def pipelines(self) -> dict[str, PipelineRun]:
-        """The runs of pipelines by name."""
-        return {run.report().name: run for run in self.services if isinstance(run, PipelineRun)}
 
-    def _pipeline(self, spec: PipelineSpec) -> list[Service]:
-        for topic in (topic for flow in spec.flows.values() for topic in flow.sink.topics):
-            if self.internal.kind_of(topic):
-                raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {INTERNAL}")
-        context, config = self._context, self._config
-        for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
-            log.warning("pipeline %s: %s", spec.name, warning)
-        admin = self.parts.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
-        folder, registry = config.state_dir / "pipelines", config.schema_registry
-        run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
-        for flow, group in run.groups.items():
-            self.other_groups[group] = GroupTopics(admin, [])
-            counts = functools.partial(run.counts, flow)
-            context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
-        pushing: list[Service] = []
-        for name, flow_spec in spec.flows.items():
-            sink = flow_spec.sink
-            if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
-                if admin is not context.admin:
-                    raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
-                push = f"{spec.name}.{name}"
-                make = functools.partial(self._reactive_consumer, push, reactive)
-                pushing += self.parts.restarted("reactive", push, make)
-        return [*pushing, run]
+def _load_functions(config: HeadraceConfig) -> "list[FunctionSpec]":
+    if not config.functions:
+        return []
+    from headrace.functions.load import load_function
+
+    return [load_function(file, config) for file in config.functions]
+
+
+def _standing_queries(config: HeadraceConfig) -> "Mapping[str, StandingQuery]":
+    from headrace.queries.standing import standing_queries
+
+    return standing_queries(config)
 
 
 def _value_at(settings: ReactiveConsumerConfig, path: str) -> object:

@@ -2,22 +2,26 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.app.context import ProcessContext
 from headrace.app.retry_path import RetryPath
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
+from headrace.control.health.lag import GroupTopics
 from headrace.control.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import ConfigError
-from headrace.functions.held_outputs import HeldOutputs
 from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy
 from headrace.kafka.topic_directory import TopicDirectory
 from headrace.runtime import RestartedServices, Service
+
+if TYPE_CHECKING:
+    from headrace.functions.held_outputs import HeldOutputs
 
 INTERNAL = "is an internal topic (dead letters, audit, control ...) that only Headrace writes: use another topic"
 _FLOW = FlowControl()
@@ -38,6 +42,8 @@ class ConsumerParts:
         """Called with a consumer that was made again."""
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
+        self.other_groups: dict[str, GroupTopics] = {}
+        """Groups of pipelines, and of functions that other processes run."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
 
@@ -94,7 +100,7 @@ class ConsumerParts:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
 
     def dead_letters(
-        self, dead_letter: DeadLetterConfig, like: Mapping[str, str], held: HeldOutputs | None = None
+        self, dead_letter: DeadLetterConfig, like: Mapping[str, str], held: "HeldOutputs | None" = None
     ) -> DeadLetterTopic | None:
         """Make the writer of dead letters.
 

@@ -67,8 +67,6 @@ class FunctionAssembly:
         """Functions that answer requests, with their triggers."""
         self.reloads: dict[str, FunctionReload] = {}
         """The service that replaces the workers of each function."""
-        self.other_groups: dict[str, GroupTopics] = {}
-        """Groups of functions that other processes run."""
         self.services: list[Service] = []
         """Downstream first."""
         for file, spec in zip(config.functions, specs, strict=True):
@@ -101,7 +99,9 @@ class FunctionAssembly:
         spec = load_function(file, self._config)
         for trigger in spec.kafka_triggers:
             admin = self._parts.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
-            self.other_groups[trigger.group] = GroupTopics(admin, trigger.topics, frozenset(trigger.kafka.partitions))
+            self._parts.other_groups[trigger.group] = GroupTopics(
+                admin, trigger.topics, frozenset(trigger.kafka.partitions)
+            )
         return spec
 
     def _acknowledged_trigger(

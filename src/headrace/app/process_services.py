@@ -7,9 +7,10 @@ import logging
 import os
 import re
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import uvloop
@@ -18,17 +19,17 @@ from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
 from headrace.app.console_process import ConsoleProcess
 from headrace.app.context import ProcessContext, make_context, transactional_id
-from headrace.app.documents import DocumentEndpoints
+from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
 from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.topic_requirements import examination
 from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.http import HttpConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.cluster.group_administration import GroupAdministration
 from headrace.control.cluster.routes import ClusterEndpoints
 from headrace.control.cluster.topic_administration import TopicAdministration
-from headrace.control.health.backend_check import BackendCheck
 from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
 from headrace.control.health.lag import LagMonitor
@@ -40,7 +41,6 @@ from headrace.control.table.consumer_control import ConsumerControl
 from headrace.control.table.instance_owners import InstanceOwners
 from headrace.errors import ServiceDied
 from headrace.functions.routes import FunctionEndpoints
-from headrace.functions.triggers.http_requests import FunctionRequests
 from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.endpoint import OPEN
@@ -58,11 +58,6 @@ from headrace.kafka import (
 from headrace.kafka.client.properties import check_properties
 from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace.pipelines.routes import PipelineEndpoints
-from headrace.queries.engine_process import QueryEngine
-from headrace.queries.ksqldb_routes import KsqldbEndpoints
-from headrace.queries.ksqldb_server import KsqldbServer
-from headrace.queries.ksqldb_statements import KsqldbStatements
-from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import Clock, Deadline, ServerWatch, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.notification import Notifications
@@ -85,6 +80,9 @@ from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
 from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
 from headrace.sidecar.produce.transactions import Transactions
+
+if TYPE_CHECKING:  # what a configuration does not name is not imported
+    from headrace.queries.engine_process import QueryEngine
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +109,11 @@ class App:
         """
         _check(config)
         self.context = context = make_context(config, clock)
-        assembly = Assembly(context, config, engine=QueryEngine(config, clock) if config.tables else None)
+        assembly = Assembly(context, config, engine=_engine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
         self.services: list[Service] = [*_measuring(context), *context.services, *_preparation(context, assembly)]
         running: dict[str, RunningConsumer] = {}
-        lag = LagMonitor(lambda: groups_of(running.values(), assembly.other_groups), clock)
+        lag = LagMonitor(lambda: groups_of(running.values(), assembly.parts.other_groups), clock)
         context.metrics.lag_of = lag.all
         table = _control_table(context, assembly)
         member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
@@ -176,7 +174,7 @@ class App:
         if settings.enabled:
             shared = (owners.claim, owners.release) if owners else None
             instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit, shared)
-            instances.own_groups = lambda: groups_of(running.values(), assembly.other_groups)
+            instances.own_groups = lambda: groups_of(running.values(), assembly.parts.other_groups)
             self._instances = instances
             monitor, others = instances.monitor, context.metrics.lag_of
             context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
@@ -191,15 +189,20 @@ class App:
             )
         return found
 
-    def _queries(self, engine: QueryEngine | None) -> list[object]:
+    def _queries(self, engine: "QueryEngine | None") -> list[object]:
         """Make the endpoints of SQL, and add the services that they need."""
         config, clock = self.context.config, self.context.clock
+        if not engine and not config.ksqldb:
+            return []
+        from headrace.queries.ksqldb_routes import KsqldbEndpoints
+        from headrace.queries.ksqldb_server import KsqldbServer
+        from headrace.queries.ksqldb_statements import KsqldbStatements
+        from headrace.queries.routes import QueryEndpoints
+
         server = KsqldbServer(config.ksqldb, clock) if config.ksqldb else None
         if server:
             self.services += [*filter(None, [server.tls]), ServerWatch("ksqlDB server", server, clock)]
         statements = KsqldbStatements(engine, server, config.sql.max_rows)
-        if not engine and not server:
-            return []
         queries = QueryEndpoints(engine, statements, config.http, config.sql)
         return [queries, KsqldbEndpoints(statements, engine, config.http)]
 
@@ -247,7 +250,7 @@ class App:
             TransactionRoute(writing, config.http, self._instances, forwarder),
             HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics, config.health),
             self.administration.endpoints,
-            DocumentEndpoints(),
+            DocumentEndpoints(_document),
             AuditEndpoints(audit, config.http.max_records),
             *families,
         ]
@@ -259,15 +262,25 @@ class App:
         fast_path = FastPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
         self.listeners = [management] if management else []
+        if assembly.functions.listening:
+            self._listen(assembly, http, authenticator, context_of_tls)
+        self.administration.gates.append(application.gate)
+        return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
+
+    def _listen(
+        self, assembly: Assembly, http: HttpConfig, authenticator: Authenticator | None, tls: ssl.SSLContext | None
+    ) -> None:
+        """Make and add the listeners of functions that answer requests."""
+        from headrace.functions.triggers.http_requests import FunctionRequests
+
+        context = self.context
         for workers, trigger, destination in assembly.functions.listening:
             own = http.model_copy(update={"port": trigger.port, "max_body_bytes": trigger.max_body_bytes})
             requests = FunctionRequests(workers, trigger, destination, own)
-            called = Application(own, requests, metrics, authenticator, audit)
-            self.listeners.append(WebService(own, called, name=requests.name, tls=context_of_tls, clock=clock))
-            supervisor.add(self.listeners[-1])
+            called = Application(own, requests, context.metrics, authenticator, context.audit)
+            self.listeners.append(WebService(own, called, name=requests.name, tls=tls, clock=context.clock))
+            self.supervisor.add(self.listeners[-1])
             self.administration.gates.append(called.gate)
-        self.administration.gates.append(application.gate)
-        return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _management(self, families: Sequence[object], authenticator: Authenticator | None) -> WebService | None:
         """Make the listener of administration, if there is one, and add it; it serves while all others drain."""
@@ -330,6 +343,12 @@ class App:
         return _EXIT_OK
 
 
+def _document(version: str, media_type: str) -> bytes:
+    from headrace.app.documents import written  # here, because its list has every endpoint of the product
+
+    return written(version, media_type)
+
+
 def _administration(context: ProcessContext, assembly: Assembly) -> ClusterEndpoints:
     admin, kind_of = context.admin, assembly.internal.kind_of
     topics, groups = TopicAdministration(admin, kind_of), GroupAdministration(admin, kind_of, context.clock)
@@ -349,6 +368,12 @@ def _check(config: HeadraceConfig) -> None:
         log.warning("%s", warning)
 
 
+def _engine(config: HeadraceConfig, clock: Clock) -> "QueryEngine":
+    from headrace.queries.engine_process import QueryEngine
+
+    return QueryEngine(config, clock)
+
+
 def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     """Return what consumers need: the engine of tables, watches of servers, the creator of topics, if used."""
     config, clock = context.config, context.clock
@@ -357,6 +382,8 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(ServerWatch("schema registry", context.registry, clock))
     if url := config.health.downstream_url:
+        from headrace.control.health.backend_check import BackendCheck
+
         services.append(ServerWatch("backend", BackendCheck(config.health, url), clock))
     created = assembly.parts.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:

@@ -1,18 +1,21 @@
 """The topics that a configuration reads and writes, for the checks of durability and of registrations."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.control.health.examination import examine
 from headrace.control.health.preconditions import Finding, TopicRequirement
-from headrace.functions.spec import FunctionSpec, triggers_of
 from headrace.kafka import Admin
 from headrace.kafka.internal_topics import InternalTopics
 
+if TYPE_CHECKING:
+    from headrace.functions.spec import FunctionSpec
+
 
 def examination(
-    config: HeadraceConfig, functions: Sequence[FunctionSpec], admin: Admin
+    config: HeadraceConfig, functions: "Sequence[FunctionSpec]", admin: Admin
 ) -> Callable[[], Awaitable[Sequence[Finding]]]:
     """Return the function that examines every cluster of a configuration; `admin` is the one for `kafka`."""
     clusters = [
@@ -32,10 +35,10 @@ def examination(
 
 
 def topic_requirements(
-    config: HeadraceConfig, functions: Sequence[FunctionSpec]
+    config: HeadraceConfig, functions: "Sequence[FunctionSpec]"
 ) -> Sequence[tuple[KafkaConfig, list[TopicRequirement]]]:
     """Return the topics of consumers, functions and tables by cluster and login, those of the configuration first."""
-    internal = InternalTopics(config, triggers_of(functions))
+    internal = InternalTopics(config, [trigger for spec in functions for trigger in spec.kafka_triggers])
     own: list[TopicRequirement] = []
     found = [(config.kafka, own)]
     for name, reactive in config.reactive_consumers.items():

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.yaml_tree import KeyPath
 from headrace.kafka import Admin, Producer
 from headrace.runtime import Deadline, SystemClock
 
@@ -34,6 +35,15 @@ config_option = click.option(
     "config",
     type=click.Path(path_type=Path),
     help="The configuration file, or a folder of light-4j; ./headrace.yaml if it exists.",
+)
+file_option = click.option(
+    "-c",
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="The configuration file, or a folder of light-4j.",
 )
 registry_option = click.option(
     "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."
@@ -108,9 +118,20 @@ def load_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
     Raises:
         ConfigError: The file is not valid.
     """
-    from headrace.queries.standing import problems_of, with_standing_queries
+    settings = with_environment(load_config(file, variables(), only, _problems_of_queries))
+    if not settings.queries:
+        return settings
+    from headrace.queries.standing import with_standing_queries
 
-    return with_standing_queries(with_environment(load_config(file, variables(), only, problems_of)))
+    return with_standing_queries(settings)
+
+
+def _problems_of_queries(settings: HeadraceConfig) -> Iterable[tuple[KeyPath, str]]:
+    if not settings.queries:
+        return ()
+    from headrace.queries.standing import problems_of
+
+    return problems_of(settings)
 
 
 def with_environment(settings: HeadraceConfig) -> HeadraceConfig:

@@ -38,7 +38,7 @@ _COMMANDS = {
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
 """Command to its line in the help. Each is the object of this name in its module."""
-_MODULES = {"ready": "run", "config": "run", "consumers": "active_consumers"}
+_MODULES = {"ready": "configuration", "config": "configuration", "consumers": "active_consumers"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
 _MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""

@@ -3,14 +3,17 @@
 Durations are seconds, sizes are bytes or records, as the names say. Every model is frozen and rejects unknown keys.
 """
 
+import ast
+import inspect
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import SchemaError, SchemaValidator, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, SchemaError, SchemaValidator, core_schema
 
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 
@@ -69,10 +72,31 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,  # it may hold secrets
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Describe each setting by its docstring. The library would read the source of every model at import."""
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for model in reversed(cls.__mro__):
+            for name, text in _docstrings(model) if issubclass(model, Section) else ():
+                known = (name, cls.model_fields[name].alias) if name in cls.model_fields else ()
+                for key in properties.keys() & known:
+                    properties[key]["description"] = text
+        return schema
+
+
+def _docstrings(model: type) -> Iterator[tuple[str, str]]:
+    """Yield each attribute with a docstring, and that."""
+    (definition,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(definition, ast.ClassDef)
+    for attribute, text in itertools.pairwise(definition.body):
+        match attribute, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(found))):
+                yield name, inspect.cleandoc(found)
 
 
 def known_by(*keys: str) -> Callable[[Any], str]:

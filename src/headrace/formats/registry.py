@@ -8,10 +8,9 @@ responses are used.
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
 from cachetools import LRUCache
 
@@ -19,6 +18,9 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import FormatError, HeadraceError, RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.runtime import Clock
 from headrace.runtime.tls import ClientTlsFiles
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _CACHE_BYTES = 16_777_216
 _ENTRY_BYTES = 8192
@@ -196,6 +198,8 @@ class SchemaRegistry:
         refusal: type[FormatError] = SchemaNotFound,
         decode: Callable[[bytes], Any] = _decode_response,
     ) -> Any:
+        import aiohttp  # here, because most processes use no registry
+
         try:
             sent: dict[str, Any] = {"json": body, "headers": self._settings.login(), "allow_redirects": False}
             async with self._open_session().request(method, self._url + path, **sent) as response:
@@ -225,7 +229,9 @@ class SchemaRegistry:
         text = f"the schema registry at {self._url} is not available: {why}. Nothing was sent. {advice}"
         return RegistryUnavailable(text, url=self._url)
 
-    def _open_session(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
         if self._session is None:
             headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
             self._session = aiohttp.ClientSession(

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from headrace import errors
 from headrace.control.health.lag import PartitionLag
 from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
-from headrace.functions.reload import FunctionReload
-from headrace.functions.spec import FunctionSpec
 from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
 from headrace.records import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.functions.reload import FunctionReload
+    from headrace.functions.spec import FunctionSpec
 
 
 class ScaleQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -47,9 +49,9 @@ class FunctionEndpoints:
 
     def __init__(
         self,
-        functions: Iterable[FunctionSpec],
+        functions: "Iterable[FunctionSpec]",
         lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
-        reloads: Mapping[str, FunctionReload],
+        reloads: "Mapping[str, FunctionReload]",
     ) -> None:
         """Serve these functions; `lag_of` returns the last known lag of a group, `reloads` are of running functions."""
         self._functions = {function.name: function for function in functions}

@@ -1,14 +1,16 @@
 """`/adm/pipelines`: status of the pipelines of this process, pause, resume and stop."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace.errors import NotFound, PathNotFound
 from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.status import PipelineStatus
+from headrace.pipelines.report import PipelineStatus
+
+if TYPE_CHECKING:
+    from headrace.pipelines.runs import PipelineRun
 
 _PIPELINES = "/adm/pipelines"
 _PIPELINE = f"{_PIPELINES}/{{name}}"
@@ -23,7 +25,7 @@ class Pipelines(msgspec.Struct):
 class PipelineEndpoints:
     """Status and control of the pipelines of this process."""
 
-    def __init__(self, runs: Mapping[str, PipelineRun]) -> None:
+    def __init__(self, runs: "Mapping[str, PipelineRun]") -> None:
         self._runs = runs
 
     @Endpoint("GET", _PIPELINES, "listPipelines", "Every pipeline of this process, with the progress of its flows", SEE)
@@ -54,10 +56,10 @@ class PipelineEndpoints:
             await run.hold("paused" if action == "pause" else "stopped")
         return run.report()
 
-    def _visible(self, call: Call[Any, Any]) -> Mapping[str, PipelineRun]:
+    def _visible(self, call: Call[Any, Any]) -> "Mapping[str, PipelineRun]":
         return self._runs if may_control(call.scope, "") else {}
 
-    def _run(self, call: Call[Any, Any]) -> PipelineRun:
+    def _run(self, call: Call[Any, Any]) -> "PipelineRun":
         name, visible = call.parameters["name"], self._visible(call)
         if name not in visible:
             raise NotFound(f"this process has no pipeline {name[:60]!r}; it has {', '.join(visible) or 'none'}")

@@ -18,8 +18,9 @@ from headrace.pipelines.driver_inputs import DriverInputs, InputSource
 from headrace.pipelines.driver_process import DriverProcess, require_spark
 from headrace.pipelines.flow_watch import FlowWatch
 from headrace.pipelines.micro_batch_span import trace_micro_batch
+from headrace.pipelines.report import PipelineStatus
 from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.status import OffsetPublisher, PipelineStatus, RunStatus
+from headrace.pipelines.status import OffsetPublisher, RunStatus
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.runtime.gauge_registry import register_gauge
 

@@ -5,46 +5,16 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.pipelines import protocol
+from headrace.pipelines.report import FlowStatus, State
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 from headrace.runtime.gauge_registry import register_gauge
 
 log = logging.getLogger(__name__)
-
-State = Literal["starting", "running", "waiting", "failed", "finished", "paused", "stopped"]
-
-
-class FlowStatus(protocol.FlowMetrics, kw_only=True, rename="camel"):
-    """One flow. Counts begin with this process; a micro-batch that was repeated after a crash counts twice."""
-
-    state: State = "starting"
-    group: str = ""
-    """Consumer group that shows the progress of the flow; it has no members."""
-    worked_seconds: float = 0.0
-    """Sum of the durations of all micro-batches."""
-    first_batch_seconds: float | None = None
-    """Seconds since the flow began to run, until its driver reports a first micro-batch or that there are no records;
-    None afterwards."""
-    last_error: str = ""
-
-
-class PipelineStatus(msgspec.Struct, rename="camel"):
-    """A whole run, for people."""
-
-    name: str
-    state: State
-    reason: str
-    """Why the run is not ready; empty if it is."""
-    restarts: int
-    driver_pid: int | None
-    flows: dict[str, FlowStatus]
-
 
 _GAUGES: Final = {
     "state_rows": "headrace_flow_state_rows",

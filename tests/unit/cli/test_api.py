@@ -128,7 +128,7 @@ def test_ready_waits_and_prints_each_reason_once(
         return {"ready": ok, "services": {name: {"ready": False, "reason": why} for name, why in reasons.items()}}
 
     monkeypatch.setattr(Api, "call", readiness)
-    monkeypatch.setattr("headrace.cli.run._POLL_SECONDS", 0)
+    monkeypatch.setattr("headrace.cli.configuration._POLL_SECONDS", 0)
     with pytest.raises(SystemExit) as ended:
         main(["ready", "--url", "http://127.0.0.1:1"])
     printed = capsys.readouterr()

@@ -88,6 +88,30 @@ def test_quick_commands_import_no_heavy_library(words: str, heavy: tuple[str, ..
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+BARE = """
+import asyncio, sys
+import headrace.cli.run
+from headrace.app.process_services import App
+from headrace.config.model import HeadraceConfig
+from headrace.runtime import SystemClock
+async def make(): App(HeadraceConfig(), SystemClock())
+asyncio.run(make())
+files = {name.split(".")[0]: str(getattr(one, "__file__", "")) for name, one in sys.modules.items()}
+optional = ("headrace.functions.", "headrace.pipelines.", "headrace.queries.", "headrace.control.health.backend_check")
+print(*[name for name, file in files.items() if "-packages" in file])
+print(*[name for name in sys.modules if name.startswith(optional)])
+"""
+
+
+def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
+    """Each library and part here costs every start its time, and every process its memory."""
+    found = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
+    needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
+    needed += " pydantic_core typing_extensions typing_inspection uvicorn uvloop watchfiles yaml"
+    parts = "headrace.functions.routes headrace.pipelines.report headrace.pipelines.routes"
+    assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
+
+
 @pytest.mark.parametrize("command", ["run", "config", "topics", "groups", "produce", "consume", "dlq", "dev"])
 def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command and subcommand explains itself and shows an example."""

@@ -15,7 +15,6 @@ from headrace.config.known_secrets import MASK
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
 from headrace.kafka import librdkafka_version
-from headrace.runtime.jvm import find_java
 from headrace.runtime.memory import memory_bytes
 
 _LIBRARIES = ("confluent-kafka", "pyspark", "duckdb", "aiohttp", "uvicorn", "pydantic", "msgspec")
@@ -83,6 +82,8 @@ def server_info(config: HeadraceConfig) -> ServerInfo:
 
 
 def _java() -> str | None:
+    from headrace.runtime.jvm import find_java  # here: it has the loader of archives
+
     try:
         return str(find_java(_OLDEST_JAVA).version)
     except (EnvironmentProblem, OSError):

@@ -5,15 +5,16 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from headrace.runtime.clock import Clock, Deadline
 from headrace.runtime.service import Service
 from headrace.runtime.telemetry.metrics import Metrics, Snapshot
 from headrace.runtime.threads import run_blocking
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ class MetricsPush(Service):
             self._down_since = None
 
     async def _send(self, body: bytes) -> None:
+        import aiohttp  # here, because most processes push to no server
+
         target = self._target
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=target.tls)

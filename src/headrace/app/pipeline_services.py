@@ -1,0 +1,78 @@
+"""Makes the pipelines of a configuration, and the reactive consumers that push what they write."""
+
+import functools
+import logging
+from collections.abc import Callable
+
+from headrace.app.consumer_parts import INTERNAL, ConsumerParts
+from headrace.app.context import ProcessContext
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.kafka_security import warnings_of
+from headrace.config.model import HeadraceConfig
+from headrace.control.health.lag import GroupTopics
+from headrace.errors import PipelineInvalid
+from headrace.kafka.internal_topics import InternalTopics
+from headrace.pipelines.driver_process import check_heaps
+from headrace.pipelines.load import load_pipelines
+from headrace.pipelines.runs import PipelineRun
+from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime import Service
+
+log = logging.getLogger(__name__)
+
+_PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
+
+
+class PipelineAssembly:
+    """The pipelines of a configuration and their services."""
+
+    def __init__(
+        self,
+        context: ProcessContext,
+        config: HeadraceConfig,
+        parts: ConsumerParts,
+        internal: InternalTopics,
+        push: Callable[[str, ReactiveConsumerConfig], list[Service]],
+    ) -> None:
+        """Make the pipelines; nothing is started or contacted. `push` makes a reactive consumer.
+
+        Raises:
+            PipelineInvalid: A pipeline file is not usable.
+        """
+        self._context = context
+        self._config = config
+        self._parts = parts
+        self._internal = internal
+        self._push = push
+        self.runs: dict[str, PipelineRun] = {}
+        """The runs by name."""
+        self.services: list[Service] = []
+        """Downstream first."""
+        for spec in check_heaps(load_pipelines(config.pipelines)):
+            self.services += self._pipeline(spec)
+
+    def _pipeline(self, spec: PipelineSpec) -> list[Service]:
+        for topic in (topic for flow in spec.flows.values() for topic in flow.sink.topics):
+            if self._internal.kind_of(topic):
+                raise PipelineInvalid(f"pipeline {spec.name}: sink.topic {topic} {INTERNAL}")
+        context, config = self._context, self._config
+        for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
+            log.warning("pipeline %s: %s", spec.name, warning)
+        admin = self._parts.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
+        folder, registry = config.state_dir / "pipelines", config.schema_registry
+        self.runs[spec.name] = run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
+        for flow, group in run.groups.items():
+            self._parts.other_groups[group] = GroupTopics(admin, [])
+            counts = functools.partial(run.counts, flow)
+            context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
+        pushing: list[Service] = []
+        for name, flow_spec in spec.flows.items():
+            sink = flow_spec.sink
+            if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
+                if admin is not context.admin:
+                    raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
+                push = f"{spec.name}.{name}"
+                make = functools.partial(self._push, push, reactive)
+                pushing += self._parts.restarted("reactive", push, make)
+        return [*pushing, run]

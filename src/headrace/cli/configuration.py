@@ -1,0 +1,182 @@
+"""`headrace ready`, which waits until a process is ready, and `headrace config`."""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from headrace.cli.api import Api, api_options
+from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
+from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
+from headrace.config.explain import json_schema, masked
+from headrace.config.light4j.written_file import as_file
+from headrace.config.load import load_config, read_config
+from headrace.config.model import HeadraceConfig
+from headrace.config.yaml_tree import KeyPath
+from headrace.control.health.routes import HealthEndpoints
+from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
+
+_POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait.")
+@api_options
+def ready(timeout: float, api: Api, output: str) -> int:
+    """Wait until a Headrace is ready. Standard error shows why it is not.
+
+    The exit code is 1 if it is not ready in time.
+
+    Example: headrace ready --timeout 30
+    """
+    end, reported = time.monotonic() + timeout, ""
+    while True:
+        is_ready, why = _state(api)
+        if is_ready or time.monotonic() >= end:
+            break
+        cause = why.split(" for ")[0]  # without the length of an outage, which grows: report it once
+        if cause != reported:
+            reported = cause
+            click.echo(f"waiting: {why}", err=True)
+        time.sleep(_POLL_SECONDS)
+    if output == "json":
+        print_json({"url": api.url, "ready": is_ready, "why": why})
+    else:
+        click.echo(f"ready http={api.url}" if is_ready else f"not ready within {timeout:g} s: {why}", err=not is_ready)
+    return 0 if is_ready else 1
+
+
+def _state(api: Api) -> tuple[bool, str]:
+    """Return whether it is ready; if not, also the first service that is not ready, and why."""
+    try:
+        response = api.call(HealthEndpoints.readiness)
+    except EnvironmentProblem:
+        return False, f"Headrace is not reachable at {api.url} yet"
+    if response.get("ready"):
+        return True, ""
+    if "services" not in response:
+        return False, "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
+    waiting = [f"{name}: {one['reason']}" for name, one in response["services"].items() if not one["ready"]]
+    return False, waiting[0] if waiting else "it is not ready"
+
+
+@click.group()
+def config() -> None:
+    """Check and show the configuration; print the schema of the file.
+
+    Example: headrace config check -c headrace.yaml
+    """
+
+
+@config.command()
+@file_option
+@output_option
+def check(file: Path, output: str) -> None:
+    """Report every problem of the file and of the files it names, with line numbers; exit code 78 if there is one.
+
+    Example: headrace config check -c headrace.yaml
+    """
+    with collected_warnings() as warnings:
+        try:
+            settings, problems, files, _, remarks = read_config(file, variables(), _check_sql)
+        except ConfigError as error:
+            settings, problems, files, remarks = None, [error.description], {}, []
+        problems += _problems_of(files, settings)
+        if settings and not problems:
+            problems += _problems_of_assembly(settings)
+    rare = [part for part in ("tables", "queries") if getattr(settings, part, None)]
+    parts = ("reactive_consumers", "functions", "pipelines", *rare)
+    counts = ", ".join(f"{part.replace('_', ' ')}: {len(getattr(settings, part, ()))}" for part in parts)
+    print_check(ConfigError, problems, [*remarks, *warnings], f"{file}: ok ({counts})", output)
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of the file, for editors and checks.
+
+    Example: headrace config schema > headrace.schema.json
+    """
+    print_json(json_schema())
+
+
+@config.command()
+@file_option
+@click.option("--import", "as_headrace", is_flag=True, help="Print the headrace.yaml that sets the same, for a folder.")
+@output_option
+def show(file: Path, as_headrace: bool, output: str) -> None:
+    """Print the effective configuration with secrets masked. Without a file: defaults and environment.
+
+    With --import it prints only what is set, in the form of a headrace.yaml; secrets become references to variables.
+
+    Example: headrace config show -c headrace.yaml
+    """
+    import yaml
+
+    if as_headrace:
+        reading = read_config(file, variables())
+        if reading.problems:
+            raise ConfigError("\n".join(reading.problems))
+        text = as_file(reading.tree, reading.remarks, str(file))
+        return print_result(yaml.safe_load(text), text, output)
+    path = None if file == DEFAULT_FILE and not file.exists() else file
+    shown = masked(with_environment(load_config(path, variables())))
+    return print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
+
+
+def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the problems of tables and standing queries, also those that only DuckDB and the parser of types find."""
+    from headrace.queries.engine_process import require_duckdb
+    from headrace.queries.standing import problems_of, standing_queries
+
+    problems = [*problems_of(settings)]
+    if settings.tables and not problems:
+        with contextlib.suppress(EnvironmentProblem):  # the assembly reports the missing library
+            require_duckdb()
+            from headrace.queries.engine.filter import schema_problem, statement_problem
+
+            for name, table in settings.tables.items():
+                if problem_text := schema_problem(table):
+                    problems.append((("tables", name, "schema"), problem_text))
+            for name, query in standing_queries(settings).items() if not problems else ():
+                if problem_text := statement_problem(query.statement, settings.tables[query.table]):
+                    problems.append((("queries", name, "sql"), problem_text))
+    yield from problems
+
+
+def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
+    from headrace.functions.load import load_function
+    from headrace.pipelines.load import load_pipeline
+
+    problems: list[str] = []
+    load: dict[str, Callable[[Path], object]] = {
+        "functions": functools.partial(load_function, config=settings, check_handler=True),
+        "watched_functions": functools.partial(load_function, config=settings),
+        "pipelines": functools.partial(load_pipeline, check=True),
+    }
+    for section, paths in files.items():
+        for path in paths:
+            try:
+                load[section](path)
+            except HeadraceError as problem:
+                problems += problem.description.splitlines()
+    return problems
+
+
+def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
+    """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
+    from headrace.app.process_services import App
+    from headrace.queries.standing import with_standing_queries
+    from headrace.runtime import SystemClock
+
+    async def make() -> None:
+        App(with_standing_queries(settings), SystemClock())
+
+    try:
+        asyncio.run(make())
+    except HeadraceError as problem:
+        return problem.description.splitlines()
+    return []

@@ -192,6 +192,8 @@ class ProducerClient:
             for waiting in self._replacement.stop():
                 self.hand_over(*waiting)
             self._client.purge()
+            self._thread.stop_requested.set()
+            self._work.set()  # after the request, so that the thread does not wait again
             await self._thread.stop(_THREAD_STOP_SECONDS)
 
     def hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:

@@ -13,7 +13,7 @@ from headrace.devcluster import HeadraceProcess
 
 SECONDS = 40
 SETTLED_SECONDS = 5.0
-"""Between the restarts, and before the first one."""
+"""Between the restarts, before the first one, and before the first record."""
 MEMBERS: dict[str, dict[str, Any]] = {
     "static members": {"group.instance.id": "member-{}"},
     "dynamic members": {},
@@ -54,6 +54,7 @@ processors are the broker, the producer and the backend, so a restart takes long
 
             for number in (0, 1):
                 start(number)
+            time.sleep(SETTLED_SECONDS)  # the second one has got its partitions, which is no part of a restart
             with self.bench.loop("steady", topic, records):
                 sink.line()
                 for number in (0, 1):

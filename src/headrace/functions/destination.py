@@ -332,7 +332,7 @@ class FunctionDestination(PartitionListener):
         partition, end = TopicPartition(f"{self._trigger.name} requests", request.partition), "failure"
 
         async def give_up() -> None:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, errors.HeadraceError):  # the caller's credentials have ended
                 await asyncio.wait_for(gone(), max(seconds, _LEAST_WAIT_SECONDS))
             self._ending.add(partition)
             self._workers.stop_partitions([partition])

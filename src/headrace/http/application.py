@@ -13,7 +13,8 @@ from typing import Final
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import nearest
 from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
-from headrace.http.asgi import ALWAYS_OPEN, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
+from headrace.http.admission import Admission
+from headrace.http.asgi import ALWAYS_OPEN, LAST_BYTES, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import ADMINISTRATION, OPEN, PRINCIPAL, Endpoint, principal_of, served
 from headrace.http.forwarding import Forwarder
@@ -89,8 +90,11 @@ class Application:
             error = error_of(scope, cause)
             if self._audit and not status:
                 self._event(self._audit, scope, error)
-            if status:  # the response has begun; the server closes the connection
+            if status:  # the response has begun; unless it is a stream, the server closes the connection
                 if isinstance(cause, HeadraceError):
+                    if last_bytes := scope["state"].get(LAST_BYTES):
+                        await send_with_ids({"type": "http.response.body", "body": last_bytes(cause)})
+                        return
                     log.warning("%s %s failed in the middle of its response: %s", scope["method"], scope["path"], cause)
                 raise
             # Its traceback refers to this frame and the body: a cycle that only a collection would free.
@@ -138,7 +142,8 @@ class Application:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Identify the caller first, so that unknown callers do not learn which paths exist.
-        if self.forwarder and self.forwarder.is_forwarded(scope):
+        forwarded = self.forwarder is not None and self.forwarder.is_forwarded(scope)
+        if forwarded:
             principal = principal_of(scope)
         else:
             principal = await self._identify(scope, self._authenticator) if self._authenticator else None
@@ -154,11 +159,9 @@ class Application:
         rule = endpoint.rule
         principal.require(rule.any_of, rule.action, scope["path_params"][rule.parameter] if rule.parameter else None)
         self.checks.check_site(headers_of(scope), changes=endpoint.changes)
-        self._authenticator.in_flight.enter(principal.name)
-        try:
-            await app(scope, receive, send)
-        finally:
-            self._authenticator.in_flight.leave(principal.name)
+        with Admission(self._authenticator, principal, scope, receive) as admission:
+            # The process that forwarded a request has its credentials, and ends it.
+            await app(scope, receive if forwarded else admission.receive, send)
 
     async def _identify(self, scope: Scope, authenticator: Authenticator) -> Principal | None:
         headers, certificate = headers_of(scope), scope["state"].get("certificate")

@@ -20,6 +20,10 @@ STREAMING: Final = "headrace.streaming"
 """Set in a request's state by a handler whose clients may send slowly."""
 WRITTEN: Final = "headrace.written"
 """Key in a request's state: a weak reference to the method that waits until its response is written."""
+WAKE: Final = "headrace.wake"
+"""Key in a request's state: a function that makes `receive` return, perhaps without bytes."""
+LAST_BYTES: Final = "headrace.last_bytes"
+"""Key in a request's state: a function that returns the last bytes of a stream which a `HeadraceError` ends."""
 UNREAD_SECONDS: Final = 300.0
 """Longest time that the client of a stream may read nothing."""
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
@@ -44,6 +48,10 @@ async def throw_away(receive: Receive) -> None:
 
 
 async def client_closed(receive: Receive) -> None:
-    """Wait until the client has closed its connection, or the response is complete."""
+    """Wait until the client has closed its connection, or the response is complete.
+
+    Raises:
+        HeadraceError: The caller's credentials have ended.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass

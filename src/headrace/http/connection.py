@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.http.arrival import Arrival
-from headrace.http.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WRITTEN
+from headrace.http.asgi import ALWAYS_OPEN, LONG_HEAD, MAX_HEAD_BYTES, STREAMING, WAKE, WRITTEN
 from headrace.http.messages import retry_after
 from headrace.runtime.telemetry.correlation import new_correlation_id
 
@@ -234,6 +234,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        cycle.scope["state"][WAKE] = cycle.message_event.set
         self._slices.count(0)
         super()._start_asgi_task(cycle, app)
 

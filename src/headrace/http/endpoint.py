@@ -167,12 +167,6 @@ def may_control(scope: Scope, owner: str) -> bool:
     return is_admin(scope) or (principal is not None and owner == principal.name)
 
 
-def expires_at(scope: Scope) -> float:
-    """Return when the request's credentials expire, in seconds since the epoch. Longer requests end then."""
-    principal = principal_of(scope)
-    return principal.expires_at if principal else float("inf")
-
-
 def is_known(scope: Scope) -> bool:
     """Return whether the caller proved its identity, or authentication is off."""
     return scope.get(PRINCIPAL, True) is not None

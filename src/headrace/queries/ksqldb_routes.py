@@ -9,7 +9,17 @@ from typing import Final
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, RequestBodyMissing, StatementRejected
-from headrace.http.asgi import STREAMING, UNREAD_SECONDS, WRITTEN, Receive, Scope, Send, client_closed, headers_of
+from headrace.http.asgi import (
+    LAST_BYTES,
+    STREAMING,
+    UNREAD_SECONDS,
+    WRITTEN,
+    Receive,
+    Scope,
+    Send,
+    client_closed,
+    headers_of,
+)
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, principal_of, require
 from headrace.http.messages import HttpResponse, decode_body, media_type, read_body
@@ -93,21 +103,18 @@ async def run_ksqldb(
 
 async def _stream(query: OpenQuery, renderer: Renderer, scope: Scope, send: Send) -> None:
     scope["state"][STREAMING] = True
+    scope["state"][LAST_BYTES] = renderer.error
     head = [(b"content-type", renderer.media_type.encode()), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": 200, "headers": head})
     body = renderer.header(query.id, query.columns)
-    try:
-        async for rows in query.rows:
-            body += renderer.rows(rows)
-            await send({"type": "http.response.body", "body": body or renderer.blank, "more_body": True})
-            body = b""
-            written = scope["state"].get(WRITTEN)
-            if written is not None and not await written()(UNREAD_SECONDS):
-                return
-        body += renderer.end(limit_reached=not query.closed)
-    except HeadraceError as error:
-        body += renderer.error(error)
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async for rows in query.rows:
+        body = renderer.rows(rows) or renderer.blank
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        written = scope["state"].get(WRITTEN)
+        if written is not None and not await written()(UNREAD_SECONDS):
+            return
+    await send({"type": "http.response.body", "body": renderer.end(limit_reached=not query.closed)})
 
 
 @dataclasses.dataclass(eq=False)

@@ -3,14 +3,12 @@
 Source: WHATWG HTML, server-sent events.
 """
 
-import time
 from typing import Annotated, Final
 
 import msgspec
 
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.http.asgi import STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
-from headrace.http.endpoint import expires_at
+from headrace.http.asgi import LAST_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 from headrace.queries.protocol import Positions
 from headrace.queries.push_query import PushQuery
 
@@ -35,30 +33,30 @@ def positions_of(event_id: str) -> Positions:
 
 
 async def stream_events(push: PushQuery, limit: int | None, scope: Scope, send: Send) -> None:
-    """Send rows as they arrive, until the limit, the end of the query or of the caller's credentials.
+    """Send rows as they arrive, until the limit or the end of the query.
 
     The id of an event is behind all rows of a transaction of the table. A client that continues from it may get rows
     of the next one again.
     """
     scope["state"][STREAMING] = True
+    scope["state"][LAST_BYTES] = _error
     await send({"type": "http.response.start", "status": 200, "headers": _HEAD})
-    until = expires_at(scope)
     sent = 0
-    try:
-        while (left := until - time.time()) > 0 and (limit is None or sent < limit):
-            taken = await push.take(min(_HEARTBEAT_SECONDS, left))
-            if taken is None:
-                break
-            rows = taken.rows if limit is None else taken.rows[: limit - sent]
-            sent += len(rows)
-            event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
-            body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
-            body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            written = scope["state"].get(WRITTEN)
-            if written is not None and not await written()(UNREAD_SECONDS):
-                return
-    except HeadraceError as error:
-        body = b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.body())
+    while limit is None or sent < limit:
+        taken = await push.take(_HEARTBEAT_SECONDS)
+        if taken is None:
+            break
+        rows = taken.rows if limit is None else taken.rows[: limit - sent]
+        sent += len(rows)
+        event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
+        body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
+        body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
         await send({"type": "http.response.body", "body": body, "more_body": True})
+        written = scope["state"].get(WRITTEN)
+        if written is not None and not await written()(UNREAD_SECONDS):
+            return
     await send({"type": "http.response.body", "body": b""})
+
+
+def _error(error: HeadraceError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error.body())

@@ -158,12 +158,18 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def run_while(work: Coroutine[Any, Any, T], waiting: Coroutine[Any, Any, object]) -> T | None:
-    """Run work to its end and return its result. If `waiting` ends first, cancel the work and return None."""
+    """Run work to its end and return its result.
+
+    If `waiting` ends first, cancel the work; return None, or raise the error of `waiting`.
+    """
     task, other = asyncio.ensure_future(work), asyncio.ensure_future(waiting)
     tasks: set[asyncio.Future[Any]] = {task, other}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if task.done():
+            return task.result()
+        other.result()
+        return None
     finally:
         for each in tasks:
             each.cancel()

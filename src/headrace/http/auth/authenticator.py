@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import errors
@@ -38,6 +38,8 @@ class Authenticator:
         self._clock = clock
         self.in_flight = RequestsInFlight(settings.max_in_flight)
         """Requests of each principal."""
+        self.judged_again: set[Callable[[], None]] = set()
+        """Called after each change; requests in progress add themselves."""
         self.change(settings)
         self.services: list[Service] = []
         """Services that it needs."""
@@ -45,7 +47,7 @@ class Authenticator:
         self._failures = FailureDelay(clock)
 
     def change(self, settings: SecurityConfig) -> None:
-        """Take the principals and limits of changed settings; the next request is judged by them.
+        """Take the principals and limits of changed settings; requests in progress and later ones are judged by them.
 
         Raises:
             ConfigError: The mode or the settings of signed tokens differ, which needs a restart.
@@ -61,6 +63,8 @@ class Authenticator:
         rate = settings.requests_per_second
         self._requests = RateLimit(rate, self._clock) if rate else None
         self.in_flight.limit = settings.max_in_flight
+        for judge_again in self.judged_again:
+            judge_again()
 
     async def identify(
         self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None, address: str, *, wait: bool = True
@@ -77,25 +81,49 @@ class Authenticator:
         if not wait and self._failures.applies(address):
             raise errors.TooManyRequests("too many wrong tokens from this address")
         try:
-            principal = await self._principal(headers, certificate)
-        except TokenRefused as refused:
+            principal = await self._judge(headers, certificate)
+        except errors.AuthTokenMissing:
+            raise
+        except errors.Unauthenticated:
             # Only failures are delayed; a valid token is accepted whatever else its address sends.
             await self._failed(address, wait=wait)
-            raise _error_of(refused, in_scope_token=False) from None
-        if scope_token := headers.get(_SCOPE_TOKEN):
-            try:
-                kind, _, token = scope_token.decode("latin-1").rpartition(" ")
-                if kind.lower() not in ("bearer", ""):  # light-4j clients send the prefix, others do not
-                    raise TokenRefused("not a bearer token")
-                second = await self._by_token(token)
-            except TokenRefused as refused:
-                await self._failed(address, wait=wait)
-                raise _error_of(refused, in_scope_token=True) from None
-            ends = min(principal.expires_at, second.expires_at)
-            principal = dataclasses.replace(principal, scopes=second.scopes, by_scope_token=True, expires_at=ends)
+            raise
         if self._requests:
             self._requests.take(principal.name)
         return principal
+
+    async def confirm(
+        self, principal: Principal, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None
+    ) -> None:
+        """Return if `identify` would still return a principal with this name and these scopes; count nothing.
+
+        Raises:
+            AuthTokenInvalid, AuthTokenExpired, ScopeTokenInvalid, ScopeTokenExpired: The credentials have ended.
+            AuthTokenScopeMismatch: They have another principal or other scopes now.
+        """
+        now = await self._judge(headers, certificate)
+        if (now.name, now.scopes) != (principal.name, principal.scopes):
+            raise errors.AuthTokenScopeMismatch("the scopes of this caller have changed: send the request again")
+
+    def remaining_seconds(self, principal: Principal) -> float:
+        """Return the time until its credentials expire."""
+        return principal.expires_at - self._clock.time()
+
+    async def _judge(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
+        in_scope_token = False
+        try:
+            principal = await self._principal(headers, certificate)
+            if not (scope_token := headers.get(_SCOPE_TOKEN)):
+                return principal
+            in_scope_token = True
+            kind, _, token = scope_token.decode("latin-1").rpartition(" ")
+            if kind.lower() not in ("bearer", ""):  # light-4j clients send the prefix, others do not
+                raise TokenRefused("not a bearer token")
+            second = await self._by_token(token)
+        except TokenRefused as refused:
+            raise _error_of(refused, in_scope_token=in_scope_token) from None
+        ends = min(principal.expires_at, second.expires_at)
+        return dataclasses.replace(principal, scopes=second.scopes, by_scope_token=True, expires_at=ends)
 
     async def _failed(self, address: str, *, wait: bool) -> None:
         seconds = self._failures.count(address)

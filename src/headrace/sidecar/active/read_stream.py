@@ -4,14 +4,14 @@ Source: WHATWG HTML, server-sent events.
 """
 
 import asyncio
-import time
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from headrace.errors import HeadraceError, InstanceState, InvalidRequest
-from headrace.http.asgi import MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.http.asgi import LAST_BYTES, MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.instance import ActiveInstance
@@ -68,7 +68,6 @@ async def stream_records(
     send: Send,
     *,
     events: bool,
-    until: float,
     received: Sequence[Processed] = (),
     at_most_once: bool = False,
 ) -> None:
@@ -78,7 +77,6 @@ async def stream_records(
         instance: No other read of it is served meanwhile.
         scope, send: Of the request.
         events: Whether to send server-sent events instead of lines.
-        until: When the caller's credentials expire.
         received: What the client has received of the previous stream.
         at_most_once: Whether records count as delivered once they are sent.
 
@@ -92,21 +90,18 @@ async def stream_records(
         await _begin(instance, received, at_most_once)
         first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # an id without data
         scope["state"][STREAMING] = True
+        scope["state"][LAST_BYTES] = functools.partial(_error, events)
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
-        while (left := until - time.time()) > 0 and not instance.membership.is_closed:
-            try:
-                read = await instance.read(
-                    max_bytes=instance.spec.max_read_bytes,
-                    max_records=_MOST_RECORDS,
-                    wait_seconds=min(_HEARTBEAT_SECONDS, left),
-                    stream=token,
-                )
-                if not await _send_read(instance, entries, read, scope, send, events, at_most_once):
-                    return
-            except HeadraceError as error:
-                await send({"type": "http.response.body", "body": _error(error, events)})
+        while not instance.membership.is_closed:
+            read = await instance.read(
+                max_bytes=instance.spec.max_read_bytes,
+                max_records=_MOST_RECORDS,
+                wait_seconds=_HEARTBEAT_SECONDS,
+                stream=token,
+            )
+            if not await _send_read(instance, entries, read, scope, send, events, at_most_once):
                 return
             await asyncio.sleep(0)  # a busy stream must not block the loop
         await send({"type": "http.response.body", "body": b""})
@@ -176,6 +171,6 @@ def _events(instance: ActiveInstance, read: Read, texts: Sequence[str]) -> Itera
         yield f"id: {_event_id(positions)}\ndata: {text}\n\n"
 
 
-def _error(error: HeadraceError, events: bool) -> bytes:
+def _error(events: bool, error: HeadraceError) -> bytes:
     body = _encode(error.body())
     return b"event: error\ndata: " + body + b"\n\n" if events else body + b"\n"

@@ -20,7 +20,7 @@ from headrace.http.arrival import Arrival
 from headrace.http.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON as JSON_TYPE
-from headrace.http.endpoint import KAFKA, Call, CallEvent, Endpoint, Errors, Rule, expires_at, owner_of, principal_of
+from headrace.http.endpoint import KAFKA, Call, CallEvent, Endpoint, Errors, Rule, owner_of, principal_of
 from headrace.http.messages import JSON, HttpResponse, decode_body, decode_query
 from headrace.http.request_checks import IDEMPOTENCY_KEY, check_key
 from headrace.kafka import Admin, ReadPolicy
@@ -332,7 +332,6 @@ class ActiveEndpoints:
                 scope,
                 send,
                 events=EVENTS in accepts,
-                until=expires_at(scope),
                 received=received_of(last) if last else [],
                 at_most_once=query.delivery is not None,
             )

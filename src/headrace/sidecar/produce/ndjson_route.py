@@ -5,7 +5,6 @@ The response begins before the body is complete, so a client must read while it 
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -13,9 +12,8 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headrace.config.http import HttpConfig
-from headrace.errors import AuthTokenExpired, Draining, InvalidRequest
+from headrace.errors import Draining, HeadraceError, InvalidRequest
 from headrace.http.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
-from headrace.http.endpoint import expires_at
 from headrace.http.messages import encoding_refused, unknown_name
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import Clock, SystemClock
@@ -62,15 +60,12 @@ class StreamProduceRoute:
         stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
         await self._service.check(topic, choices)
         scope["state"][STREAMING] = True
-        remaining = expires_at(scope) - time.time()
-        expiry = asyncio.get_running_loop().call_later(min(max(remaining, 0.0), 1e8), stream.end, AuthTokenExpired())
         reader = self.spawn(_read(stream, receive), "stream")
         self._open.add(stream)
         try:
             await self._answer(stream, reader, receive, send)
         finally:
             self._open.discard(stream)
-            expiry.cancel()
             reader.cancel()
 
     async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], receive: Receive, send: Send) -> None:
@@ -91,7 +86,11 @@ class StreamProduceRoute:
 async def _read(stream: ProduceStream, receive: Receive) -> None:
     more = True
     while more:
-        message = await receive()
+        try:
+            message = await receive()
+        except HeadraceError as error:  # the caller's credentials have ended
+            stream.end(error)
+            return
         if message["type"] == "http.request":
             more = await stream.feed(message["body"], last=not message["more_body"])
         else:  # the client is gone; drop its incomplete line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -150,17 +149,6 @@ async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -
         assert len(receipts) == 2
         assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
         assert len(server.kafka.records) == 2
-
-
-async def test_a_stream_ends_when_the_token_it_was_opened_with_does(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Row J2; the line says that another token is needed."""
-    monkeypatch.setattr("headrace.sidecar.produce.ndjson_route.expires_at", lambda scope: time.time() + 0.2)
-    async with opened() as server, streaming(server) as client:
-        client.send({"value": 1})
-        *receipts, last = await client.receipts()
-        assert (last["code"], last["line"], last["end"]) == ("ERR10001", len(receipts) + 1, True)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

@@ -65,14 +65,14 @@ class Collector:
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[Collector]:
-    """Run a collector."""
+def collecting(status: int = 200) -> Iterator[Collector]:
+    """Run a collector that responds with this status."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             collector.take(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", "0")
             self.end_headers()
 

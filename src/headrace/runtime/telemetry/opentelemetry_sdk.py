@@ -122,6 +122,8 @@ class _HeadSession(requests.Session):
     def request(self, *args: Any, **options: Any) -> requests.Response:
         response = super().request(*args, **{**options, "stream": True})
         response.close()
+        if 300 <= response.status_code < 400:  # the exporter would count it as a success
+            raise requests.TooManyRedirects(f"the collector responds with {response.status_code}")
         return response
 
 

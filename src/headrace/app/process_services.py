@@ -491,5 +491,5 @@ def run(
         app.administration.read_again = read_again
         return await app.run(announce)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    # The loop stays open until the process ends: to close it means to wait for threads that look up names.
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())

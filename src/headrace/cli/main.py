@@ -1,5 +1,6 @@
 """The command `headrace`: imports the subcommand, and turns errors into a paragraph and an exit code."""
 
+import atexit
 import importlib
 import os
 import signal
@@ -130,9 +131,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The reader of the output has closed it (`headrace consume t | head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except SystemExit as ended:  # during the start of `run`
+        code = ended.code if isinstance(ended.code, int) else 0
     except Exception as cause:  # noqa: BLE001 boundary: the user sees one paragraph
         code = _explain(cause, debug)
+    if "run" in words[:3]:
+        _end_at_once(code)
     sys.exit(code)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End the process after the functions registered with `atexit`, which flush the log.
+
+    A normal exit would wait for threads, and one of them may look up a name at a server that does not answer.
+    """
+    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _explain(cause: Exception, debug: bool) -> int:

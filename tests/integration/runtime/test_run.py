@@ -257,3 +257,23 @@ def test_a_log_that_nobody_reads_stops_nothing(site: Any, tmp_path: Path) -> Non
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+SLOW_NAMES = """
+import time, uvloop
+class Loop(uvloop.Loop):
+    def getaddrinfo(self, *address, **_):
+        print("looks up", *address, flush=True)
+        return self.run_in_executor(None, time.sleep, 600)
+uvloop.new_event_loop = Loop
+"""
+
+
+def test_a_look_up_of_a_name_does_not_delay_the_end(site: Any, headrace: Any, tmp_path: Path) -> None:
+    """Its server may not answer for minutes."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_NAMES)
+    config = {**site.config, "health": {"downstream_url": "http://slow.example/"}}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = headrace(config, wait=False, env={"PYTHONPATH": path})
+    site.wait_until(lambda: "looks up slow.example" in process.output, "the look-up")
+    assert process.terminate(30) == 0

@@ -4,12 +4,15 @@ import contextlib
 import logging
 import os
 import queue
+import select
 import threading
 import time
 from typing import Final
 
 MAX_LINES: Final = 10_000
 """Most lines that wait; further ones are dropped and counted."""
+_MAX_BYTES: Final = 16_777_216
+"""Most bytes of the lines that wait."""
 _STANDARD_ERROR: Final = 2
 _END: Final = b""
 _LINES_AT_ONCE: Final = 200
@@ -25,6 +28,9 @@ class LogWriter(logging.Handler):
         super().__init__()
         self._lines: queue.Queue[bytes] = queue.Queue(MAX_LINES)
         self._dropped = 0
+        self._added_bytes = 0
+        self._taken_bytes = 0
+        """Each of the two has one writer at a time: `emit`, and the thread. Their difference waits."""
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -34,10 +40,12 @@ class LogWriter(logging.Handler):
         except Exception:  # noqa: BLE001 boundary: a value that has no text must not end its caller
             self.handleError(record)
             return
-        try:
-            self._lines.put_nowait(f"{line}\n".encode(errors="backslashreplace"))
-        except queue.Full:
+        data = f"{line}\n".encode(errors="backslashreplace")
+        if self._lines.full() or self._added_bytes - self._taken_bytes + len(data) > _MAX_BYTES:
             self._dropped += 1
+            return
+        self._added_bytes += len(data)
+        self._lines.put_nowait(data)
 
     def flush(self) -> None:
         """Wait until every line is written, for at most two seconds."""
@@ -65,6 +73,7 @@ class LogWriter(logging.Handler):
             except OSError:  # a full disk, or a reader that has gone
                 self._dropped += len(lines)
                 time.sleep(_PAUSE_SECONDS)
+            self._taken_bytes += sum(map(len, lines))
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
                 self.handle(_warning(f"dropped {dropped} log lines that standard error did not take in time"))
@@ -76,7 +85,10 @@ class LogWriter(logging.Handler):
 
 def _write_all(data: bytes) -> None:
     while data:
-        data = data[os.write(_STANDARD_ERROR, data) :]
+        try:
+            data = data[os.write(_STANDARD_ERROR, data) :]
+        except BlockingIOError:  # who shares the descriptor may have made it non-blocking
+            select.select([], [_STANDARD_ERROR], [])
 
 
 def _warning(text: str) -> logging.LogRecord:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 import pytest
 
+from headrace.runtime.telemetry import log_writer
 from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.logs import JsonFormatter, TextFormatter, configure_logging
 
@@ -62,3 +64,18 @@ def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capfd: pyt
         root.handlers[:] = before
         root.setLevel(level)
     assert [json.loads(line)["message"] for line in lines] == ["shown"]
+
+
+def test_lines_wait_for_a_reader_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at a descriptor that does not block; further ones are dropped and counted."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    monkeypatch.setattr(log_writer, "_STANDARD_ERROR", sink)
+    writer, mebibytes = log_writer.LogWriter(), "x" * 7 * 2**20
+    for _ in range(3):
+        writer.handle(record(mebibytes))
+    with os.fdopen(source) as lines:
+        assert [len(next(lines)) for _ in range(2)] == [len(mebibytes) + 1] * 2
+        assert next(lines) == "dropped 1 log lines that standard error did not take in time\n"
+    writer.close()
+    os.close(sink)

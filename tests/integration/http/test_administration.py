@@ -115,7 +115,7 @@ def test_requests_for_the_backend_are_passed_on_without_credentials(site: Site) 
     assert site.ask("GET", "/adm/server/info", token=WRITER, passed="true").status == 403
     for method, path, body in (
         ("GET", "/adm/logger/content?limit=7", None),
-        ("POST", "/adm/logger", [{"name": "ROOT", "level": "DEBUG"}]),
+        ("POST", "/adm/logger?by=ann", [{"name": "ROOT", "level": "DEBUG"}]),
     ):
         seen = site.ask(method, path, body, passed="true").body
         assert (seen["path"], seen["body"]) == (path, body)

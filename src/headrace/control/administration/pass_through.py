@@ -68,7 +68,7 @@ class PassThrough:
         url, query = base + scope["path"], scope["query_string"].decode("latin-1")
         call.event = CallEvent(base, detail=f"passed through: {scope['method']} {scope['path']}")
         client = self._client_of(
-            url,
+            f"{url}?{query}" if query else url,
             timeout_seconds=_SECONDS,
             max_response_bytes=_MAX_BYTES,
             headers={"X-Correlation-Id": correlation_id.get()},

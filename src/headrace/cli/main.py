@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = ended.code if isinstance(ended.code, int) else 0
     except Exception as cause:  # noqa: BLE001 boundary: the user sees one paragraph
         code = _explain(cause, debug)
-    if "run" in words[:3]:
+    if arguments is None and "run" in words[:3]:
         _end_at_once(code)
     sys.exit(code)
 

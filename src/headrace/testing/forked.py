@@ -108,7 +108,7 @@ def _run(words: list[str], cwd: str, env: dict[str, str], stdin: str, output: st
     _arm(env.get(failpoints.VARIABLE, ""))
     from headrace.cli.main import main
 
-    main(words)
+    main()
 
 
 def _arm(points: str) -> None:

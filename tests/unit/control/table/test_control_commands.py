@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -192,3 +193,20 @@ async def test_what_cannot_be_done_is_refused_once(harness: ControlHarness, /) -
     _, [result] = await ask(process, "seek", {P0: 3})
     assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
     await until(lambda: not process.table.items("seek/"))
+
+
+@staged(live)
+async def test_processes_with_the_same_partitions_all_do_it_once(harness: ControlHarness, /) -> None:
+    """Also one that reads late, when another has done it."""
+    pumps = [FakePump(P0), FakePump(P0)]
+    for pump in pumps:
+        consumers = (await harness.start(pump)).consumers
+        consumers["orders/a b"] = dataclasses.replace(consumers["orders/a b"], partitions=[0])
+    late = harness.log.views.pop()
+    await ask(harness.started[0], "seek", {P0: 3})
+    late.read(harness.log.records, len(harness.log.records))
+    harness.log.views.append(late)
+    await ask(harness.started[0], "skip", {P0: 5})
+    await until(lambda: not any(process._busy or process.table.items("s") for process in harness.started))
+    await until(lambda: pumps[1].skipped)
+    assert [(pump.sought, pump.skipped) for pump in pumps] == [([(P0, 3)], [(P0, 5)])] * 2

@@ -21,6 +21,7 @@ from headrace.http.endpoint import endpoints_of
 from headrace.records import OutgoingRecord
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.testing.scenario import Scenario
+from tests.trace_collector import collecting
 
 SECRET = "a secret that is long enough to sign with"
 TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}
@@ -181,6 +182,30 @@ def test_an_instance_of_a_stopped_or_restarted_process_is_gone_at_once(
     three.processes[1].wait_ready()
     assert send("GET", third + killed + "/assignments").reason == "instance_gone"
     assert send("GET", second + killed + "/assignments").reason == "instance_gone"
+
+
+def test_a_forwarded_read_is_in_the_trace_of_its_client(
+    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
+) -> None:
+    """Below the request's span in both processes; the read has a link to the trace of its records."""
+    name, trace = topic(), "0af7651916cd43dd8448eb211c80319c"
+    caller = {"traceparent": f"00-{trace}-{'b' * 16}-01"}
+    of_record = [("traceparent", f"00-{'c' * 32}-{'d' * 16}-01".encode())]
+    site.write(name, OutgoingRecord(name, None, b"1", of_record))
+    with collecting() as collector:
+
+        def start(config: Any, *, wait: bool, env: dict[str, str]) -> HeadraceProcess:
+            return headrace(config, wait=wait, env={**env, **collector.env()})
+
+        earliest = {"active_consumers": {"auto_offset_reset": "earliest"}}
+        urls = Processes(start, {**site.config, **earliest}, 2).urls
+        path = create(urls[0], group, name)
+        assert len(send("GET", f"{urls[1]}{path}/records?timeout=20000", headers=caller).body) == 1
+        (read,) = (one for one in collector.wait("receive") if one.trace == trace)
+        route = "GET /consumers/{group}/instances/{instance}/records"
+        ids = {one.parent: one.id for one in collector.wait(route, 2) if one.trace == trace}
+    assert read.parent == ids[ids["b" * 16]]
+    assert (read.links, read.attributes["messaging.batch.message_count"]) == (["d" * 16], 1)
 
 
 def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) -> None:

@@ -12,10 +12,14 @@ import pytest
 from headrace.delivery.delivery_span import begin_delivery, delivery_span
 from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DestinationUnavailable
+from headrace.functions import protocol
+from headrace.functions.call_spans import CallSpans
+from headrace.pipelines.micro_batch_span import trace_micro_batch
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.log_fields import record_fields
 from headrace.runtime.telemetry.logs import JsonFormatter
+from tests.pipeline_harness import progress
 from tests.trace_collector import Collector, collecting
 
 TRACE, PARENT, AT = "a" * 32, "d" * 16, TopicPartition("t", 0)
@@ -95,3 +99,25 @@ def test_log_fields_have_what_is_known_of_a_record() -> None:
     fields = record_fields("g", found.topic_partition, record=found, consumer="orders")["as_json"]
     known = {"group": "g", "topic": "t", "partition": 3, "offset": 7, "traceabilityId": "t-1", "consumer": "orders"}
     assert fields == known
+
+
+def test_calls_with_several_records_have_a_span_each(collector: Collector) -> None:
+    """With the times of the worker, the error of the first record, and links; a call that was not made has none."""
+    assert tracing.tracer
+    records = batch(YES, None, YES, NO, YES)
+    spans = CallSpans(tracing.tracer, "work", Delivery("g", AT, 1, records, 1), records, 2)
+    assert (spans.indexes, spans.headers()) == ([0, 2, 4], records.headers)
+    bad, good = protocol.Result(error="ValueError"), protocol.Result()
+    spans.end(protocol.Results([bad, good, good, good], 0, [10**9, 3 * 10**9, 5 * 10**9, 6 * 10**9, 0, 0]))
+    first, second = collector.wait("process t", 2, faas__name="work", messaging__batch__message_count=2)
+    assert (first.seconds, first.error, first.links, first.parent) == (2, "ValueError", [PARENT], "")
+    assert (second.seconds, second.error, len(collector.spans)) == (1, "", 2)
+
+
+def test_a_micro_batch_has_the_time_that_spark_took(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report without records is none."""
+    monkeypatch.setattr(tracing.tracer, "draw", lambda must=False: 1 << 64)
+    for began in ("", "2026-01-01T00:00:00Z"):
+        trace_micro_batch("p", progress(7, began=began, batch_seconds=2.5))
+    (span,) = collector.wait("micro-batch p.by_carrier", headrace__micro_batch=7, headrace__input_records=10)
+    assert (span.seconds, span.parent, span.attributes["messaging.destination.name"]) == (2.5, "", "flights")

@@ -40,12 +40,12 @@ async def test_a_stalled_partition_is_reported_by_readiness_and_the_log(caplog: 
         assert (harness.pump.readiness().ready, caplog.messages) == (True, [])
         await harness.clock.advance(20)
         ready, why = harness.pump.readiness()
-        assert not ready
+        assert (ready, harness.pump.numbers()["stalled_partitions"]) == (False, 1)
         failures = r"after \d failures: connection refused"
         assert re.fullmatch(rf"t-0 is stalled: the breaker of pump is .+ {failures}", why)
         harness.down = False
         await harness.clock.advance(10)
-        assert harness.pump.readiness().ready
+        assert (harness.pump.readiness().ready, harness.pump.numbers()["stalled_partitions"]) == (True, 0)
         opened, closed = caplog.messages
         assert re.fullmatch(rf"the breaker of pump is open until 13:4\d:\d\d UTC {failures}", opened)
         assert closed == "the breaker of pump is closed again"

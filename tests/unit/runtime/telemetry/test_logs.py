@@ -49,12 +49,13 @@ def test_text_shows_control_characters_instead_of_sending_them() -> None:
     assert "Traceback" in TextFormatter(with_traces=True).format(broken)
 
 
-def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capfd: pytest.CaptureFixture[str]) -> None:
-    """One line per record of the wanted level; the server's chatter is not among them."""
+@pytest.mark.parametrize("form", ["auto", "json", "text"])
+def test_configured_logging_has_its_form_and_keeps_noise_out(capfd: pytest.CaptureFixture[str], form: str) -> None:
+    """One line per record of the wanted level; JSON to a pipe by default. The server's chatter is not among them."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:
-        configure_logging("info")
+        configure_logging("info", form)
         logging.getLogger("headrace.x").info("shown")
         logging.getLogger("headrace.x").debug("hidden")
         logging.getLogger("uvicorn.error").info("hidden too")
@@ -63,7 +64,8 @@ def test_configured_logging_writes_json_to_a_pipe_and_keeps_noise_out(capfd: pyt
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-    assert [json.loads(line)["message"] for line in lines] == ["shown"]
+    (line,) = lines
+    assert line.endswith("headrace.x: shown") if form == "text" else json.loads(line)["message"] == "shown"
 
 
 def test_lines_wait_for_a_reader_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,17 @@ import asyncio
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.config.http import TlsConfig
+from headrace.config.model import HeadraceConfig
 from headrace.delivery.pump_context import Counts
 from headrace.devcluster.certificates import Authority
+from headrace.queries.engine_process import QueryEngine
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.loop_delay import LoopDelay
@@ -97,6 +101,14 @@ async def test_the_end_of_a_certificate_is_known(tmp_path: Path) -> None:
         end = shown(metrics, "headrace_certificate_expires_seconds", setting="http.tls")
         assert days - 1 < (end - time.time()) / 86_400 <= days
     await tls.stop()
+
+
+def test_the_disk_of_tables_counts_what_is_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before its folder exists, the one above it."""
+    usage = {tmp_path: SimpleNamespace(total=100, used=60, free=25)}
+    monkeypatch.setattr("shutil.disk_usage", usage.__getitem__)
+    engine = QueryEngine(HeadraceConfig(state_dir=tmp_path / "a" / "b"), SystemClock())
+    assert engine._disk_used() == 0.75
 
 
 def test_counts_of_deliveries_are_read_when_metrics_are_rendered() -> None:

@@ -46,7 +46,7 @@ file_option = click.option(
     help="The configuration file, or a folder of light-4j.",
 )
 registry_option = click.option(
-    "--schema-registry", "registry", metavar="URL", help="Schema registry, for formats that need one."
+    "--schema-registry", "-r", "registry", metavar="URL", help="Schema registry, for formats that need one."
 )
 
 
@@ -160,9 +160,9 @@ def variables() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def open_producer(kafka: KafkaConfig) -> AsyncIterator[Producer]:
+async def open_producer(kafka: KafkaConfig, settings: ProducerConfig | None = None) -> AsyncIterator[Producer]:
     """Provide a producer for a command; on exit, wait up to 5 s for what is in flight."""
-    producer = Producer(kafka, ProducerConfig(), "cli")
+    producer = Producer(kafka, settings or ProducerConfig(), "cli")
     await producer.start()
     try:
         yield producer

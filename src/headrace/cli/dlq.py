@@ -17,9 +17,10 @@ import msgspec
 
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
+from headrace.cli.completion import topic_names
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.cli.produce_consume import open_codecs
+from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters.pages import (
@@ -64,7 +65,7 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=topic_names)
 @kafka_options
 async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
     """List dead letter topics with the number of dead letters, how many are left, and their times.
@@ -81,7 +82,7 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 
 
 @dlq.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @selection_options
 @with_options(*_PAGED, *_OPTIONS)
 @kafka_options
@@ -108,7 +109,7 @@ dlq.add_command(show, "search")
 
 
 @dlq.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @selection_options
 @click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
 @with_options(*_OPTIONS)
@@ -216,7 +217,7 @@ class _RunOptions(NamedTuple):
 
 
 @dlq.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option(
     "--to-retry-topic", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer."
@@ -263,7 +264,7 @@ def redrive(
 
 
 @dlq.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", default="", help="Stored in each dead letter.")
 @with_options(*_RUN)
 def quarantine(topic: str, reason: str, **chosen: Any) -> int:
@@ -278,7 +279,7 @@ def quarantine(topic: str, reason: str, **chosen: Any) -> int:
 
 
 @dlq.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", required=True, help="Stored with the completed offsets.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 @with_options(*_RUN)

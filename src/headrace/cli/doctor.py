@@ -7,6 +7,7 @@ import click
 
 from headrace.app.topic_requirements import examination
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
+from headrace.cli.completion import topic_names
 from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
@@ -25,7 +26,7 @@ _JAVA = 17
 
 
 @click.command()
-@click.argument("topics", nargs=-1)
+@click.argument("topics", nargs=-1, shell_complete=topic_names)
 @kafka_options
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
     """Check the preconditions of durability, and print what to do.

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import click
 
 from headrace.cli.cluster_options import ClusterSettings, connection_options
+from headrace.cli.completion import group_names
 from headrace.cli.options import MOMENT
 from headrace.cli.output import print_rows
 from headrace.config.topic_names import kind_by_name
@@ -36,7 +37,7 @@ async def list_groups(cluster: ClusterSettings, output: str) -> None:
 
 
 @groups.command()
-@click.argument("group", nargs=-1)
+@click.argument("group", nargs=-1, shell_complete=group_names)
 @connection_options
 async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
     """Show member, offsets and lag of groups per partition; by default of all groups.
@@ -63,7 +64,7 @@ async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) 
 
 
 @groups.command()
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.option("--to", type=click.Choice(["earliest", "latest"]), help="The first or the next record of the log.")
 @click.option("--offset", type=click.IntRange(0, 2**63 - 2), help="This offset.")
 @click.option("--time", type=MOMENT, help="The first record of this time or later: 2026-01-31T08:00, or 2h (ago).")

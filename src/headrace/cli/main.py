@@ -40,8 +40,8 @@ _COMMANDS = {
 }
 """Command to its line in the help. Each is the object of this name in its module."""
 _MODULES = {"ready": "configuration", "config": "configuration", "consumers": "active_consumers"}
-_MODULES |= {"sql": "sql_command", "tables": "sql_tables"}
-_MODULES |= {"produce": "produce_consume", "consume": "produce_consume", "jobs": "replay_jobs", "replay": "replay_jobs"}
+_MODULES |= {"sql": "sql_command", "tables": "sql_tables", "produce": "produce_command", "consume": "consume_command"}
+_MODULES |= {"jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
 _EXTRAS = {"console": "console", "dev": "devcluster", "demo": "demo"}
 """Commands whose modules need packages that are not always installed, and the extras that have these."""

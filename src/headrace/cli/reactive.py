@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.completion import consumer_names
 from headrace.cli.options import MOMENT, with_options
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.references import ReferenceProblem, resolve
@@ -97,7 +98,7 @@ def list_(registered: bool, api: Api, output: str) -> None:
 
 
 def _consumer_command(endpoint: Endpoint, name: str, text: str, *options: Callable[..., Any]) -> None:
-    @click.argument("consumer")
+    @click.argument("consumer", shell_complete=consumer_names)
     @with_options(*options)
     @api_options
     def command(consumer: str, api: Api, output: str, partitions: Mapping[str, Any] | None = None) -> None:
@@ -122,7 +123,7 @@ _consumer_command(
 
 
 @reactive.command()
-@click.argument("consumer")
+@click.argument("consumer", shell_complete=consumer_names)
 @click.option("--to", required=True, help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
 @_partition_options
 @_wait
@@ -142,7 +143,7 @@ def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api
 
 
 @reactive.command()
-@click.argument("consumer")
+@click.argument("consumer", shell_complete=consumer_names)
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")
 @click.option("--topic", help="Its topic, if the consumer reads several.")
@@ -159,7 +160,7 @@ def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> in
 
 
 @reactive.command("set")
-@click.argument("consumer")
+@click.argument("consumer", shell_complete=consumer_names)
 @click.option("--rate", "rateRecords", type=float, help="Maximum records per second in each process; 0 for no limit.")
 @click.option("--max-records", "maxRecords", type=int, help="Maximum records per delivery.")
 @click.option("--max-bytes", "maxBytes", type=int, help="Maximum bytes per delivery.")
@@ -183,7 +184,7 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
 
 
 @reactive.command()
-@click.argument("consumer")
+@click.argument("consumer", shell_complete=consumer_names)
 @click.argument("command")
 @api_options
 def cancel(consumer: str, command: str, api: Api, output: str) -> None:

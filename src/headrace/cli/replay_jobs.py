@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.completion import topic_names
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
 from headrace.control.runs.routes import JobEndpoints
@@ -62,7 +63,7 @@ _step("stop", "Stop a job permanently; completed records stay completed.")
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")
 @click.option("--to-topic", metavar="NAME", help="To this topic, unchanged.")

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from headrace.cli.cluster_options import ClusterSettings, connection_options
+from headrace.cli.completion import topic_names
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.topic_names import kind_by_name
@@ -46,7 +47,7 @@ async def list_topics(cluster: ClusterSettings, output: str) -> None:
 
 
 @topics.command("describe")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @connection_options
 async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
@@ -106,7 +107,7 @@ async def create(
 
 
 @topics.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
 @click.option("--unset", "unset", multiple=True, metavar="NAME", help="Restore the default of a configuration.")
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="The new total; Kafka cannot remove partitions.")
@@ -136,7 +137,7 @@ async def alter(
 
 
 @topics.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--yes", is_flag=True, help="Delete without asking for the name.")
 @connection_options
 async def delete(topic: str, yes: bool, cluster: ClusterSettings, output: str) -> int:

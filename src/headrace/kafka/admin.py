@@ -419,9 +419,11 @@ class Admin:
                 self._client.poll(0)
             problem = await run_blocking(self.reachability.problem, contact=True)
             waited = loop.time() - began
-            unsure = problem is not None and bool(problem.fix) and waited >= _UNSURE_SECONDS
+            # A command is started again by its user; a service waits for a broker that starts.
+            hopeless = Admin.on_wait is not None and self.reachability.no_listener
+            unsure = problem is not None and (bool(problem.fix) or hopeless) and waited >= _UNSURE_SECONDS
             if (problem and problem.refused) or unsure or waited >= limit_seconds:
-                raise self._unavailable(doing, limit_seconds)
+                raise self._unavailable(doing, min(limit_seconds, round(waited, 1)))
             attempt *= 2
 
     def _call(self, call: Callable[[], T]) -> T:

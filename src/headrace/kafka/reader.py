@@ -5,8 +5,9 @@ import contextlib
 import functools
 import gc
 import operator
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka
 
@@ -20,10 +21,12 @@ from headrace.kafka.client.properties import client_properties
 from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import run_blocking
 
+T = TypeVar("T")
 _BATCH = 500
 _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 _END = confluent_kafka.KafkaError._PARTITION_EOF
+_APPENDED = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
 """The client looks up the coordinator of its group, which is not used here."""
 _NO_PROPERTIES: Mapping[str, Any] = {}
@@ -35,14 +38,18 @@ def to_batches(messages: Sequence[Any]) -> list[RecordBatch]:
 
     Keeping the client's objects would cost more than reading all of their headers.
     """
+    return [_to_batch(partition, run) for partition, run in _by_partition(messages).items()]
+
+
+def _by_partition(messages: Sequence[Any]) -> Mapping[TopicPartition, Sequence[Any]]:
     topics = [message.topic() for message in messages]
     partitions = [message.partition() for message in messages]
     if messages and partitions.count(partitions[0]) == topics.count(topics[0]) == len(messages):  # as most polls are
-        return [_to_batch(TopicPartition(topics[0], partitions[0]), messages)]
+        return {TopicPartition(topics[0], partitions[0]): messages}
     runs: dict[tuple[str, int], list[Any]] = {}
     for partition, message in zip(zip(topics, partitions, strict=True), messages, strict=True):
         runs.setdefault(partition, []).append(message)
-    return [_to_batch(TopicPartition(*partition), run) for partition, run in runs.items()]
+    return {TopicPartition(*partition): run for partition, run in runs.items()}
 
 
 def _to_batch(partition: TopicPartition, messages: Sequence[Any]) -> RecordBatch:
@@ -92,6 +99,8 @@ class ReadPart(NamedTuple):
     """In offset order inside each partition."""
     reached: dict[TopicPartition, int]
     """Partitions that were read to their end, with the offset of the next record there."""
+    append_times: frozenset[TopicPartition] = frozenset()
+    """Partitions whose records have the time of the broker (LogAppendTime), by the first record of each batch."""
 
 
 async def read_records(
@@ -104,24 +113,36 @@ async def read_records(
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
     """
+    async with contextlib.aclosing(_read_parts(kafka, starts, ends, properties, _BATCH)) as parts:
+        async for part in parts:
+            records = [record for batch in part.batches for record in batch]
+            if records or ends is None:
+                yield records
+
+
+async def _read_parts(
+    kafka: KafkaConfig, starts: Offsets, ends: Offsets | None, properties: Mapping[str, Any], most_records: int
+) -> AsyncGenerator[ReadPart, None]:
+    """Read as `read_records`, in columns; with ends, too, a part may be empty."""
     open_partitions = {p for p, start in starts.items() if ends is None or start < ends[p]}
     if not open_partitions:
         return
-    reading = read_batches(kafka, {partition: starts[partition] for partition in open_partitions}, properties)
+    reading = read_batches(kafka, {p: starts[p] for p in open_partitions}, properties, most_records)
     async with contextlib.aclosing(reading) as parts:
         async for part in parts:
-            records = [record for batch in part.batches for record in batch]
-            if ends is not None:
-                last = {batch.topic_partition: batch.offsets[-1] for batch in part.batches}
-                completed = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}
-                # The last stable offset: if aborted records or markers follow, no record reaches `end`.
-                completed |= {partition for partition, at in part.reached.items() if at >= ends[partition]}
-                if completed:
-                    open_partitions -= completed
-                    records = [record for record in records if record.offset < ends[record.topic_partition]]
-            if records or ends is None:
-                yield records
-            if not open_partitions and ends is not None:
+            if ends is None:
+                yield part
+                continue
+            last = {batch.topic_partition: batch.offsets[-1] for batch in part.batches}
+            completed = {partition for partition, offset in last.items() if offset >= ends[partition] - 1}
+            # The last stable offset: if aborted records or markers follow, no record reaches `end`.
+            completed |= {partition for partition, at in part.reached.items() if at >= ends[partition]}
+            if completed:
+                open_partitions -= completed
+                before = [batch[: bisect_left(batch.offsets, ends[batch.topic_partition])] for batch in part.batches]
+                part = part._replace(batches=[batch for batch in before if len(batch)])
+            yield part
+            if not open_partitions:
                 return
 
 
@@ -146,7 +167,7 @@ async def read_batches(
                 outdated = client
                 client = renewed
                 await run_blocking(outdated.close)
-            batches, events = await run_blocking(_poll, client, most_records)
+            batches, append_times, events = await run_blocking(poll_part, client, most_records)
             reached: dict[TopicPartition, int] = {}
             for event in (event for event in events if event.error().code() != _OF_THE_GROUP):
                 partition = TopicPartition(event.topic(), event.partition())
@@ -154,7 +175,7 @@ async def read_batches(
                     raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
                 reached[partition] = event.offset()
             next_offsets.update((batch.topic_partition, batch.offsets[-1] + 1) for batch in batches)
-            yield ReadPart(batches, reached)
+            yield ReadPart(batches, reached, append_times)
     finally:
         await run_blocking(client.close)
 
@@ -165,11 +186,37 @@ async def read_window(kafka: KafkaConfig, starts: Offsets, ends: Offsets) -> Asy
     Raises:
         KafkaUnavailable: No records were received for 30 s before the end.
     """
-    async with contextlib.aclosing(read_records(kafka, starts, ends)) as reader:
+    async with contextlib.aclosing(_never_silent(read_records(kafka, starts, ends), kafka)) as reading:
+        async for batch in reading:
+            yield batch
+
+
+async def read_columns(
+    kafka: KafkaConfig, starts: Offsets, ends: Offsets | None, properties: Mapping[str, Any], most_records: int
+) -> AsyncGenerator[ReadPart, None]:
+    """Read as `read_window`, or follow the partitions without ends; in columns, which is the fastest way.
+
+    Args:
+        most_records: Of one part, which may be empty.
+
+    Raises:
+        KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
+        KafkaUnavailable: No records were received for 30 s before the end.
+    """
+    parts = _read_parts(kafka, starts, ends, properties, most_records)
+    async with contextlib.aclosing(parts if ends is None else _never_silent(parts, kafka)) as reading:
+        async for part in reading:
+            yield part
+
+
+async def _never_silent(reading: AsyncGenerator[T, None], kafka: KafkaConfig) -> AsyncGenerator[T, None]:
+    async with contextlib.aclosing(reading) as reader:
         while True:
             try:
                 async with asyncio.timeout(_SILENT_SECONDS):  # wait_for may lose a cancellation before Python 3.12
                     batch = await anext(reader)
+                    while isinstance(batch, ReadPart) and not batch.batches and not batch.reached:
+                        batch = await anext(reader)
             except StopAsyncIteration:
                 return
             except TimeoutError as cause:
@@ -225,15 +272,21 @@ async def read_slice(
     return found, max(start, end)
 
 
-def _poll(client: confluent_kafka.Consumer, most_records: int) -> tuple[list[RecordBatch], list[Any]]:
-    """Return records and the client's events; both are built on the thread, because that takes time."""
+def poll_part(
+    client: confluent_kafka.Consumer, most_records: int
+) -> tuple[list[RecordBatch], frozenset[TopicPartition], list[Any]]:
+    """Return records, partitions with times of the broker, and the client's events.
+
+    All are made on the thread, because that takes time.
+    """
     first = client.poll(_WAIT_SECONDS)
     if first is None:
-        return [], []
+        return [], frozenset(), []
     items = [first, *client.consume(most_records - 1, 0)]
     events = [item for item in items if item.error() is not None]
-    messages = [item for item in items if item.error() is None] if events else items
-    return to_batches(messages), events
+    runs = _by_partition([item for item in items if item.error() is None] if events else items)
+    append_times = [partition for partition, run in runs.items() if run[0].timestamp()[0] == _APPENDED]
+    return [_to_batch(partition, run) for partition, run in runs.items()], frozenset(append_times), events
 
 
 def _open_client(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> confluent_kafka.Consumer:

@@ -1,111 +1,174 @@
 from __future__ import annotations
 
 import asyncio
-import io
+import json
 import os
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
+from yaml_table import table
 
-from headrace.cli import produce_consume as records_module
+from headrace.cli import completion, record_input
+from headrace.cli.log_positions import POSITION, LogBounds
 from headrace.cli.output import print_rows
-from headrace.cli.produce_consume import encode_lines, encoder, json_to_line, open_codecs, read_lines
+from headrace.cli.produce_command import produce
+from headrace.cli.record_input import ByteCount, read_lines
+from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines
+from headrace.cli.record_values import AutoValues, open_codecs, values_of
 from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import InvalidRequest
-from headrace.records import OutgoingRecord
+from headrace.kafka import Admin
+from headrace.records import OutgoingRecord, RecordBatch, TopicPartition
+from tests.command_line import headrace
 
 
-def encode(lines: list[bytes], value_format: str = "string", keys: bool = False) -> Any:
-    async def make() -> Any:
-        async with open_codecs(SchemaRegistryConfig()) as codecs:
-            encode_key = await encoder(codecs, "string", "t-key") if keys else None
-            return encode_key, await encoder(codecs, value_format, "t-value")
-
-    return encode_lines("t", lines, 0, *asyncio.run(make()))
+def to_bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode(errors="surrogateescape")
 
 
-def decode(data: bytes | None, name: str) -> str:
-    async def read() -> str:
-        async with open_codecs(SchemaRegistryConfig()) as codecs:
-            return json_to_line(codecs.for_reading(name).decode(data))
+@pytest.mark.parametrize(
+    ("words", "given", "expected", "problem"), [(*row, "")[:4] for row in table(__file__, "records")]
+)
+def test_input_becomes_records(
+    monkeypatch: pytest.MonkeyPatch, words: str, given: str, expected: list[list[Any]], problem: str
+) -> None:
+    """A bad line is named, and those before it are sent."""
+    sent: list[OutgoingRecord] = []
+
+    async def send(_: Any, records: list[OutgoingRecord]) -> list[None]:
+        sent.extend(records)
+        return [None] * len(records)
+
+    monkeypatch.setattr("headrace.kafka.Producer.produce", send)
+    monkeypatch.setattr(Admin, "describe_topic", lambda *_: asyncio.sleep(0))
+    done = CliRunner().invoke(produce, ["t", "-b", "localhost:1", *words.split()], input=to_bytes(given))
+    rows = [[r.key, r.value, r.headers or [], r.partition, r.timestamp_ms] for r in sent]
+    for row, (key, value, *more) in zip(rows, expected, strict=True):
+        headers, partition, timestamp = [*more, *([], None, 0)[len(more) :]]
+        assert row[:2] == [to_bytes(key), to_bytes(value)]
+        assert row[2:] == [[(name, to_bytes(text)) for name, text in headers], partition, timestamp]
+    assert done.exit_code == int(bool(problem))
+    assert problem in str(done.exception)
+
+
+def batch(key: bytes | None, value: bytes | None) -> RecordBatch:
+    return RecordBatch(TopicPartition("t", 3), [7], [1000], [key], [value], [[("h", b"1"), ("n", None)]], [0])
+
+
+def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
+    async def read() -> ShownBatch:
+        async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
+            side = values_of(codecs, name, print)
+            await side.prepare([value])
+            return ShownBatch(
+                batch(key, value), values_of(codecs, "auto", print).shown([key]), side.shown([value]), True
+            )
 
     return asyncio.run(read())
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "shown"),
-    [
-        ("string", None, "null"),
-        ("string", b"null", '"null"'),
-        ("string", b'"null"', r'"\"null\""'),
-        ("string", b"nulls", "nulls"),
-        ("string", b"", ""),
-        ("string", 'tab\t"\u00e9"'.encode(), 'tab\t"\u00e9"'),
-        ("json", b'{"a": 1.50}', '{"a": 1.50}'),
-        ("json", None, "null"),
-        ("binary", b"\x00\xff", "AP8="),
-    ],
-)
-def test_values_are_printed_in_their_format(name: str, data: bytes | None, shown: str) -> None:
-    """Strings as text, JSON as it is stored, binary as base64; only a text that would read as null has quotes."""
-    assert decode(data, name) == shown
-
-
-def test_lines_become_records() -> None:
-    """Each line is a value; empty lines are passed over."""
-    assert encode([b"a", b"", b"\xc3\xa9"]) == (
-        [OutgoingRecord("t", None, b"a"), OutgoingRecord("t", None, b"\xc3\xa9")],
-        None,
+@pytest.mark.parametrize(("name", "data", "text", "found"), [row[:4] for row in table(__file__, "shown")])
+def test_values_are_printed_in_their_format(name: str, data: str | None, text: str, found: Any) -> None:
+    """Strings as text, JSON as it is stored, binary as base64, and what is found by itself never ends the command."""
+    value = to_bytes(data)
+    lines = TextLines(["value"], stored=name in ("auto", "string"), terminal=False, colour=False)
+    assert lines(shown(name, value)).decode() == text + "\n"
+    assert lines.fast(batch(None, value)) in (None, f"{text}\n".encode())
+    row = json.loads(JsonLines(terminal=False, values=True)(shown(name, value)))
+    assert (row["value"], row["key"], row["timestamp_type"], row["headers"][1]) == (
+        found,
+        "k",
+        "log_append_time",
+        ["n", None],
     )
-    assert encode([b'{"a": 1.50}'], "json")[0] == [OutgoingRecord("t", None, b'{"a": 1.50}')]
-    assert encode([b"AP8="], "binary")[0] == [OutgoingRecord("t", None, b"\x00\xff")]
-    assert encode([b"k\tv\tw"], keys=True)[0] == [OutgoingRecord("t", b"k", b"v\tw")]
+    assert row.get("value_format") == ("binary" if found == "/wBh" else None)
 
 
-@pytest.mark.parametrize(
-    ("line", "value_format", "keys", "sentence"),
-    [
-        (b"{", "json", False, "not JSON text"),
-        (b"\xff", "string", False, "not UTF-8 text"),
-        (b"?", "binary", False, "BINARY takes"),
-        (b"no tab", "string", True, "requires a tab between key and value"),
-    ],
-)
-def test_a_bad_line_is_named_and_lines_before_it_are_sent(
-    line: bytes, value_format: str, keys: bool, sentence: str
-) -> None:
-    """The error has the number of the line, and later lines are not sent."""
-    good = {"json": b"1", "string": b"a\tb", "binary": b"AA=="}[value_format]
-    records, problem = encode([good, line, good], value_format, keys)
-    assert len(records) == 1
-    assert problem.parameters["line"] == 2
-    assert sentence in problem.description
-    assert "This line and later ones were not sent" in problem.description
+@pytest.mark.parametrize(("template", "text"), table(__file__, "templates"))
+def test_a_template_has_the_letters_of_kcat(template: str, text: str) -> None:
+    """Bytes stay as they are, except on a terminal."""
+    value = shown("auto", b"v\xff\x1b[2J")
+    assert Template(template, terminal=False)(value) == to_bytes(text)
+    assert not {b"\x1b", b"\xff"} & {bytes([each]) for each in Template(template, terminal=True)(value)}
 
 
-def test_lines_come_out_whole_however_the_bytes_arrive() -> None:
-    """Lines cut by a buffer's end, Windows line ends and a last line without an end are whole."""
+def test_a_terminal_gets_no_control_characters_of_records() -> None:
+    """Escape sequences, C1 controls and marks of direction of key, value and headers; line ends and tabs stay."""
+    hostile = "\x1b[2J\x07\r\x9b1m\u202e\x7f".encode()
+    record = shown("auto", b"a\tb\n" + hostile, hostile)
+    record.batch.headers[0][0] = ("h", hostile)
+    columns = ["time", "key", "headers", "value"]
+    printed = TextLines(columns, stored=True, terminal=True, colour=False)(record).decode()
+    assert printed.count("\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7f") == 3
+    row = JsonLines(terminal=True, values=True)(record).decode()
+    assert json.loads(row)["key"].encode() == hostile
+    for text in (printed, row):
+        assert [each for each in text if not each.isprintable() and each not in "\t\n"] == []
+    coloured = TextLines(columns, stored=True, terminal=True, colour=True)(record)
+    assert (coloured.count(b"\x1b["), coloured.count(b"\x1b[0m")) == (6, 3)
+
+
+async def test_a_registry_that_is_away_is_asked_once() -> None:
+    """Each value that names a schema would wait for it."""
+    said: list[str] = []
+    async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
+        values = AutoValues(codecs, said.append)
+        for number in range(3):
+            await values.prepare([b"\0\0\0\0" + bytes([number + 1])])
+    assert len(said) == 1
+    assert "are shown as bytes: the schema registry at http://127.0.0.1:1 is not available" in said[0]
+
+
+@pytest.mark.parametrize(("words", "sentence"), table(__file__, "wrong_usage"))
+def test_wrong_options_are_explained(capsys: pytest.CaptureFixture[str], words: str, sentence: str) -> None:
+    """Before Kafka is asked."""
+    assert headrace(*words.split(), "-b", "localhost:1") == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "first", "second"), table(__file__, "positions"))
+async def test_positions_are_within_each_partition(text: str, first: int, second: int) -> None:
+    """A time is the first record of it or later."""
+    full, empty = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    async def offsets_since(_: object, at: int) -> dict[TopicPartition, int]:
+        return {full: at // 100} if at < 2000 else {}
+
+    bounds = LogBounds({full: 10, empty: 5}, {full: 20, empty: 5})
+    assert await bounds.at(SimpleNamespace(offsets_since=offsets_since), POSITION(text)) == {full: first, empty: second}
+
+
+@pytest.mark.parametrize("names", [completion.topic_names, completion.group_names, completion.consumer_names])
+def test_completion_is_silent_without_an_answer(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell shows nothing, instead of an error."""
+    context = click.Context(click.Command("x"))
+    context.params = {"bootstrap_servers": "localhost:1", "url": "http://127.0.0.1:1"}
+    assert names(context, click.Argument(["name"]), "") == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_come_out_whole_however_the_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines cut by a buffer's end, Windows line ends and a last line without an end are whole; one too long ends it."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as file, os.fdopen(write, "wb", buffering=0) as pipe:
 
         async def feed() -> list[list[bytes]]:
             pipe.write(b"a\r\nb")
-            chunks = read_lines(file)
+            chunks = read_lines(file, ByteCount([file]))
             found = [await anext(chunks)]
             pipe.write(b"c\nd")
             found.append(await anext(chunks))
-            pipe.close()
-            return [*found, *[lines async for lines in chunks]]
+            monkeypatch.setattr(record_input, "MAX_LINE_BYTES", 10)
+            pipe.write(b"x" * 11)
+            with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
+                await anext(chunks)
+            return found
 
-        assert asyncio.run(feed()) == [[b"a"], [b"bc"], [b"d"]]
-
-
-def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is no text does not fill the memory."""
-    monkeypatch.setattr(records_module, "MAX_LINE_BYTES", 10)
-    with pytest.raises(InvalidRequest, match="longer than 10 bytes"):
-        asyncio.run(anext(read_lines(io.BytesIO(b"x" * 11))))
+        assert asyncio.run(feed()) == [[b"a"], [b"bc"]]
 
 
 def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from yaml_table import table
 
 from headrace.cli import main as main_module
 from headrace.cli.main import root
-from headrace.cli.produce_consume import consume
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 from tests.command_line import headrace
 
@@ -59,9 +58,6 @@ def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.C
         assert f" {words[1]} " not in capsys.readouterr().out
         assert headrace(words[0], "t", words[1], "nonsense") == 2
         assert "nonsense" in capsys.readouterr().err
-    context = click.Context(click.Command("x"))
-    (start,) = [option for option in consume.params if option.name == "start"]
-    assert start.type.convert("begin", None, context) == "beginning"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_files_take_valid_names_only(tmp_path: Path, place: str) -> None:
 @pytest.mark.parametrize("words", ["topics create", "topics describe", "produce", "consume"])
 def test_no_command_takes_a_wrong_name(words: str) -> None:
     """It reports it before it calls a broker; there is none here."""
-    for name in ("^orders", "a\r\nb", ""):
+    for name in ("^orders", "a\r\nb", "")[words == "consume" :]:  # which takes patterns
         command = [*words.split(), "--bootstrap-servers", "127.0.0.1:1", "--", name]
         done = CliRunner().invoke(root, command, input="x\n")
         assert done.exit_code != 0

@@ -36,6 +36,7 @@ _OF_THE_NETWORK = (
     ("timed out", "timed out at"),
     ("isconnected", "connection closed by"),
 )
+_NO_LISTENER = ("connection refused by", "unknown host")
 
 
 class ConnectionProblem(NamedTuple):
@@ -142,6 +143,11 @@ class ConnectionErrors:
         """Return the latest problem, without contact to a broker."""
         last, inspected = self._last, self._inspected
         return (inspected[2] if inspected and inspected[1] == last else None) or last
+
+    @property
+    def no_listener(self) -> bool:
+        """Whether a client has no broker left to try, because none listens at its address."""
+        return self._none_left and self._last is not None and self._last.why.startswith(_NO_LISTENER)
 
     def find(self) -> ConnectionProblem | None:
         """Return the latest problem. If the client did not name the cause, a handshake finds it; that may block."""

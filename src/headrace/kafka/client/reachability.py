@@ -182,6 +182,11 @@ class Reachability(Service):
         unanswered = self._unanswered
         return unanswered is not None and unanswered.problem.refused
 
+    @property
+    def no_listener(self) -> bool:
+        """Whether clients report that no broker listens."""
+        return self._errors.no_listener
+
     def problem(self, *, contact: bool = False) -> ConnectionProblem | None:
         """Return why no broker is reached, if a client has reported it. With `contact` a broker may be contacted."""
         return self._errors.find() if contact else self._errors.last()

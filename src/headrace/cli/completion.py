@@ -1,0 +1,59 @@
+"""Names for the completion of the shell: topics, groups and consumers, within a second or none at all."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import click
+
+_SECONDS: Final = 0.9
+
+
+def _complete(ctx: click.Context, incomplete: str, find: Callable[[Any], Awaitable[list[str]]]) -> list[str]:
+    with contextlib.suppress(Exception), ctx.scope(cleanup=False):
+        from headrace.cli.cluster_options import find_cluster
+        from headrace.kafka import Admin
+
+        given = ctx.params
+        cluster = find_cluster(given.get("bootstrap_servers"), given.get("config"), only=("kafka", "schema_registry"))
+        Admin.on_wait = None
+        limited = cluster.kafka.model_copy(update={"request_timeout_seconds": _SECONDS})
+
+        async def names() -> list[str]:
+            return await asyncio.wait_for(find(Admin(limited)), _SECONDS)
+
+        return [name for name in asyncio.run(names()) if name.startswith(incomplete)]
+    return []
+
+
+def topic_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the topics that begin with a text; none if Kafka does not answer soon."""
+
+    async def find(admin: Any) -> list[str]:
+        return [topic.name for topic in await admin.list_topics()]
+
+    return _complete(ctx, incomplete, find)
+
+
+def group_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the groups that begin with a text; none if Kafka does not answer soon."""
+
+    async def find(admin: Any) -> list[str]:
+        return [group.name for group in await admin.list_groups()]
+
+    return _complete(ctx, incomplete, find)
+
+
+def consumer_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the reactive consumers and functions that begin with a text; none if no Headrace answers soon."""
+    with contextlib.suppress(Exception), ctx.scope(cleanup=False):
+        from headrace.cli.api import Api, address_of
+        from headrace.cli.cluster_options import find_settings
+        from headrace.control.routes import ControlEndpoints
+
+        given = ctx.params
+        url = given.get("url") or address_of(find_settings(given.get("config")), management=True)
+        found = Api(url, given.get("token") or "", _SECONDS).call(ControlEndpoints.list)["consumers"]
+        return [one["name"] for one in found if one["name"].startswith(incomplete)]
+    return []

@@ -1,0 +1,364 @@
+"""`headrace consume`: read topics and print their records."""
+
+import contextlib
+import functools
+import gc
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import click
+
+from headrace.cli.client_options import property_option, with_properties
+from headrace.cli.cluster_options import ClusterSettings, connection_options, registry_option
+from headrace.cli.completion import group_names, topic_names
+from headrace.cli.log_positions import (
+    PARTITIONS,
+    POSITION,
+    LogBounds,
+    LogPosition,
+    check_pattern,
+    chosen_partitions,
+    find_topics,
+)
+from headrace.cli.options import AliasedOption, ParsedType, with_options
+from headrace.cli.output import progress
+from headrace.cli.record_output import TOKENS, JsonLines, OutputFile, RecordRenderer, ShownBatch, Template, TextLines
+from headrace.cli.record_selection import SqlCondition, grep
+from headrace.cli.record_values import AUTO, Shown, Values, first_problem, open_codecs, values_of
+from headrace.config.format_list import FORMATS
+from headrace.errors import DecodeError
+from headrace.formats.choice import Codecs
+from headrace.kafka import Admin, MemberReader, Reachability, ReadPart, read_columns
+from headrace.records import RecordBatch, TopicPartition
+from headrace.runtime import SystemClock
+
+_MOST_RECORDS: Final = 2_000
+_COLLECT_AFTER: Final = (50_000, 20, 20)
+"""A collection in the middle of a part finds nothing."""
+_TEXT: Final = "string"
+_FORMAT: Final = click.Choice([AUTO, *FORMATS])
+_PROPERTIES: Final = {"queued.max.messages.kbytes": 65_536}
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as cause:
+        raise ValueError from cause
+
+
+_REGEX: Final = ParsedType("regex", _expression, "not a regular expression, as in Python")
+_which = with_options(
+    click.option(
+        "-o",
+        "--from",
+        "--since",
+        "start",
+        cls=AliasedOption,
+        type=POSITION,
+        default="beginning",
+        help="beginning, end, 47, +2 (after the first two), -3 (the last three), 2026-01-31T08:00, 2h (ago), @MS.",
+    ),
+    click.option("--to", "stop", type=POSITION, help="Stop before this position; by default the end of now."),
+    click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it."),
+    click.option("-p", "--partition", "partitions", type=PARTITIONS, help="Only these partitions, such as 0 or 0,2."),
+    click.option("-n", "--max", "limit", type=click.IntRange(1), help="Stop after this number of records."),
+    click.option(
+        "-g",
+        "--group",
+        "-G",
+        "group",
+        cls=AliasedOption,
+        shell_complete=group_names,
+        help="Read as a member of this group, and commit what was printed.",
+    ),
+    click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL."),
+    click.option("--grep", "pattern", type=_REGEX, help="Only records whose key, value or headers match."),
+    click.option(
+        "--isolation",
+        type=click.Choice(["read_committed", "read_uncommitted"]),
+        default="read_committed",
+        show_default=True,
+        help="Whether records of open and aborted transactions are left out.",
+    ),
+)
+_how = with_options(
+    click.option(
+        "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, default=AUTO, show_default=True
+    ),
+    click.option("--key-format", type=_FORMAT, default=AUTO, show_default=True),
+    click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".'),
+    click.option("--headers", is_flag=True, help="Print the headers before the value."),
+    click.option("--times", is_flag=True, help="Print the timestamp first."),
+    click.option("-f", "--template", help=f"Print by a format string, with \\n and \\t: {TOKENS}."),
+    click.option("--meta-only", is_flag=True, help="Print metadata and the size of the value, not the value."),
+    click.option("-J", "as_json", is_flag=True, hidden=True),
+    click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="Write here, not to standard output."),
+)
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
+@_which
+@_how
+@property_option
+@connection_options
+@registry_option
+async def consume(topics: Sequence[str], cluster: ClusterSettings, properties: Any, **given: Any) -> None:
+    """Print the records of topics, one per line; with --output json as objects with metadata.
+
+    TOPIC is a name, or a pattern such as '^orders[.]'. It stops at the end that the topics have now.
+    The order is that of each partition. Values that name a schema are printed as JSON, others as text; on a terminal
+    control characters are escaped.
+
+    CONDITION is over key, value, partition, offset, timestamp and headers, in DuckDB's SQL: "value.amount > 100" for
+    a field of JSON or of a value with a schema, "key = 'k1'", "value LIKE '%late%'". --max counts what is printed.
+
+    Example: headrace consume orders --from -10 --keys
+    """
+    if given.pop("as_json"):
+        given["output"] = "json"
+    run = _Run(topics, with_properties(cluster, properties), **given)
+    run.check()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+    await run.print_records()
+
+
+class Printer:
+    """Selects, decodes and renders records, and counts them."""
+
+    def __init__(
+        self,
+        sides: tuple[Values | None, Values | None],
+        renderer: RecordRenderer,
+        condition: SqlCondition | None,
+        pattern: re.Pattern[str] | None,
+        limit: int | None,
+    ) -> None:
+        """Print at most `limit` records; `sides` decode keys and values, as far as they are needed."""
+        self._keys, self._values = sides
+        self._renderer = renderer
+        self._condition = condition
+        self._pattern = pattern
+        self._limit = limit
+        self.printed = 0
+        self.read = 0
+        """Records that were read, whether they were printed or not."""
+        self.next_offsets: dict[TopicPartition, int] = {}
+        """After the last record of each partition that was printed or left out; the caller clears it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the limit is reached."""
+        return self.printed == self._limit
+
+    async def render(self, part: ReadPart) -> bytes:
+        """Return what is printed for records.
+
+        Raises:
+            DecodeError: A key or value is not of the format that was chosen.
+        """
+        found = []
+        for batch in part.batches:
+            if not self.is_complete:
+                found.append(await self._render(batch, batch.topic_partition in part.append_times))
+        return b"".join(found)
+
+    async def _render(self, batch: RecordBatch, has_append_times: bool) -> bytes:
+        rest = len(batch) if self._limit is None else self._limit - self.printed
+        chosen = await self._condition.select(batch) if self._condition else batch
+        if not self._pattern:
+            chosen = chosen[:rest]
+        plain = self._renderer.fast(chosen) if isinstance(self._renderer, TextLines) and len(chosen) else None
+        shown = ShownBatch(chosen, (), (), has_append_times)
+        if plain is None:
+            shown = shown._replace(keys=await _shown(self._keys, chosen, "keys"))
+            shown = shown._replace(values=await _shown(self._values, chosen, "values"))
+        if self._pattern:
+            shown = grep(self._pattern, shown)
+            if len(shown.batch) > rest:
+                shown = shown._replace(batch=shown.batch[:rest], keys=shown.keys[:rest], values=shown.values[:rest])
+        self.printed += len(shown.batch)
+        self.read += len(batch)
+        last = shown.batch.offsets if self.is_complete else batch.offsets
+        self.next_offsets[batch.topic_partition] = last[-1] + 1
+        if plain is not None:
+            return plain
+        return self._renderer(shown) if len(shown.batch) else b""
+
+
+async def _shown(side: Values | None, batch: RecordBatch, column: str) -> Sequence[Shown]:
+    if not side:
+        return [None] * len(batch)
+    payloads = getattr(batch, column)
+    await side.prepare(payloads)
+    try:
+        return side.shown(payloads)
+    except DecodeError as cause:
+        at, problem = first_problem(side, payloads) or (0, cause)
+        raise DecodeError(
+            f"record {batch.offsets[at]} of {batch.topic_partition}: {problem}. "
+            "Choose another --value-format or --key-format"
+        ) from cause
+
+
+@contextlib.contextmanager
+def _file_progress(doing: str, target: OutputFile) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar on a terminal while records are written elsewhere."""
+    if target.is_terminal:
+        yield lambda done, total: None
+        return
+    with progress(doing) as show:
+        yield show
+
+
+class _Run(NamedTuple):
+    """One run of the command: its options."""
+
+    topics: Sequence[str]
+    cluster: ClusterSettings
+    start: LogPosition
+    stop: LogPosition | None
+    follow: bool
+    partitions: frozenset[int] | None
+    limit: int | None
+    group: str | None
+    where: str | None
+    pattern: re.Pattern[str] | None
+    isolation: str
+    value_format: str
+    key_format: str
+    keys: bool
+    headers: bool
+    times: bool
+    template: str | None
+    meta_only: bool
+    file: Path | None
+    output: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether it waits for new records."""
+        return self.follow or self.start.kind == "end"
+
+    def check(self) -> None:
+        """Raise click.UsageError if options contradict each other."""
+        for topic in self.topics:
+            check_pattern(topic)
+        columns = self.keys or self.headers or self.times
+        problems = {
+            "--to ends the reading, and --follow or --from end does not: leave one out": self.stop and self.follows,
+            "--group reads on where the group has committed: of --from it takes beginning and end": self.group
+            and self.start.kind not in ("beginning", "end"),
+            "--group gets its partitions from the group: leave out --partition and --to": self.group
+            and (self.partitions or self.stop),
+            "-f has its own tokens: leave out --keys, --headers, --times, --meta-only and --output json": self.template
+            and (columns or self.meta_only or self.output == "json"),
+            "--meta-only prints no value: leave out --grep": self.meta_only and self.pattern,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise click.UsageError(problem)
+
+    def renderer(self, target: OutputFile) -> RecordRenderer:
+        """Return what writes the records.
+
+        Raises:
+            click.UsageError: The template is not valid.
+        """
+        terminal = target.is_terminal
+        if self.template is not None:
+            try:
+                return Template(self.template, terminal=terminal)
+            except ValueError as cause:
+                raise click.UsageError(f"-f: {cause}") from None
+        if self.output == "json":
+            return JsonLines(terminal=terminal, values=not self.meta_only)
+        first = ["topic", "partition", "offset"] if self.meta_only else []
+        shown = {"time": self.times or self.meta_only, "key": self.keys, "headers": self.headers}
+        columns = [*first, *(name for name, chosen in shown.items() if chosen), "size" if self.meta_only else "value"]
+        is_stored = self.value_format in (AUTO, _TEXT) and not self.pattern
+        return TextLines(columns, stored=is_stored, terminal=terminal, colour=target.has_colours)
+
+    async def print_records(self) -> None:
+        """Read and print."""
+        target = OutputFile(self.file, keep=self.follows)
+        renderer = self.renderer(target)
+        admin = Admin(self.cluster.kafka)
+        found = await find_topics(admin, self.topics)
+        name = ", ".join(topic.name for topic in found[:3]) + (", ..." if len(found) > 3 else "")
+        async with open_codecs(self.cluster.registry) as codecs:
+            printer = self.printer(codecs, renderer)
+            with target.opened() as file:
+                if self.group:
+                    await self._read_as_member(printer, [topic.name for topic in found], file)
+                    return
+                bounds = await LogBounds.of(admin, chosen_partitions(found, self.partitions or ()), self.isolation)
+                starts = await bounds.at(admin, self.start)
+                ends = None if self.follows else await bounds.at(admin, self.stop) if self.stop else bounds.ends
+                total = None if ends is None else sum(max(0, end - starts[p]) for p, end in ends.items())
+                properties = {**_PROPERTIES, "isolation.level": self.isolation}
+                reading = read_columns(self.cluster.kafka, starts, ends, properties, _MOST_RECORDS)
+                with _file_progress(f"consume {name}", target) as show:
+                    async with contextlib.aclosing(reading) as parts, self._reporting_outages():
+                        async for part in parts:
+                            file.write(await printer.render(part))
+                            file.flush()
+                            show(printer.read, total)
+                            if printer.is_complete:
+                                return
+        if not printer.printed:
+            chosen = self.where or self.pattern
+            click.echo(f"no records in {name}" + (" meet the condition" if chosen else self._where(bounds)), err=True)
+
+    def _where(self, bounds: LogBounds) -> str:
+        is_whole = self.start.kind == "beginning" and not self.stop
+        return "" if is_whole else f" between these positions: {bounds}"
+
+    async def _read_as_member(self, printer: Printer, topics: Sequence[str], file: Any) -> None:
+        properties = {"isolation.level": self.isolation}
+        otherwise: Literal["earliest", "latest"] = "latest" if self.start.kind == "end" else "earliest"
+        reader = MemberReader(self.cluster.kafka, self.group or "", topics, properties, otherwise=otherwise)
+        text = f"reading as a member of group {self.group}, which commits what was printed: at least once"
+        click.echo(text, err=True)
+        async with self._reporting_outages(), reader, contextlib.aclosing(reader.parts(_MOST_RECORDS)) as parts:
+            async for part in parts:
+                file.write(await printer.render(part))
+                file.flush()
+                if printer.next_offsets and (problem := await reader.commit(printer.next_offsets)):
+                    click.echo(f"not committed, so these records may be read again: {problem}", err=True)
+                printer.next_offsets.clear()
+                if printer.is_complete or (reader.is_at_end and not self.follows):
+                    break
+        if not printer.printed:
+            click.echo(f"no records for this member of group {self.group}", err=True)
+
+    def printer(self, codecs: Codecs, renderer: RecordRenderer) -> Printer:
+        """Return what selects, decodes and renders records."""
+        report = functools.partial(click.echo, err=True)
+        sides = tuple(values_of(codecs, name, report) for name in (self.key_format, self.value_format))
+        needs_keys = self.keys or self.output == "json" or self.pattern is not None
+        needs_values = not self.meta_only
+        if isinstance(renderer, Template):
+            needs_keys, needs_values = renderer.needs_keys or needs_keys, renderer.needs_values or bool(self.pattern)
+        formats = (self.key_format, self.value_format)
+        condition = SqlCondition(self.where, codecs, formats, (sides[0], sides[1])) if self.where else None
+        chosen = (sides[0] if needs_keys else None, sides[1] if needs_values else None)
+        return Printer(chosen, renderer, condition, self.pattern, self.limit)
+
+    @contextlib.asynccontextmanager
+    async def _reporting_outages(self) -> AsyncGenerator[None, None]:
+        """Report on standard error when Kafka becomes unreachable, and when it responds again."""
+        if not self.follows:
+            yield
+            return
+        echo = functools.partial(click.echo, err=True)
+        reachability = Reachability(self.cluster.kafka, SystemClock(), report=echo)
+        await reachability.start()
+        try:
+            yield
+        finally:
+            await reachability.stop()

@@ -1,0 +1,237 @@
+"""`headrace produce`: write lines, JSON objects, rows of CSV or files as records."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import IO, Any, Final, NamedTuple
+
+import click
+
+from headrace.cli.client_options import producer_of, property_option
+from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer, registry_option
+from headrace.cli.completion import topic_names
+from headrace.cli.options import MOMENT, PAIR, RATE, AliasedOption, ParsedType, with_options
+from headrace.cli.output import byte_progress, counted, print_result
+from headrace.cli.record_input import (
+    ByteCount,
+    Encoding,
+    Item,
+    RecordFields,
+    encode_items,
+    of_file,
+    of_line,
+    of_object,
+    of_row,
+    read_lines,
+    read_rows,
+    read_whole,
+)
+from headrace.cli.record_output import unescaped
+from headrace.cli.record_values import open_codecs
+from headrace.config.format_list import FORMATS
+from headrace.control.runs.selection import to_bytes
+from headrace.errors import HeadraceError
+from headrace.formats.choice import SchemaChoice
+from headrace.kafka import Admin, Producer
+from headrace.kafka.timestamps import milliseconds
+from headrace.records import OutgoingRecord
+
+_FORMAT: Final = click.Choice([*FORMATS])
+_TURNS_PER_SECOND: Final = 10
+Make = Callable[[RecordFields, Any], OutgoingRecord | None]
+_KINDS: Final[dict[str, tuple[Make, str]]] = {
+    "lines": (of_line, "line"),
+    "ndjson": (of_object, "line"),
+    "csv": (of_row, "row"),
+    "file": (of_file, "file"),
+}
+
+
+def _delimiter(text: str) -> str:
+    if not (found := unescaped(text)):
+        raise ValueError
+    return found
+
+
+_DELIMITER: Final = ParsedType("text", _delimiter, "no text between records: write characters, \\n, \\t, \\0 or \\xHH")
+_what = with_options(
+    click.option("--file", "more_files", type=click.File("rb"), multiple=True, hidden=True),
+    click.option(
+        "--input",
+        "kind",
+        type=click.Choice([*_KINDS]),
+        default="lines",
+        show_default=True,
+        help="Lines, JSON objects with key, value, headers, partition and timestamp, rows of CSV, or whole files.",
+    ),
+    click.option("-D", "--separator", type=_DELIMITER, default="\\n", show_default=True, help="Between records."),
+    click.option(
+        "--keys", is_flag=True, help="Each line is key, separator, value; in CSV the first column is the key."
+    ),
+    click.option(
+        "-K", "--key-separator", type=_DELIMITER, help="Between key and value, by default a tab; means --keys."
+    ),
+    click.option("-k", "--key", help="The key of each record that has none of its own."),
+    click.option("-H", "--header", "headers", type=PAIR, multiple=True, help="A header of each record."),
+    click.option("-p", "--partition", type=click.IntRange(0), help="Partition of each record; by default by the key."),
+    click.option("--timestamp", type=MOMENT, help="Of each record: 2026-01-31T08:00, or 2h (ago)."),
+    click.option("-Z", "--tombstone", "tombstones", is_flag=True, help="An empty value, or a key alone, is null."),
+)
+_how = with_options(
+    click.option(
+        "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, help="By default text."
+    ),
+    click.option("--key-format", type=_FORMAT, help="By default text."),
+    click.option("--schema-file", type=click.File("r"), help="Schema of values; registered if it is new."),
+    click.option("--schema-id", type=click.IntRange(1), help="Schema of values by its id."),
+    click.option("--rate", type=RATE, help="Records per second at most."),
+    click.option("-n", "--max", "limit", type=click.IntRange(1), help="Stop after this number of records."),
+)
+
+
+@click.command()
+@click.argument("topic", shell_complete=topic_names)
+@click.argument("files", nargs=-1, type=click.File("rb"))
+@_what
+@_how
+@property_option
+@connection_options
+@registry_option
+async def produce(topic: str, cluster: ClusterSettings, output: str, properties: Any, **given: Any) -> None:
+    """Write each line as a record, and print how many all in-sync replicas have acknowledged.
+
+    It reads FILES, or standard input. Empty lines are skipped. Lines are string text, JSON, base64 (binary), or JSON
+    for the newest schema of the subject TOPIC-value.
+
+    Example: printf 'a\\t{"n": 1}\\n' | headrace produce orders --keys --value-format json
+    """
+    source = _Source.of(given)
+    settings = producer_of(cluster, properties)
+    pace = _Pace(given["rate"], given["limit"])
+    try:
+        await Admin(cluster.kafka).describe_topic(topic)
+        fields = await _fields(topic, cluster, given)
+        with byte_progress(f"produce to {topic}") as show:
+            async with open_producer(cluster.kafka, settings) as target:
+                async for records, problem in source.records(fields):
+                    stop = await pace.send(target, records) or problem
+                    show(pace.acknowledged, source.progress.read, source.progress.total)
+                    if stop:
+                        raise stop
+                    if pace.is_complete:
+                        break
+    except BaseException:
+        click.echo(f"stopped after {counted(pace.acknowledged, 'record')} acknowledged in {topic}:", err=True)
+        raise
+    text = f"{counted(pace.acknowledged, 'record')} acknowledged in {topic}"
+    print_result({"topic": topic, "acknowledged": pace.acknowledged}, text, output)
+
+
+async def _fields(topic: str, cluster: ClusterSettings, given: dict[str, Any]) -> RecordFields:
+    """Return what the options say of each record; a schema is fetched once."""
+    text = given["schema_file"].read() if given["schema_file"] else None
+    has_keys = given["keys"] or given["key_separator"] is not None
+    as_stored = given["kind"] == "file"
+    async with open_codecs(cluster.registry) as codecs:
+        keys = await Encoding.find(codecs, given["key_format"], f"{topic}-key", SchemaChoice())
+        schema = SchemaChoice(text=text, id=given["schema_id"])
+        values = await Encoding.find(codecs, given["value_format"], f"{topic}-value", schema, as_stored=as_stored)
+    return RecordFields(
+        topic,
+        values,
+        keys,
+        None if given["key"] is None else keys.of_text(to_bytes(given["key"])),
+        to_bytes(given["key_separator"] or "\t") if has_keys else None,
+        [(name, to_bytes(value)) for name, value in given["headers"]],
+        given["partition"],
+        milliseconds(given["timestamp"]) if given["timestamp"] else 0,
+        given["tombstones"],
+    )
+
+
+class _Source(NamedTuple):
+    """The input."""
+
+    files: Sequence[IO[bytes]]
+    kind: str
+    separator: bytes
+    progress: ByteCount
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "_Source":
+        """Take the options.
+
+        Raises:
+            click.UsageError: They contradict each other.
+        """
+        kind, has_keys = given["kind"], given["keys"] or given["key_separator"] is not None
+        separators = given["separator"] != "\n" or given["key_separator"] is not None
+        problems = {
+            "--key is the key of every record, and --keys reads one from each: leave one out": given["key"] is not None
+            and has_keys,
+            f"--separator and --key-separator are of --input lines: leave them out of {kind}": separators
+            and kind != "lines",
+            f"--keys is of --input lines and csv: leave it out of {kind}": has_keys and kind in ("ndjson", "file"),
+            "--schema-file and --schema-id name two schemas: leave one out": given["schema_file"]
+            and given["schema_id"],
+            "--schema-file needs --value-format avro, jsonschema or protobuf": given["schema_file"]
+            and not given["value_format"],
+        }
+        for problem, found in problems.items():
+            if found:
+                raise click.UsageError(problem)
+        files = [*given["files"], *given["more_files"]] or [sys.stdin.buffer]
+        return cls(files, kind, to_bytes(given["separator"]), ByteCount(files))
+
+    async def records(self, fields: RecordFields) -> AsyncIterator[tuple[list[OutgoingRecord], HeadraceError | None]]:
+        """Yield records as they arrive, up to the first invalid item, and the error of that one."""
+        make, what = _KINDS[self.kind]
+        before = 0
+        for file in self.files:
+            async for items in self._items(file):
+                yield encode_items(fields, make, items, before, what)
+                before += len(items)
+
+    def _items(self, file: IO[bytes]) -> AsyncIterator[list[Item]]:
+        if self.kind == "csv":
+            return read_rows(file, self.progress)
+        if self.kind == "file":
+            return read_whole(file, self.progress)
+        return read_lines(file, self.progress, self.separator)
+
+
+class _Pace:
+    """Sends records at a rate, up to a number of them."""
+
+    def __init__(self, rate: float | None, limit: int | None) -> None:
+        self.acknowledged = 0
+        self._rate = rate
+        self._left = limit
+        self._due_at = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the number is reached."""
+        return self._left == 0
+
+    async def send(self, target: Producer, records: Sequence[OutgoingRecord]) -> HeadraceError | None:
+        """Send records and wait until they are acknowledged; return the first error."""
+        records = records[: self._left] if self._left is not None else records
+        portion = len(records) if self._rate is None else max(1, int(self._rate / _TURNS_PER_SECOND))
+        for start in range(0, len(records), portion or 1):
+            sent = records[start : start + portion]
+            await self._wait(len(sent))
+            failed = [result for result in await target.produce(sent) if isinstance(result, HeadraceError)]
+            self.acknowledged += len(sent) - len(failed)
+            if self._left is not None:
+                self._left -= len(sent)
+            if failed:
+                return failed[0]
+        return None
+
+    async def _wait(self, records: int) -> None:
+        if self._rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(self._due_at - now)
+        self._due_at = max(self._due_at, now) + records / self._rate

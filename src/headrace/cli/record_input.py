@@ -1,0 +1,283 @@
+"""What `headrace produce` reads: lines, JSON objects, rows of CSV or whole files, each of which becomes a record."""
+
+import asyncio
+import csv
+import functools
+import io
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import islice
+from typing import IO, Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.config.format_list import STRINGS
+from headrace.errors import EncodeError, HeadraceError, InvalidRequest
+from headrace.formats.choice import Codecs, SchemaChoice
+from headrace.formats.plain import BinaryCodec, Codec, JsonCodec
+from headrace.kafka.timestamps import milliseconds, parse_time
+from headrace.records import Header, OutgoingRecord
+from headrace.runtime import run_blocking
+
+_CHUNK_BYTES: Final = 1_048_576
+MAX_LINE_BYTES: Final = 16_777_216
+_ROWS: Final = 500
+_BINARY: Final = "binary"
+Item = Any
+"""A line, a row of CSV, or the content of a file."""
+
+
+class Encoding(NamedTuple):
+    """How texts and JSON values become keys or values."""
+
+    of_text: Callable[[bytes], bytes]
+    """Encodes a text. Raises HeadraceError if it does not fit the format."""
+    of_json: Callable[[bytes], bytes]
+    """Encodes a JSON value that is not null; raises as well."""
+
+    @classmethod
+    async def find(
+        cls, codecs: Codecs, name: str | None, subject: str, schema: SchemaChoice, *, as_stored: bool = False
+    ) -> "Encoding":
+        """Return the encoding of a format, with its newest schema unless another is chosen.
+
+        Without a format, a text is stored as it is; of JSON, a string is its text, and another value its JSON.
+        """
+        if name is None and schema == SchemaChoice():
+            return cls((lambda text: text) if as_stored else _checked_text, _plain)
+        codec = (await codecs.for_writing(schema._replace(format=name), name or "string", subject)).codec
+        return cls(functools.partial(_encoded, codec, name in STRINGS), codec.encode)
+
+
+def _checked_text(text: bytes) -> bytes:
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError as cause:
+        raise EncodeError("not UTF-8 text") from cause
+    return text
+
+
+def _plain(value: bytes) -> bytes:
+    return msgspec.json.decode(value, type=str).encode() if value[:1] == b'"' else value
+
+
+def _encoded(codec: Codec, is_text: bool, text: bytes) -> bytes:
+    return codec.encode(msgspec.json.encode(_checked_text(text).decode()) if is_text else JsonCodec().decode(text))
+
+
+class RecordFields(NamedTuple):
+    """What the options say of each record."""
+
+    topic: str
+    values: Encoding
+    keys: Encoding
+    key: bytes | None = None
+    """The key of records that have none of their own."""
+    key_separator: bytes | None = None
+    """Between key and value of a line; None if lines have no key."""
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+    timestamp_ms: int = 0
+    tombstones: bool = False
+    """Whether an empty value is null."""
+
+    def record(self, key: bytes | None, value: bytes | None, **own: Any) -> OutgoingRecord:
+        """Return a record with these fields where it has none of its own."""
+        headers = [*self.headers, *own.get("headers", ())]
+        partition = self.partition if own.get("partition") is None else own["partition"]
+        return OutgoingRecord(
+            self.topic, key, value, headers or None, partition, own.get("timestamp_ms") or self.timestamp_ms
+        )
+
+
+class NdjsonRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of NDJSON. It takes what `headrace consume --output json` prints, and uses what a record can have."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    key: msgspec.Raw = msgspec.Raw(b"null")
+    headers: dict[str, str | None] | list[tuple[str, str | None]] = []
+    partition: int | None = None
+    timestamp: int | str = 0
+    """Milliseconds since the epoch, or ISO 8601."""
+    timestamp_ms: int = 0
+    key_format: str | None = None
+    value_format: str | None = None
+    """`binary`: it is base64, whatever the format of the others."""
+    topic: str = ""
+    offset: int = 0
+    timestamp_type: str = ""
+    key_schema_id: int | None = None
+    value_schema_id: int | None = None
+    value_size: int | None = None
+
+
+_decode_object = msgspec.json.Decoder(NdjsonRecord).decode
+
+
+def of_line(fields: RecordFields, line: bytes) -> OutgoingRecord | None:
+    """Return the record of a line; None for an empty one.
+
+    Raises:
+        HeadraceError: It has no separator, or does not fit the format.
+    """
+    if not line:
+        return fields.record(fields.key, None) if fields.tombstones and fields.key is not None else None
+    if fields.key_separator is None:
+        return fields.record(fields.key, fields.values.of_text(line))
+    key, separator, value = line.partition(fields.key_separator)
+    if not separator and not fields.tombstones:
+        name = "tab" if fields.key_separator == b"\t" else repr(fields.key_separator.decode(errors="replace"))
+        raise InvalidRequest(f"--keys requires a {name} between key and value")
+    is_null = fields.tombstones and not value
+    return fields.record(fields.keys.of_text(key), None if is_null else fields.values.of_text(value))
+
+
+def of_object(fields: RecordFields, line: bytes) -> OutgoingRecord | None:
+    """Return the record of a line of NDJSON; raises as `of_line`."""
+    if not line.strip():
+        return None
+    try:
+        found = _decode_object(line)
+        written = milliseconds(parse_time(found.timestamp)) if isinstance(found.timestamp, str) else found.timestamp
+    except (msgspec.DecodeError, ValueError) as cause:  # a ValidationError of msgspec is a DecodeError
+        raise InvalidRequest(f"no JSON object of a record: {cause}") from None
+    key = _from_json(fields.keys, found.key, found.key_format)
+    value = _from_json(fields.values, found.value, found.value_format)
+    pairs = found.headers.items() if isinstance(found.headers, dict) else found.headers
+    headers = [(name, None if text is None else text.encode()) for name, text in pairs]
+    return fields.record(
+        fields.key if key is None else key,
+        None if fields.tombstones and not value else value,
+        headers=headers,
+        partition=found.partition,
+        timestamp_ms=written or found.timestamp_ms,
+    )
+
+
+def _from_json(encoding: Encoding, raw: msgspec.Raw, name: str | None) -> bytes | None:
+    text = bytes(raw)
+    if text == b"null":
+        return None
+    return BinaryCodec().encode(text) if name == _BINARY else encoding.of_json(text)
+
+
+def of_row(fields: RecordFields, row: dict[str, str]) -> OutgoingRecord:
+    """Return the record of a row of CSV: an object, whose first column is the key if rows have keys."""
+    key = next(iter(row.values())).encode() if fields.key_separator is not None else None
+    value = msgspec.json.encode({name: _cell(text) for name, text in row.items()})
+    return fields.record(fields.key if key is None else fields.keys.of_text(key), fields.values.of_json(value))
+
+
+def _cell(text: str) -> Any:
+    """Return a number or switch as JSON, an empty cell as null, and anything else as text."""
+    if not text:
+        return None
+    if text in ("true", "false") or text[0] in "-0123456789":
+        try:
+            return msgspec.Raw(JsonCodec().decode(text.encode()))
+        except HeadraceError:
+            return text
+    return text
+
+
+def of_file(fields: RecordFields, content: bytes) -> OutgoingRecord:
+    """Return the record of a file."""
+    is_null = fields.tombstones and not content
+    return fields.record(fields.key, None if is_null else fields.values.of_text(content))
+
+
+def encode_items(
+    fields: RecordFields,
+    make: Callable[[RecordFields, Any], OutgoingRecord | None],
+    items: Iterable[Item],
+    before: int,
+    what: str = "line",
+) -> tuple[list[OutgoingRecord], HeadraceError | None]:
+    """Return the records up to the first invalid item, and the error of that one.
+
+    Args:
+        before: Items of earlier calls, for the number in the error.
+        what: What an item is called there.
+    """
+    records: list[OutgoingRecord] = []
+    for number, item in enumerate(items, before + 1):
+        try:
+            if (record := make(fields, item)) is not None:
+                records.append(record)
+        except HeadraceError as cause:
+            text = f"{what} {number}: {cause}. This {what} and later ones were not sent"
+            return records, InvalidRequest(text, line=number)
+    return records, None
+
+
+class ByteCount:
+    """How much of the input was read."""
+
+    def __init__(self, files: Sequence[IO[bytes]]) -> None:
+        """Take the sizes of the files."""
+        self.read = 0
+        sizes = [_size_of(file) for file in files]
+        self.total = None if None in sizes else sum(size or 0 for size in sizes)
+        """None if it is not known, as of a pipe."""
+
+
+def _size_of(file: IO[bytes]) -> int | None:
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, io.UnsupportedOperation):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n") -> AsyncIterator[list[bytes]]:
+    """Yield the available lines without waiting for more, so that lines of a slow pipe are sent at once.
+
+    Raises:
+        InvalidRequest: A line is too long.
+    """
+    rest = b""
+    while data := await run_blocking(file.read1, _CHUNK_BYTES):  # type: ignore[attr-defined]
+        count.read += len(data)
+        *lines, rest = (rest + data).split(separator)
+        if len(rest) > MAX_LINE_BYTES:
+            raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: the input must be lines of text")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines] if separator == b"\n" else lines
+        await asyncio.sleep(0)
+    if rest:
+        yield [rest]
+
+
+async def read_rows(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[dict[str, str]]]:
+    """Yield the rows of a CSV file by the names in its first row.
+
+    Raises:
+        InvalidRequest: It is not CSV with a first row of names, or a row is longer or shorter than that.
+    """
+    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+    try:
+        names: list[str] = await run_blocking(next, reader, [])
+        if not names or len(set(names)) < len(names):
+            raise InvalidRequest("the first row must have the names of the columns, each once")
+        while rows := await run_blocking(lambda: [*islice(reader, _ROWS)]):
+            count.read = min(count.total or 0, file.tell()) if count.total else 0
+            if wrong := [row for row in rows if row and len(row) != len(names)]:
+                text = f"a row before line {reader.line_num + 1} has {len(wrong[0])} cells, and the first {len(names)}"
+                raise InvalidRequest(f"{text}: {','.join(wrong[0])[:60]}")
+            yield [dict(zip(names, row, strict=True)) for row in rows if row]
+    except (csv.Error, UnicodeDecodeError) as cause:
+        raise InvalidRequest(f"line {reader.line_num}: not CSV in UTF-8: {cause}") from cause
+
+
+async def read_whole(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[bytes]]:
+    """Yield the content of a file.
+
+    Raises:
+        InvalidRequest: It is too large for a record.
+    """
+    data = await run_blocking(file.read, MAX_LINE_BYTES + 1)
+    count.read += len(data)
+    if len(data) > MAX_LINE_BYTES:
+        raise InvalidRequest(f"{file.name} is larger than {MAX_LINE_BYTES} bytes: a record cannot be")
+    yield [data]

@@ -1,0 +1,91 @@
+"""Which records `headrace consume` prints: those that meet a condition in SQL, or match a regular expression."""
+
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from headrace.cli.record_output import ShownBatch, headers_of, line_of
+from headrace.cli.record_values import AUTO, Values
+from headrace.config.format_list import SCHEMA_TYPES
+from headrace.errors import StatementRejected
+from headrace.formats.choice import Codecs
+from headrace.queries.engine_process import require_duckdb
+from headrace.records import Record, RecordBatch
+
+_REGISTERED: Final = next(iter(SCHEMA_TYPES))
+"""Any format with a schema: the bytes name the schema, and that names the format."""
+_TEXT: Final = "string"
+_BYTES: Final = "binary"
+Matching = Callable[[Sequence[Record]], Awaitable[list[Record]]]
+
+
+class SqlCondition:
+    """Finds the records that meet a condition; where the format is `auto`, each record has its own."""
+
+    def __init__(self, condition: str, codecs: Codecs, formats: tuple[str, str], sides: tuple[Values, Values]) -> None:
+        """Check the condition; `formats` and `sides` are those of keys and of values.
+
+        Raises:
+            EnvironmentProblem: A library is missing.
+            StatementRejected: It is not a condition.
+        """
+        require_duckdb()
+        self._condition = condition
+        self._codecs = codecs
+        self._formats = formats
+        self._sides = sides
+        self._filters: dict[tuple[str, ...], Any] = {}
+        self._filter_of(tuple(_TEXT if name == AUTO else name for name in formats))
+
+    def _filter_of(self, formats: tuple[str, ...]) -> Any:
+        if formats not in self._filters:
+            from headrace.queries.record_filter import RecordFilter
+
+            self._filters[formats] = RecordFilter(self._condition, self._codecs, *formats)
+        return self._filters[formats]
+
+    async def select(self, batch: RecordBatch) -> RecordBatch:
+        """Return the records of a batch that meet the condition.
+
+        Raises:
+            DecodeError: A key or value is not of its format.
+            StatementRejected: The condition does not fit the records.
+        """
+        groups: dict[tuple[str, ...], list[Record]] = {}
+        if AUTO in self._formats:
+            for side, column in zip(self._sides, (batch.keys, batch.values), strict=True):
+                await side.prepare(column)
+            for record in batch:
+                groups.setdefault(self._formats_of(record), []).append(record)
+        else:
+            groups[self._formats] = [*batch]
+        offsets: set[int] = set()
+        for formats, records in groups.items():
+            # Bytes have no fields, so a condition on a field is not met.
+            ignored = (StatementRejected,) if AUTO in self._formats and _BYTES in formats else ()
+            with contextlib.suppress(*ignored):
+                offsets.update(record.offset for record in await self._filter_of(formats).matching(records))
+        return batch.select([at for at, offset in enumerate(batch.offsets) if offset in offsets])
+
+    def _formats_of(self, record: Record) -> tuple[str, ...]:
+        sides = zip(self._formats, self._sides, (record.key, record.value), strict=True)
+        return tuple(_format_of(side, data) if name == AUTO else name for name, side, data in sides)
+
+
+def _format_of(side: Values, data: bytes | None) -> str:
+    shown = side.shown([data])[0]
+    return _REGISTERED if isinstance(shown, msgspec.Raw) else _BYTES if isinstance(shown, bytes) else _TEXT
+
+
+def grep(pattern: re.Pattern[str], shown: ShownBatch) -> ShownBatch:
+    """Return the records whose key, value or headers have a match, as they are printed."""
+    headers = shown.batch.headers or [None] * len(shown.batch)
+    texts = zip(map(line_of, shown.keys), map(line_of, shown.values), map(headers_of, headers), strict=True)
+    indexes = [at for at, columns in enumerate(texts) if any(map(pattern.search, columns))]
+    if len(indexes) == len(shown.batch):
+        return shown
+    keys, values = ([column[at] for at in indexes] for column in (shown.keys, shown.values))
+    return shown._replace(batch=shown.batch.select(indexes), keys=keys, values=values)

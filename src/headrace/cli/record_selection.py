@@ -1,6 +1,5 @@
 """Which records `headrace consume` prints: those that meet a condition in SQL, or match a regular expression."""
 
-import contextlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -10,7 +9,6 @@ import msgspec
 from headrace.cli.record_output import ShownBatch, headers_of, line_of
 from headrace.cli.record_values import AUTO, Values
 from headrace.config.format_list import SCHEMA_TYPES
-from headrace.errors import StatementRejected
 from headrace.formats.choice import Codecs
 from headrace.queries.engine_process import require_duckdb
 from headrace.records import Record, RecordBatch
@@ -18,7 +16,6 @@ from headrace.records import Record, RecordBatch
 _REGISTERED: Final = next(iter(SCHEMA_TYPES))
 """Any format with a schema: the bytes name the schema, and that names the format."""
 _TEXT: Final = "string"
-_BYTES: Final = "binary"
 Matching = Callable[[Sequence[Record]], Awaitable[list[Record]]]
 
 
@@ -59,25 +56,23 @@ class SqlCondition:
             for side, column in zip(self._sides, (batch.keys, batch.values), strict=True):
                 await side.prepare(column)
             for record in batch:
-                groups.setdefault(self._formats_of(record), []).append(record)
+                formats, seen = self._as_seen(record)
+                groups.setdefault(formats, []).append(seen)
         else:
             groups[self._formats] = [*batch]
         offsets: set[int] = set()
         for formats, records in groups.items():
-            # Bytes have no fields, so a condition on a field is not met.
-            ignored = (StatementRejected,) if AUTO in self._formats and _BYTES in formats else ()
-            with contextlib.suppress(*ignored):
-                offsets.update(record.offset for record in await self._filter_of(formats).matching(records))
+            offsets.update(record.offset for record in await self._filter_of(formats).matching(records))
         return batch.select([at for at, offset in enumerate(batch.offsets) if offset in offsets])
 
-    def _formats_of(self, record: Record) -> tuple[str, ...]:
-        sides = zip(self._formats, self._sides, (record.key, record.value), strict=True)
-        return tuple(_format_of(side, data) if name == AUTO else name for name, side, data in sides)
-
-
-def _format_of(side: Values, data: bytes | None) -> str:
-    shown = side.shown([data])[0]
-    return _REGISTERED if isinstance(shown, msgspec.Raw) else _BYTES if isinstance(shown, bytes) else _TEXT
+    def _as_seen(self, record: Record) -> tuple[tuple[str, ...], Record]:
+        """Return the formats of a record, and the record as SQL sees it: bytes that are not text are null."""
+        formats, payloads = [], []
+        for name, side, data in zip(self._formats, self._sides, (record.key, record.value), strict=True):
+            shown = side.shown([data])[0] if name == AUTO else None
+            formats.append(name if name != AUTO else _REGISTERED if isinstance(shown, msgspec.Raw) else _TEXT)
+            payloads.append(None if isinstance(shown, bytes) else data)
+        return tuple(formats), msgspec.structs.replace(record, key=payloads[0], value=payloads[1])
 
 
 def grep(pattern: re.Pattern[str], shown: ShownBatch) -> ShownBatch:

@@ -18,11 +18,13 @@ import uvloop
 from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
 from headrace.app.console_process import ConsoleProcess
+from headrace.app.changed_files import ChangedFiles
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
 from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.topic_requirements import examination
+from headrace.app.user_program import UserProgram
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.http import HttpConfig
 from headrace.config.kafka_security import warnings_of
@@ -92,7 +94,7 @@ _FIRST_LOG_SECONDS = 2.0
 _NEXT_LOG_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _NUMBER = re.compile(r"\d+")
-_EXIT_OK, _EXIT_DIED = 0, 1
+_EXIT_DIED = 1
 _COLLECT_AFTER = 20_000, 50, 100
 
 
@@ -312,8 +314,13 @@ class App:
         self.supervisor.add(idempotency)
         return Writing(transactions, idempotency, context.metrics)
 
-    async def run(self, announce: Callable[[str], None]) -> int:
-        """Run until a signal or a death. Returns the exit code."""
+    async def run(
+        self, announce: Callable[[str], None], program: Sequence[str] = (), files: ChangedFiles | None = None
+    ) -> int:
+        """Run until a signal or a death, a change of watched files, or the end of the user's program.
+
+        Returns the exit code.
+        """
         self.signals.install()
         self.administration.open()
         webs = [self.web, *self.listeners]
@@ -324,6 +331,13 @@ class App:
         if config.console:
             urls = lambda: {web.name: web.url for web in webs}  # noqa: E731
             self.supervisor.add(ConsoleProcess(config.console, config.http, urls, self.context.clock))
+        ended = self.signals.drain_requested.set
+        user = UserProgram(program, lambda: self.web.url, self.supervisor.readiness, ended, self.context.clock)
+        if files:
+            files.on_change = ended
+            self.supervisor.add(files)
+        if program:
+            self.supervisor.add(user)  # the last to start, and the first to drain
         try:
             for web in webs:
                 web.claim()  # the web starts last, and consumers would have begun by then
@@ -340,7 +354,7 @@ class App:
         finally:
             self.administration.close()
             await self.context.registry.close()
-        return _EXIT_OK
+        return user.exit_code
 
 
 def _document(version: str, media_type: str) -> bytes:
@@ -470,16 +484,23 @@ class _Announcer(Service):
 
 
 def run(
-    config: HeadraceConfig, *, announce: Callable[[str], None], read_again: Callable[[], HeadraceConfig] | None = None
+    config: HeadraceConfig,
+    *,
+    announce: Callable[[str], None],
+    read_again: Callable[[], HeadraceConfig] | None = None,
+    program: Sequence[str] = (),
+    files: ChangedFiles | None = None,
 ) -> int:
     """Run everything the configuration names, in the foreground.
 
     Args:
         announce: Gets the line `ready http=...` when everything is ready.
         read_again: Reads the configuration again when an operator reloads a part of it.
+        program: The user's program and its arguments, which runs with the process.
+        files: Watches files, and ends the process when they have changed.
 
     Returns:
-        Exit code: 0 after a drain by signal, 1 after a service died.
+        Exit code: 0 after a drain by signal, 1 after a service died; that of the program when it ended by itself.
 
     Raises:
         ConfigError, FunctionInvalid, PipelineInvalid, PortTaken: Nothing was started.
@@ -489,7 +510,7 @@ def run(
     async def main() -> int:
         app = App(config, SystemClock())
         app.administration.read_again = read_again
-        return await app.run(announce)
+        return await app.run(announce, program, files)
 
     # The loop stays open until the process ends: to close it means to wait for threads that look up names.
     return asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())

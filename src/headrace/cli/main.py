@@ -109,8 +109,9 @@ def root(ctx: click.Context, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words  # anywhere: people add it to the command that just failed
-    words = [word for word in words if word != "--debug"]
+    end = words.index("--") if "--" in words else len(words)  # behind it are the words of another program
+    debug = "--debug" in words[:end]  # anywhere: people add it to the command that just failed
+    words = [word for word in words[:end] if word != "--debug"] + words[end:]
     if words[:1] == ["run"]:  # during the start, SIGTERM ends the process at once with exit code 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if words[:1] == ["pipeline"]:  # its temporary files hold secrets, so they are removed as after Ctrl-C

@@ -2,7 +2,7 @@
 
 from headrace.runtime.clock import Clock, Deadline, RestartPauses, SystemClock, TokenBucket, next_slice
 from headrace.runtime.gauge_registry import gauges
-from headrace.runtime.processes import Child, ChildProcess, run_program, start_child
+from headrace.runtime.processes import Child, ChildProcess, group_command, run_program, start_child
 from headrace.runtime.restarted import RestartedServices
 from headrace.runtime.server_watch import ServerWatch, WatchedServer
 from headrace.runtime.service import Readiness, Service

@@ -19,6 +19,7 @@ Child = subprocess.Popen[bytes]
 
 _LOOK_SECONDS = 0.2
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
+_LAUNCH_GROUP = str(Path(__file__).with_name("launch_group.py"))
 
 
 def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
@@ -26,6 +27,14 @@ def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
     if not die_with_parent:
         return list(command)
     return [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *command]
+
+
+def group_command(command: Sequence[str], prefix: str) -> list[str]:
+    """Return the command that runs a user's program, with a prefix before each line that it prints.
+
+    Whatever the program starts in its process group ends with this process. It does not read standard input.
+    """
+    return [sys.executable, "-I", "-S", _LAUNCH_GROUP, str(os.getpid()), prefix, *command]
 
 
 def start_child(

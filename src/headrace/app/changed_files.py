@@ -1,0 +1,78 @@
+"""Watches the files of a configuration while developing: a change that passes `headrace config check` ends the run."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from headrace.config.model import HeadraceConfig
+from headrace.runtime import ChildProcess, Clock, Service, run_blocking
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.3
+_PIPELINE_FILES: Final = (".yaml", ".yml", ".sql", ".py")
+
+
+class ChangedFiles(Service):
+    """Drains the process once a file has changed and the new ones are valid; the caller then starts it again."""
+
+    def __init__(self, file: Path | None, config: HeadraceConfig, clock: Clock) -> None:
+        """Prepare to watch a file, None for a run without one, and the files of functions and pipelines in it."""
+        super().__init__("changed files")
+        self.changed = False
+        """Whether the process ends because of a change."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called once, when the changed files are valid."""
+        self._file = file
+        self._config = config
+        self._clock = clock
+
+    async def run(self) -> None:
+        seen = await run_blocking(self._stamps)
+        while self._file and not self.changed:
+            await self._clock.sleep(_LOOK_SECONDS)
+            found = await run_blocking(self._stamps)
+            if found == seen:
+                continue
+            paths = ", ".join(sorted({path.name for path, _ in found.items() ^ seen.items()}))
+            seen = found
+            if problems := await self._problems(self._file):
+                log.error("%s changed, keeping the running configuration: %s", paths, problems)
+                continue
+            log.info("%s changed: starting again", paths)
+            self.changed = True
+            self.on_change()
+
+    async def _problems(self, file: Path) -> str:
+        """Return the problems of the files, found by a process of its own; empty if there are none."""
+        command = [sys.executable, "-m", "headrace.cli.main", "config", "check", "-c", str(file)]
+        pipe, ended = asyncio.subprocess.PIPE, asyncio.Event()
+        null = asyncio.subprocess.DEVNULL
+        child = await ChildProcess.start(
+            self, "config check", command, lambda _: ended.set(), stdout=null, stderr=pipe, env=dict(os.environ)
+        )
+        _, errors = await child.process.communicate()
+        await ended.wait()
+        return errors.decode(errors="replace").strip() if child.process.returncode else ""
+
+    def _stamps(self) -> Mapping[Path, tuple[int, int]]:
+        found: dict[Path, tuple[int, int]] = {}
+        for path in self._paths():
+            with contextlib.suppress(OSError):  # an editor may be replacing it
+                stat = path.stat()
+                found[path] = stat.st_mtime_ns, stat.st_size
+        return found
+
+    def _paths(self) -> Iterator[Path]:
+        file = self._file
+        if file:
+            yield from (path for path in file.iterdir() if path.is_file()) if file.is_dir() else [file]
+        for function in self._config.functions:  # its code is watched by the function itself
+            yield function / "function.yaml" if function.is_dir() else function
+        for pipeline in self._config.pipelines:
+            yield from (path for path in pipeline.parent.iterdir() if path.suffix in _PIPELINE_FILES)

@@ -423,7 +423,12 @@ def test_commands_shown_do_what_the_page_says(
             assert is_as_shown(printed, block.text), f"it printed\n{printed}\nand the page shows\n{block.text}"
         printed = ""
         for command in commands(block) if block.language == "sh" else ():
-            if command.startswith("headrace run "):
+            if command.startswith("headrace run --"):  # with a program, or for development
+                port = free_ports(1)[0]
+                env["HEADRACE__HTTP__PORT"] = str(port)
+                if command.endswith(" &"):
+                    env["HEADRACE_URL"] = f"http://127.0.0.1:{port}"
+            if command.startswith("headrace run -c"):
                 config = yaml.safe_load((folder / "headrace.yaml").read_text())
                 process = headrace(config, env=services)
                 ports["8082"] = int(process.url.rpartition(":")[2])

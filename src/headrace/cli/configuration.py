@@ -11,8 +11,9 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
+from headrace.cli.file_schemas import SCHEMA_KINDS, schema_of
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
-from headrace.config.explain import json_schema, masked
+from headrace.config.explain import masked
 from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
@@ -95,12 +96,13 @@ def check(file: Path, output: str) -> None:
 
 
 @config.command()
-def schema() -> None:
-    """Print the JSON Schema of the file, for editors and checks.
+@click.argument("kind", type=click.Choice(SCHEMA_KINDS), default="config")
+def schema(kind: str) -> None:
+    """Print the JSON Schema of headrace.yaml, or of a function or pipeline file, for editors and checks.
 
-    Example: headrace config schema > headrace.schema.json
+    Example: headrace config schema pipeline > pipeline.schema.json
     """
-    print_json(json_schema())
+    print_json(schema_of(kind))
 
 
 @config.command()

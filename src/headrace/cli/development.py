@@ -1,9 +1,11 @@
-"""What `headrace run --dev` adds: a Kafka if none responds, and a start without a file."""
+"""What `headrace run --dev` adds: a Kafka if none responds, the topics that are missing, a start without a file."""
 
+import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,8 +16,10 @@ from headrace.cli.output import install_progress
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
+from headrace.kafka import Admin
 
 _CONNECT_SECONDS = 1.0
+_FOR_DEVELOPMENT = {"functions_reload": True}
 _SECTIONS = ("kafka", "schema_registry")
 _OTHER = "http://another.invalid:1"
 
@@ -29,8 +33,16 @@ def development_settings(file: Path | None) -> HeadraceConfig:
     """
     settings = load_settings(file)
     servers = settings.kafka.bootstrap_servers.split(",")
-    if any(map(_responds, servers)) or not all(map(_is_local, servers)):
-        return _for_development(settings)
+    if not all(map(_is_local, servers)):
+        return settings.model_copy(update=_FOR_DEVELOPMENT)
+    if not any(map(_responds, servers)):
+        _start_kafka(file, settings, servers)
+        settings = load_settings(file)
+    asyncio.run(_make_topics(settings))
+    return settings.model_copy(update=_FOR_DEVELOPMENT)
+
+
+def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[str]) -> None:
     try:
         from headrace.devcluster import DevCluster
     except ModuleNotFoundError as cause:
@@ -46,11 +58,29 @@ def development_settings(file: Path | None) -> HeadraceConfig:
     with install_progress() as progress:
         found = DevCluster().up(port=port, registry_port=registry_port, progress=progress)
     click.echo(f"started Kafka at {found['kafka']['bootstrap_servers']}; to stop it: headrace dev down", err=True)
-    return _for_development(load_settings(file))
 
 
-def _for_development(settings: HeadraceConfig) -> HeadraceConfig:
-    return settings.model_copy(update={"functions_reload": True})
+async def _make_topics(settings: HeadraceConfig) -> None:
+    """Make the missing topics of this machine's Kafka that the files read, each with one partition."""
+    from headrace.app.topic_requirements import topic_requirements
+    from headrace.functions.load import load_function
+    from headrace.pipelines.load import load_pipelines
+
+    functions = [load_function(path, settings) for path in settings.functions]
+    needed = {
+        topic
+        for kafka, required in topic_requirements(settings, functions)
+        if kafka is settings.kafka
+        for one in required
+        for topic in one.topics
+    }
+    for pipeline in load_pipelines(settings.pipelines):
+        if pipeline.cluster(settings.kafka) is settings.kafka:
+            needed |= {topic for source in pipeline.sources.values() for topic in source.topics}
+    admin = Admin(settings.kafka)
+    for topic in sorted(topic for topic in needed if not topic.startswith("^")):
+        if await admin.create_topic(topic):
+            click.echo(f"created topic {topic} with 1 partition", err=True)
 
 
 def _is_fixed(file: Path | None, settings: HeadraceConfig, section: str, key: str, variable: str) -> bool:

@@ -16,6 +16,7 @@ from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, EnvironmentProblem, FunctionInvalid, HeadraceError, PipelineInvalid
 
 _COMMANDS = {
+    "init": "Write a small project that runs: push, function, pipeline, query, or all of them.",
     "demo": "The whole story on this machine, on real flight data.",
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
@@ -49,9 +50,9 @@ _EXTRAS = {"console": "console", "dev": "devcluster", "demo": "demo"}
 _WELCOME = """\
 Headrace carries Kafka to people's code. Three commands to start with:
 
-  headrace demo                    the whole story on this machine, on real flight data
-  headrace dev up                  a real Kafka and schema registry on this machine
-  headrace run -c headrace.yaml    run everything the file names
+  headrace init push my-project    write a small project: push, function, pipeline, query or all
+  headrace run --dev               run it, with a Kafka on this machine if none responds
+  headrace consume orders          look at the records of a topic
 
 All commands: headrace --help"""
 

@@ -28,7 +28,13 @@ def json_schema() -> dict[str, Any]:
 
     Source: JSON Schema 2020-12.
     """
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **HeadraceConfig.model_json_schema()}
+    return document_schema("headrace.yaml", HeadraceConfig.model_json_schema())
+
+
+def document_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema as a document with dialect and id; the name is that of the files it describes."""
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:headrace:schema:{name}"}
+    return {**about, **schema}
 
 
 def mask(value: Any, name: str = "") -> Any:

@@ -33,10 +33,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_without_arguments_a_newcomer_sees_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """The bare command names demo, dev up and run."""
+    """The bare command names init, run and consume."""
     assert headrace() == 0
     said = capsys.readouterr().out
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")] == ["demo", "dev", "run"]
+    found = [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")]
+    assert found == ["init", "run", "consume"]
 
 
 @pytest.mark.parametrize(("typed", "offered"), [("gen", "generate"), ("generate completion f", "fish")])

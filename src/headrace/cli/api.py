@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.cluster_options import config_option, find_settings
+from headrace.cli.cluster_options import config_option, find_settings, with_environment
 from headrace.cli.output import output_option
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
@@ -48,6 +48,8 @@ class Api:
         self.url = url.rstrip("/")
         self._management = management or self.url
         self.limit_seconds = limit_seconds
+        self.settings: HeadraceConfig | None = None
+        """Of the file and the environment, if no URL was given."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         here = urlsplit(url).hostname in _LOOPBACK
         self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else ()))
@@ -66,6 +68,11 @@ class Api:
         """
         path, expected = endpoint.url(query, **parameters), tuple(endpoint.responses)
         return self.request(endpoint.method, path, body, expected, self._base(endpoint))
+
+    def read(self, path: str) -> dict[str, Any]:
+        """Send a GET to a path, the part `/adm` of the API to its own listener; see `request`."""
+        base = self._management if path.startswith(("/adm/", "/cluster")) else self.url
+        return self.request("GET", path, None, (503,) if path.startswith("/health/") else (), base)
 
     def request(
         self, method: str, path: str, body: Any = None, expected: Collection[int] = (), base: str = ""
@@ -139,7 +146,9 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(url: str | None, token: str, config: Path | None, **others: Any) -> Any:
         settings = None if url else find_settings(config)
         management = url or address_of(settings, management=True)
-        return command(api=Api(url or address_of(settings), token, management=management), **others)
+        api = Api(url or address_of(settings), token, management=management)
+        api.settings = None if url else settings or with_environment(HeadraceConfig())
+        return command(api=api, **others)
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
     who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")

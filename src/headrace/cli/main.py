@@ -7,11 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
+from headrace.cli.removed import WithRemoved
 from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, EnvironmentProblem, FunctionInvalid, HeadraceError, PipelineInvalid
 
@@ -20,6 +21,7 @@ _COMMANDS = {
     "demo": "The whole story on this machine, on real flight data.",
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
+    "status": "One page: Kafka, consumers, functions, pipelines, tables, dead letters, and what needs you.",
     "ready": "Wait until a running Headrace is ready.",
     "function": "Functions: run, check, install, test and serve a function.yaml.",
     "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause and state of running ones.",
@@ -34,13 +36,12 @@ _COMMANDS = {
     "replay": "Deliver a window of a topic again: to a backend, a function or a topic.",
     "jobs": "Replays and other jobs: show, pause, resume, stop.",
     "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
-    "consumers": "Active consumers: the instances that clients created over HTTP.",
     "console": "The web console of a running Headrace.",
     "generate": "Print a Grafana dashboard, alert rules for Prometheus, or completion for a shell.",
     "doctor": "Check the preconditions of durability, and print what to do.",
 }
 """Command to its line in the help. Each is the object of this name in its module."""
-_MODULES = {"ready": "configuration", "config": "configuration", "consumers": "active_consumers"}
+_MODULES = {"ready": "configuration", "config": "configuration"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables", "produce": "produce_command", "consume": "consume_command"}
 _MODULES |= {"jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
@@ -57,8 +58,10 @@ Headrace carries Kafka to people's code. Three commands to start with:
 All commands: headrace --help"""
 
 
-class _Lazy(click.Group):
+class _Lazy(WithRemoved):
     """Imports a command's module only when the command is used, so that help and completion are fast."""
+
+    instead: ClassVar = {"consumers": "headrace status"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -79,7 +82,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and (near := nearest(args[0], _COMMANDS)):
+        if args and args[0] not in (*_COMMANDS, *self.instead) and (near := nearest(args[0], _COMMANDS)):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 

@@ -42,15 +42,20 @@ def print_rows(rows: Sequence[Mapping[str, Any]], output: str, empty: str) -> No
         click.echo(empty)
     else:
         names = [name.upper().replace("_", " ") for name in rows[0]]
-        print_columns([names, *([_cell(v) for v in row.values()] for row in rows)])
+        print_columns([names, *([cell(v) for v in row.values()] for row in rows)])
 
 
 def print_columns(lines: Sequence[Sequence[str]]) -> None:
     """Print lines of the same number of cells, aligned; control characters are escaped."""
-    lines = [[*map(_printable, line)] for line in lines]
+    for line in aligned(lines):
+        click.echo(line)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of the same number of cells with aligned columns; control characters are escaped."""
+    lines = [[*map(printable, line)] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return ["  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def counted(number: int, noun: str) -> str:
@@ -125,12 +130,13 @@ def _bar(*columns: Any) -> Iterator[Callable[..., None]]:
         yield functools.partial(bar.update, bar.add_task("", total=None))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape control characters: the text may be from an untrusted record."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as the text of a cell."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
-import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar
 
 import click
 
@@ -20,6 +15,7 @@ from headrace.cli.api import Api, api_options
 from headrace.cli.completion import consumer_names
 from headrace.cli.options import MOMENT, with_options
 from headrace.cli.output import counted, print_json, print_result, print_rows
+from headrace.cli.removed import WithRemoved
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.control.routes import ControlEndpoints
@@ -27,17 +23,16 @@ from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import ConfigError, HeadraceError
 from headrace.http.endpoint import Endpoint
 
-if TYPE_CHECKING:  # loaded only to draw
-    from rich.console import Group
-
 _COLUMNS = 100
 _MAX_NAMED = 5
-_TOP_LIMIT_SECONDS = 5.0
-_COMPLETED = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
-@click.group()
+class _Group(WithRemoved):
+    instead: ClassVar = {"top": "headrace status --watch"}
+
+
+@click.group(cls=_Group)
 def reactive() -> None:
     """Show and control reactive consumers and functions while they run.
 
@@ -324,158 +319,3 @@ def _print_results(response: Mapping[str, Any], output: str) -> int:
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-class Poll(NamedTuple):
-    """The response of the process at one moment."""
-
-    seconds: float
-    """Of the monotonic clock."""
-    consumers: Sequence[Mapping[str, Any]]
-    problem: str = ""
-    """Why the process does not respond."""
-
-
-class TopRow(NamedTuple):
-    """One consumer in the table."""
-
-    consumer: str
-    records_per_second: float | None
-    """Records that were completed since the previous poll; None without one."""
-    lag: int | None
-    in_flight: int
-    attempts: int
-    breaker: str
-    oldest_seconds: float | None
-    paused: bool
-    why: str
-
-
-@reactive.command()
-@click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between tables.")
-@click.option(
-    "--once", is_flag=True, help="Print one table after one interval; exit code 1 if Headrace is unreachable."
-)
-@api_options
-def top(api: Api, interval: float, once: bool, output: str) -> int:
-    """Watch the reactive consumers: records per second, lag, in flight, attempts, breaker, oldest record, and why a
-    consumer stalls. Consumers in trouble are listed first.
-
-    Without a terminal each table is printed as plain text, with --output json as a line of JSON. Stop it with Ctrl-C.
-
-    Example: headrace reactive top --url http://localhost:8082
-    """
-    api.limit_seconds = _TOP_LIMIT_SECONDS
-    before: Poll | None = None
-    with contextlib.suppress(KeyboardInterrupt), _screen(output, api.url) as show:
-        while True:
-            now = _poll(api)
-            if before or not once:
-                show(now, rows(before, now))
-            if before and once:
-                return int(bool(now.problem))
-            before = now
-            time.sleep(interval)
-    return 0
-
-
-def rows(before: Poll | None, now: Poll) -> list[TopRow]:
-    """Return a row per consumer, those in trouble first."""
-    earlier = {summary["name"]: _completed(summary) for summary in before.consumers} if before else {}
-    found = []
-    for one in now.consumers:
-        completed = _completed(one) - earlier.get(one["name"], sys.maxsize)
-        row = TopRow(
-            consumer=one["name"],
-            records_per_second=completed / (now.seconds - before.seconds) if before and completed >= 0 else None,
-            lag=one["lag"],
-            in_flight=one["inFlight"],
-            attempts=one["attempts"],
-            breaker=one["breaker"]["state"],
-            oldest_seconds=one["oldestSeconds"],
-            paused=bool(one["paused"]),
-            why=one["why"],
-        )
-        found.append(row)
-    return sorted(found, key=lambda row: (-_trouble(row), row.consumer))
-
-
-def drawn(url: str, now: Poll, table: Sequence[TopRow]) -> Group:
-    """Return the output: a line with the time, the table, and the reasons in full."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    troubled = sum(map(bool, map(_trouble, table)))
-    head = f"{datetime.now():%H:%M:%S}  {counted(len(table), 'consumer')}, {troubled} paused or in trouble"
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    shown.add_column("CONSUMER", no_wrap=True)
-    for title in ("REC/S", "LAG", "IN FLIGHT", "TRIES", "BREAKER", "OLDEST"):
-        shown.add_column(title, no_wrap=True, justify="right", min_width=len(title))
-    reasons = [Text(_printable(f"{url}: {now.problem}"), "red")] if now.problem else []
-    for row in table:
-        style = ("", "yellow", "yellow", "red")[_trouble(row)]
-        counts = row.records_per_second, row.lag, row.in_flight, row.attempts
-        numbers = (_short(each, _NUMBERS, 100_000) for each in counts)
-        cells = (_printable(row.consumer), *numbers, row.breaker, _short(row.oldest_seconds, _AGES, 100))
-        shown.add_row(*map(Text, cells), style=style)
-        if row.why:
-            reasons.append(Text(_printable(f"{row.consumer}: {row.why}"), style))
-    return Group(Text(head, "dim"), *([shown] if table else []), *reasons)
-
-
-def _poll(api: Api) -> Poll:
-    try:
-        return Poll(time.monotonic(), api.call(ControlEndpoints.list)["consumers"])
-    except HeadraceError as problem:
-        return Poll(time.monotonic(), (), problem.description)
-    except (ValueError, LookupError, TypeError):
-        return Poll(time.monotonic(), (), "it responds, but is not a Headrace with reactive consumers")
-
-
-@contextlib.contextmanager
-def _screen(output: str, url: str) -> Iterator[Callable[[Poll, list[TopRow]], None]]:
-    def print_line(now: Poll, table: Sequence[TopRow]) -> None:
-        at = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        silent = {url: now.problem} if now.problem else {}
-        found = {"at": at, "consumers": [row._asdict() for row in table], "silent": silent}
-        click.echo(json.dumps(found, ensure_ascii=False))
-
-    if output == "json":
-        yield print_line
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(highlight=False)
-    if not sys.stdout.isatty():
-        yield lambda now, table: console.print(drawn(url, now, table), "")
-    else:
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda now, table: live.update(drawn(url, now, table), refresh=True)
-
-
-def _completed(summary: Mapping[str, Any]) -> int:
-    return sum(summary["counts"].get(name, 0) for name in _COMPLETED)
-
-
-def _trouble(row: TopRow) -> int:
-    if row.breaker != "closed":
-        return 3
-    return 1 if row.paused else 2 * bool(row.why)
-
-
-def _printable(text: str) -> str:
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
-_NUMBERS = ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"))
-_AGES = ((1, "s"), (60, "m"), (3600, "h"), (86_400, "d"))
-
-
-def _short(value: float | None, units: Sequence[tuple[float, str]], most: int) -> str:
-    """Return a value in the first unit in which it is below `most`, otherwise in the last unit."""
-    if value is None:
-        return "-"
-    size, unit = next((each for each in units if value < most * each[0]), units[-1])
-    return f"{value / size:,.0f}{unit}"

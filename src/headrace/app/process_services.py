@@ -17,8 +17,8 @@ import uvloop
 
 from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
-from headrace.app.console_process import ConsoleProcess
 from headrace.app.changed_files import ChangedFiles
+from headrace.app.console_process import ConsoleProcess
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of

@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 import tarfile
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +81,8 @@ Progress = Callable[[str, int, int], None]
 """Gets the present step, how much of it is done, and how much it is in all (bytes, or 0 and 0 if unknown)."""
 
 _REPOSITORY_VARIABLE = "HEADRACE_MAVEN_REPOSITORY"
+_DOWNLOADS = 6
+"""Files at a time: most are small, so a line mostly waits for the repository."""
 _DISK_ADVICE = "up to 700 MB are needed; or set XDG_CACHE_HOME to a folder with space"
 
 
@@ -170,18 +174,31 @@ def _install(lock: Lock, folder: Path, progress: Progress) -> None:
     draft.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(staging, ignore_errors=True)
     total, done = sum(artifact.size for artifact in lock.artifacts), 0
+    of_progress, interrupted = threading.Lock(), False
 
     def on_bytes(count: int) -> None:
         nonlocal done
-        done += count
-        progress(f"downloading {lock.title}", done, total)
+        with of_progress:
+            if interrupted:
+                raise EnvironmentProblem("interrupted")
+            done += count
+            progress(f"downloading {lock.title}", done, total)
 
     repository = Repository(staging, on_bytes)
-    for artifact in lock.artifacts:
-        before = done
-        if not artifact.fits(draft / artifact.filename):
+
+    def fetch(artifact: Artifact) -> None:
+        if artifact.fits(draft / artifact.filename):
+            on_bytes(artifact.size)
+        else:
             _verified(repository.fetch(artifact), artifact).replace(draft / artifact.filename)
-        on_bytes(before + artifact.size - done)
+
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        try:
+            list(pool.map(fetch, lock.artifacts))
+        except KeyboardInterrupt:  # after an error the others are completed, so that they are not fetched again
+            interrupted = True
+            raise
+    progress(f"downloading {lock.title}", total, total)
     for path in draft.glob("*.tar.gz"):
         progress(f"unpacking {lock.title}", 0, 0)
         with tarfile.open(path) as archive:

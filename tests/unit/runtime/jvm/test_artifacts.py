@@ -47,8 +47,8 @@ class Maven:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def downloads(self) -> list[str]:
-        """Return the requested paths without those of checksums."""
-        return [path for path in self.requested if not path.endswith(".sha1")]
+        """Return the requested paths without those of checksums, in alphabetical order."""
+        return sorted(path for path in self.requested if not path.endswith(".sha1"))
 
 
 @pytest.fixture

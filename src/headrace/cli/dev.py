@@ -3,18 +3,23 @@
 import shlex
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from headrace.cli.output import install_progress, output_option, print_result, print_rows
+from headrace.cli.removed import WithRemoved
 from headrace.config.dev_endpoints import HOME, environment
 from headrace.devcluster import DevCluster
 
 _port = click.IntRange(1, 65_000)
 
 
-@click.group()
+class _Dev(WithRemoved):
+    instead: ClassVar = {"logs": "headrace dev status --logs 40"}
+
+
+@click.group(cls=_Dev)
 def dev() -> None:
     """Run a real Kafka and schema registry on this machine, without containers. Data and logs are in .headrace/dev.
 
@@ -57,28 +62,20 @@ def down() -> None:
 
 
 @dev.command()
+@click.option("--logs", "lines", type=click.IntRange(1), help="Also print so many last lines of each server's log.")
 @output_option
-def status(output: str) -> int:
+def status(lines: int | None, output: str) -> int:
     """Show each server; the exit code is 0 if all of them run, otherwise 1.
 
-    Example: headrace dev status
+    Example: headrace dev status --logs 40
     """
     servers = DevCluster().status()
     rows = [{**server._asdict(), "log": str(server.log)} for server in servers]
     print_rows(rows, output, "no dev cluster here: headrace dev up")
+    for server in servers if lines else ():
+        last = server.log.read_text(errors="replace").splitlines()[-(lines or 0) :]
+        click.echo("\n".join([f"== {server.log}", *last]), err=output == "json")
     return 0 if servers and all(server.running for server in servers) else 1
-
-
-@dev.command()
-@click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True, help="Lines per server.")
-def logs(lines: int) -> None:
-    """Show the last lines of each server's log after its file name.
-
-    Example: headrace dev logs -n 100
-    """
-    for server in DevCluster().status():
-        click.echo(f"== {server.log}")
-        click.echo("\n".join(server.log.read_text(errors="replace").splitlines()[-lines:]))
 
 
 @dev.command()

@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import click
 
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
 from headrace.cli.output import collected_warnings, print_check, print_json
+from headrace.cli.removed import WithRemoved
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import Delivery
@@ -22,12 +23,16 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
-from headrace.runtime import SystemClock
+from headrace.runtime import SystemClock, run_blocking
 
 _TIMEOUT_SECONDS = 3.0
 
 
-@click.group()
+class _Function(WithRemoved):
+    instead: ClassVar = {"install": "headrace function validate --install FILE"}
+
+
+@click.group(cls=_Function)
 def function() -> None:
     """Run and check functions, install their libraries, call a handler.
 
@@ -62,6 +67,7 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
 
 @function.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
+@click.option("--install", is_flag=True, help="First install the libraries that the function names.")
 @click.option("--strict", is_flag=True, help="Treat warnings as problems.")
 @click.option(
     "--partitions",
@@ -69,14 +75,22 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
     help="Number of partitions of all topics of a trigger; by default as in Kafka.",
 )
 @kafka_options
-async def validate(file: Path, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str) -> None:
+async def validate(
+    file: Path, install: bool, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str
+) -> None:
     """Check a function file and its handler without running it; exit code 78 if there is a problem.
 
     Every problem is printed with its line. Warnings name keys without effect. Advice is about the number of workers and
     replicas.
 
+    With --install it first installs the libraries of requirements.txt and of `pip install` in spec.build.commands, over
+    the network. Headrace keeps them in its state folder, so pass the same -c as to the other commands.
+
     Example: headrace function validate orders/function.yaml --strict
     """
+    if install:
+        with collected_warnings():
+            await run_blocking(_install, file, _settings(cluster))
     spec: FunctionSpec | None = None
     problems, found = list[str](), list[str]()
     with collected_warnings() as warnings:
@@ -92,29 +106,15 @@ async def validate(file: Path, strict: bool, partitions: int | None, cluster: Cl
     print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
 
 
-@function.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
-@kafka_options
-def install(file: Path, cluster: ClusterSettings, output: str) -> None:
-    """Install the libraries that a function names, over the network; code 78 if that fails.
-
-    They are listed in requirements.txt in its folder and in `pip install` of spec.build.commands. Headrace keeps them
-    in its state folder, so pass the same -c as to the other commands.
-
-    Example: headrace function install orders/function.yaml
-    """
-    settings = _settings(cluster)
+def _install(file: Path, settings: HeadraceConfig) -> None:
     if settings.functions_libraries == "refuse":
         settings = settings.model_copy(update={"functions_libraries": "install"})
     libraries = load_function(file, settings).libraries
     present = libraries is None or libraries.folder.is_dir()
     if libraries and (why := libraries.install(lambda: False)):
         raise FunctionInvalid(f"{file}: {why}")
-    where = str(libraries.folder) if libraries else ""
-    if output == "json":
-        print_json({"folder": where, "installed": not present})
-    else:
-        click.echo(f"{file}: {'already ' if present else ''}installed in {where}" if where else f"{file}: no libraries")
+    if libraries:
+        click.echo(f"{file}: {'already ' if present else ''}installed in {libraries.folder}", err=True)
 
 
 @function.command("test")

@@ -36,7 +36,7 @@ _LOOK: Final = {
     "push": "headrace reactive list",
     "function": "headrace consume orders.vat --follow",
     "pipeline": "headrace consume orders.totals --follow",
-    "query": "headrace tables list",
+    "query": "headrace tables show",
 }
 """The command that shows what a project has done."""
 _PRODUCE: Final = (

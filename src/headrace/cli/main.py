@@ -22,6 +22,7 @@ _COMMANDS = {
     "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
     "run": "Run everything a headrace.yaml names.",
     "status": "One page: Kafka, consumers, functions, pipelines, tables, dead letters, and what needs you.",
+    "reconcile": "Prove what became of each record of a topic: delivered, dead-lettered, skipped or waiting.",
     "ready": "Wait until a running Headrace is ready.",
     "function": "Functions: run, check, install, test and serve a function.yaml.",
     "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause and state of running ones.",

@@ -1,42 +1,42 @@
 """`headrace tables`: the tables that a running Headrace keeps from topics, over the HTTP API."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import print_result, print_rows
+from headrace.cli.removed import WithRemoved
 from headrace.queries.routes import QueryEndpoints
 
 
-@click.group()
+class _Tables(WithRemoved):
+    instead: ClassVar = {"list": "headrace tables show"}
+
+
+@click.group(cls=_Tables)
 def tables() -> None:
     """Show the tables that a running Headrace keeps from topics, and rebuild one.
 
-    Example: headrace tables list
+    Example: headrace tables show
     """
-
-
-@tables.command("list")
-@api_options
-def list_(api: Api, output: str) -> None:
-    """List tables with their topic, rows, size and lag, and why one is not live.
-
-    Example: headrace tables list
-    """
-    found = api.call(QueryEndpoints.tables)["tables"]
-    rows = found if output == "json" else [_row(table) for table in found]
-    print_rows(rows, output, "no tables here: name some in headrace.yaml (tables)")
 
 
 @tables.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @api_options
-def show(name: str, api: Api, output: str) -> None:
-    """Show the state of a table, its columns, and the records it has left out.
+def show(name: str | None, api: Api, output: str) -> None:
+    """Show every table with its topic, rows, size and lag, and why one is not live.
+
+    Of one table it also shows the columns, and the records that it has left out.
 
     Example: headrace tables show stock
     """
+    if name is None:
+        tables = api.call(QueryEndpoints.tables)["tables"]
+        rows = tables if output == "json" else [_row(table) for table in tables]
+        print_rows(rows, output, "no tables here: name some in headrace.yaml (tables)")
+        return
     found = api.call(QueryEndpoints.table, name=name)
     lines = {**_row(found), "age of newest record": f"{found['age_seconds']:.1f} s"}
     lines |= {"left out": found["corrupt"], "last left out": found["last_corrupt"], "removed unread": found["gap"]}

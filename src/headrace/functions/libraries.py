@@ -69,5 +69,5 @@ def libraries_of(file: Path, commands: Sequence[str], state: Path) -> Libraries 
     # A file that others are read from is likely a text too.
     texts = [path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.txt")) if path.is_file()]
     key = hashlib.sha256(repr((sys.version, sys.platform, arguments, texts)).encode()).hexdigest()[:32]
-    remedy = f"run headrace function install {shlex.quote(str(file))} (with the same -c, if you passed one)"
+    remedy = f"run headrace function validate --install {shlex.quote(str(file))} (with the same -c, if you passed one)"
     return Libraries(state / key, arguments, remedy)

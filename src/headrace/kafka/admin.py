@@ -225,7 +225,11 @@ class Admin:
         ]
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Return the committed offsets of a group on topics that exist: partition to the next offset after a restart.
+        """Return the committed offsets of a group on topics that exist: the next ones after a restart."""
+        return {partition: offset for partition, (offset, _) in (await self.commits(group)).items()}
+
+    async def commits(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
+        """Return the committed offsets of a group on topics that exist, each with its metadata.
 
         A client of that group sends the request. That of an admin client crashes the process when the group's
         coordinator has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
@@ -251,7 +255,7 @@ class Admin:
 
         right = Right("Describe", "group", group)
         entries = await self._of_group(f"read offsets of group {group}", request, right) if partitions else []
-        return {TopicPartition(e.topic, e.partition): e.offset for e in entries if e.offset >= 0}
+        return {TopicPartition(e.topic, e.partition): (e.offset, e.metadata or "") for e in entries if e.offset >= 0}
 
     async def alter_group_offsets(self, group: str, offsets: Offsets) -> None:
         """Set committed offsets of a group without members.

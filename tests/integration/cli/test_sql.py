@@ -154,12 +154,12 @@ def test_tables_of_a_running_headrace(site: Scenario, orders: str, headrace: Any
     url = ("--url", process.url)
 
     def listed() -> dict[str, Any]:
-        [row] = json.loads(site.cli("tables", "list", *url, "--output", "json").stdout)
+        [row] = json.loads(site.cli("tables", "show", *url, "--output", "json").stdout)
         return dict(row)
 
     site.wait_until(lambda: listed()["state"] == "live", "the table to be live")
     assert (listed()["rows"], listed()["corrupt"]) == (300, 1)
-    assert "flights  log   " in site.cli("tables", "list", *url).stdout
+    assert "flights  log   " in site.cli("tables", "show", *url).stdout
     shown = site.cli("tables", "show", "flights", *url).stdout
     assert "partition 0, offset 100: its value does not fit the columns" in shown
     assert "  carrier    VARCHAR\n" in shown

@@ -54,7 +54,7 @@ def settings(folder: Path, libraries: str) -> HeadraceConfig:
 
 
 def test_every_command_refuses_a_function_until_its_libraries_are_installed(needs_libraries: Path) -> None:
-    """Also without a headrace.yaml; `function install` installs them, and `function test` finds them."""
+    """Also without a headrace.yaml; `function validate --install` installs them, and `function test` finds them."""
 
     def headrace(*words: str) -> tuple[int, str]:
         done = run_command(needs_libraries, "function", *words)
@@ -63,15 +63,15 @@ def test_every_command_refuses_a_function_until_its_libraries_are_installed(need
     file, partial = needs_libraries / "function.yaml", needs_libraries / ".headrace/state/functions/x.partial"
     for command in ("validate", "test", "run"):
         code, text = headrace(command)
-        assert (code, f"run headrace function install {file} " in text) == (78, True), text
+        assert (code, f"run headrace function validate --install {file} " in text) == (78, True), text
     partial.mkdir(parents=True)  # as an installation that was interrupted leaves it
     (needs_libraries / "tiny-1.0-py3-none-any.whl").rename(needs_libraries / "moved")
-    code, text = headrace("install")
+    code, text = headrace("validate", "--install")
     assert (code, "No matching distribution found for tiny==1.0" in text) == (78, True), text
     assert headrace("validate")[0] == 78
     (needs_libraries / "moved").rename(needs_libraries / "tiny-1.0-py3-none-any.whl")
-    assert headrace("install")[0] == 0
-    assert "already installed" in headrace("install")[1]
+    assert headrace("validate", "--install")[0] == 0
+    assert "already installed" in headrace("validate", "--install")[1]
     assert headrace("validate", "--partitions", "2")[0] == 0
     code, text = headrace("test", "--value", "v")
     assert (code, "tiny 1.0" in text) == (0, True), text
@@ -96,7 +96,10 @@ async def test_libraries_are_installed_once_and_anew_when_the_file_changes(needs
     async with running(needs_libraries, install) as function:
         await function.until(lambda: "failed to install" in function.service.readiness().reason)
         reason = function.service.readiness().reason
-        assert "No matching distribution found for tiny==2.0" in reason and "headrace function install " in reason
+        assert (
+            "No matching distribution found for tiny==2.0" in reason
+            and "headrace function validate --install " in reason
+        )
     assert installed() == 1
     wheel(needs_libraries, "tiny", "2.0", "NAME = 'tiny 2.0'\n")
     async with running(needs_libraries, install) as function:

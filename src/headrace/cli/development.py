@@ -15,7 +15,7 @@ from headrace.cli.cluster_options import load_settings
 from headrace.cli.output import install_progress
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.errors import EnvironmentProblem
+from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 
 _CONNECT_SECONDS = 1.0
@@ -78,9 +78,12 @@ async def _make_topics(settings: HeadraceConfig) -> None:
         if pipeline.cluster(settings.kafka) is settings.kafka:
             needed |= {topic for source in pipeline.sources.values() for topic in source.topics}
     admin = Admin(settings.kafka)
-    for topic in sorted(topic for topic in needed if not topic.startswith("^")):
-        if await admin.create_topic(topic):
-            click.echo(f"created topic {topic} with 1 partition", err=True)
+    try:
+        for topic in sorted(topic for topic in needed if not topic.startswith("^")):
+            if await admin.create_topic(topic):
+                click.echo(f"created topic {topic} with 1 partition", err=True)
+    except HeadraceError as problem:  # the run names what it misses, and waits for it
+        click.echo(f"no topics were created: {problem.description}", err=True)
 
 
 def _is_fixed(file: Path | None, settings: HeadraceConfig, section: str, key: str, variable: str) -> bool:

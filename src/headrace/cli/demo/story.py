@@ -37,7 +37,7 @@ _GROUPS = (
     "headrace.delays.long_delays",
     "headrace.query.alarms",
 )
-_FLIGHTS = "SELECT CAST(sum(flights) AS BIGINT) AS flights FROM delays"
+_FLIGHTS = "SELECT CAST(coalesce(sum(flights), 0) AS BIGINT) AS flights FROM delays"
 _WORST = "SELECT carrier, time_hour, mean_delay, flights FROM delays WHERE flights > 4 ORDER BY mean_delay DESC LIMIT 3"
 _ALARMS = "SELECT carrier, time_hour FROM delays WHERE mean_delay > 300 AND flights > 4"
 _BATCH_RECORDS = 500

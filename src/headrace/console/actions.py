@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nicegui import ui
 
-from headrace.console.parts import heading
+from headrace.console.parts import heading, visible
 from headrace.console.server_api import ApiProblem, ApiReply
 from headrace.console.view import View
 
+_DRY_RUN_SECONDS: Final = 70.0
 Preview = Callable[[Mapping[str, Any]], Awaitable[str]]
 
 
@@ -34,6 +35,19 @@ class Action(NamedTuple):
     query: Mapping[str, Any] = {}
     scopes: tuple[str, ...] = ("admin",)
     """Of which one is needed."""
+    multiline: Collection[str] = ()
+    """Fields of several lines; what is in them is sent as it is."""
+    outcome: Callable[[Any], str] | None = None
+    """Says in lines what the response reports, such as the job that was started."""
+
+
+def dry_run(view: View, method: str, path: str, text: Callable[[Any], str], flag: str = "dry_run") -> Preview:
+    """Return a preview by the dry run of the API: the same request with a flag, and its response in lines."""
+
+    async def preview(body: Mapping[str, Any]) -> str:
+        return text((await view.send(method, path, {**body, flag: True}, seconds=_DRY_RUN_SECONDS)).body)
+
+    return preview
 
 
 def action_button(view: View, label: str, action: Action) -> ui.button:
@@ -71,7 +85,10 @@ class _Form:
     def __init__(self, view: View, action: Action) -> None:
         self._view = view
         self._action = action
-        self._inputs = {name: ui.input(label) for name, label in action.fields.items()}
+        self._inputs = {
+            name: ui.textarea(label) if name in action.multiline else ui.input(label)
+            for name, label in action.fields.items()
+        }
         self._reason = ui.input("Reason, for the audit") if action.reason else None
         with ui.element("pre").classes("hr-result") as result:
             self._result = ui.label()
@@ -81,9 +98,9 @@ class _Form:
         """Show what would happen."""
         assert self._action.preview
         try:
-            self._result.set_text(await self._action.preview(self._body()))
+            self._report(await self._action.preview(self._body()))
         except (ApiProblem, ValueError) as problem:
-            self._result.set_text(str(problem))
+            self._report(str(problem))
 
     async def run(self) -> None:
         """Do it and show the outcome."""
@@ -92,16 +109,24 @@ class _Form:
             if self._action.reason == "required" and not body.get("reason"):
                 raise ValueError("a reason is needed: the audit keeps it")
         except ValueError as problem:
-            self._result.set_text(str(problem))
+            self._report(str(problem))
             return
         self.confirming.disable()
-        self._result.set_text(await _run(self._view, self._action, body))
+        self._report(await _run(self._view, self._action, body))
         self.closing.set_text("Close")
         await self._view.refresh()
 
+    def _report(self, text: str) -> None:
+        self._result.set_text(visible(text))
+
     def _body(self) -> dict[str, Any]:
         action, reason = self._action, self._reason
-        given = action.shape({name: one.value.strip() for name, one in self._inputs.items() if one.value})
+        fields = {
+            name: one.value if name in action.multiline else one.value.strip()
+            for name, one in self._inputs.items()
+            if one.value
+        }
+        given = action.shape(fields)
         return {**action.body, **given, **({"reason": reason.value} if reason and reason.value else {})}
 
 
@@ -117,9 +142,11 @@ async def _run(view: View, action: Action, body: Mapping[str, Any]) -> str:
 
 
 def _line(action: Action, body: Mapping[str, Any], reply: ApiReply) -> str:
-    pending = " - waits for the process that has the partition" if reply.status == 202 else ""
+    waits = reply.status == 202 and not action.outcome
+    pending = " - waits for the process that has the partition" if waits else ""
     found = reply.body.get("results") if isinstance(reply.body, dict) else None
-    outcomes = [", ".join(f"{name} {value}" for name, value in one.items() if value != "") for one in found or ()]
+    outcomes = [action.outcome(reply.body)] if action.outcome else []
+    outcomes += [", ".join(f"{name} {value}" for name, value in one.items() if value != "") for one in found or ()]
     why = f", reason: {body['reason']}" if body.get("reason") else ""
     head = f"Audit: {datetime.now().astimezone():%H:%M:%S} {action.title}{why}{pending}; correlation id "
     return "\n".join([head + reply.correlation_id, *outcomes])

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from nicegui import ui
 from nicegui.element import Element
 
 Level = Literal["ok", "warn", "bad"]
+_UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+def visible(text: object) -> str:
+    """Return foreign text in which control characters are seen: those that are invisible, or turn its direction."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
+
+
+def excerpt(text: str, most: int) -> str:
+    """Return the start of a text, and how long it is if that is not all."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def heading(text: str, level: int = 2) -> Element:
@@ -22,7 +34,7 @@ def heading(text: str, level: int = 2) -> Element:
 def text_in(tag: str, text: object) -> Element:
     """Show text in an HTML element of this tag."""
     with ui.element(tag) as element:
-        ui.label(str(text)).style("display: inline")
+        ui.label(visible(text)).style("display: inline")
     return element
 
 
@@ -40,7 +52,7 @@ def path_of(page: str, **query: str) -> str:
 
 def link(text: str, page: str, **query: str) -> Element:
     """Show a link to a page of the console."""
-    return ui.link(text, path_of(page, **query))
+    return ui.link(visible(text), path_of(page, **query))
 
 
 def points_of(values: Sequence[float]) -> str:

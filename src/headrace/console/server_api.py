@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-_SECONDS: Final = 10.0
+REQUEST_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 2.0
 _MOST_CONNECTIONS: Final = 20
 UNREACHABLE_STATUS: Final = 502
 _NOT_HERE: Final = ("ERR10007", "ERR10008")
 """Codes of a path or method that this listener does not have."""
 _ADMINISTRATION: Final = ("/adm/", "/metrics")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class ApiProblem(Exception):
@@ -50,7 +52,7 @@ class Servers:
         """
         settings: dict[str, Any] = {
             "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
-            "timeout": httpx.Timeout(_SECONDS, connect=_CONNECT_SECONDS),
+            "timeout": httpx.Timeout(REQUEST_SECONDS, connect=_CONNECT_SECONDS),
             "verify": _only(certificate) if certificate else True,
         }
         self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
@@ -73,14 +75,19 @@ class Servers:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         expected: Sequence[int] = (),
+        *,
+        seconds: float = REQUEST_SECONDS,
     ) -> ApiReply:
         """Send a request and return the response; an error with an expected status is a response, too.
+
+        `seconds` limits how long it takes.
 
         Raises:
             ApiProblem: No process responds, or the request was refused.
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         request = {"json": body, "params": query or None, "headers": headers}
+        request["timeout"] = httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
         if body is None:
             del request["json"]
         response = await self._response(method, path, request)
@@ -88,6 +95,7 @@ class Servers:
             raise _problem_of(response)
         try:
             found = json.loads(response.content) if response.content else {}
+            found = _without_surrogates(found) if _SURROGATE.search(response.content) else found
         except ValueError:
             found = response.text
         return ApiReply(found, response.status_code, response.headers.get("x-correlation-id", ""))
@@ -141,6 +149,15 @@ def _only(certificate: str) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context
+
+
+def _without_surrogates(found: Any) -> Any:
+    """Return JSON whose texts are Unicode: half of a surrogate pair, which JSON allows, cannot be sent to a browser."""
+    if isinstance(found, str):
+        return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(found, dict):
+        return {_without_surrogates(name): _without_surrogates(value) for name, value in found.items()}
+    return [*map(_without_surrogates, found)] if isinstance(found, list) else found
 
 
 def _problem_of(response: httpx.Response) -> ApiProblem:

@@ -9,6 +9,8 @@ from typing import Any, Final, Literal, NamedTuple
 from nicegui import ui
 from nicegui.element import Element
 
+from headrace.console.parts import visible
+
 _PAGE: Final = 50
 
 
@@ -52,6 +54,8 @@ class Table:
         self._columns = columns
         self._all: list[dict[str, Any]] = []
         self._first = 0
+        self.keys: list[str] = []
+        """Keys of the rows that the browser has now."""
         with ui.element("div").classes("hr-bar"):
             self._filter = ui.input(f"Filter {caption.lower()}", on_change=self._filtered).props("dense clearable")
             self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE), color=None).props(
@@ -97,6 +101,12 @@ class Table:
         self._before.set_enabled(self._first > 0)
         self._after.set_enabled(self._first + _PAGE < len(found))
         self._range.set_text(f"{self._first + 1}-{self._first + len(shown)} of {len(found)}")
+        self.keys = [str(row["_key"]) for row in shown]
+        shown = [{name: _cell(name, value) for name, value in row.items()} for row in shown]
         if self._rows.props["rows"] != shown:
             self._rows.props["rows"] = shown
             self._rows.update()
+
+
+def _cell(name: str, value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not name.startswith("_") else value

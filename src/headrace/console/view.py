@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from nicegui import Client, ui
 
 from headrace.console.feeds import PERIOD_SECONDS, Feeds, History, Show, Subscriber
-from headrace.console.server_api import UNREACHABLE_STATUS, ApiProblem, ApiReply, Servers
+from headrace.console.server_api import REQUEST_SECONDS, UNREACHABLE_STATUS, ApiProblem, ApiReply, Servers
 from headrace.console.sessions import Session
 
 Build = Callable[["View"], Awaitable[None]]
@@ -50,6 +50,8 @@ class View:
         self.query: Mapping[str, str] = client.request.query_params
         """The query of the page's address; foreign."""
         self._feeds = feeds
+        self.visible = True
+        """Whether its tab is."""
         self._followed: list[tuple[Subscriber, str, float]] = []
 
     async def follow(
@@ -94,14 +96,22 @@ class View:
         """Ask once, and return the JSON; raises as `send`."""
         return (await self.send("GET", path, query=query)).body
 
-    async def send(self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None) -> ApiReply:
-        """Send a request with the rights of the user.
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        seconds: float = REQUEST_SECONDS,
+    ) -> ApiReply:
+        """Send a request with the rights of the user; `seconds` limits how long it takes.
 
         Raises:
             ApiProblem: It was refused, or no process responds. The text is for people.
         """
         self.session.touch()
-        return await self.servers.send(self.session.token, method, path, body, query)
+        return await self.servers.send(self.session.token, method, path, body, query, seconds=seconds)
 
     async def refresh(self) -> None:
         """Ask again now for everything that the page follows, as after an action."""
@@ -110,6 +120,7 @@ class View:
 
     def set_visible(self, visible: bool) -> None:
         """Poll, or do not, as the tab is visible or hidden."""
+        self.visible = visible
         for subscriber, path, seconds in self._followed:
             subscriber.visible = visible
             if visible:

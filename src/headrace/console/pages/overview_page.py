@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from nicegui import ui
+
 from headrace.console.actions import Action, confirm
 from headrace.console.feeds import History
 from headrace.console.frame import READINESS
@@ -16,6 +18,8 @@ from headrace.console.view import View, page
 CONSUMERS: Final = "/adm/reactive-consumers"
 PIPELINES: Final = "/adm/pipelines"
 TABLES: Final = "/tables"
+DEAD_LETTERS: Final = "/adm/dead-letters"
+DEAD_LETTER_SECONDS: Final = 10.0
 CONTROL: Final = ("admin", "consumers:w")
 
 
@@ -82,6 +86,7 @@ async def overview(view: View) -> None:
     await _consumers(view, need)
     await _pipelines(view, need)
     await _tables(view, need)
+    ui.timer(0.1, lambda: _dead_letters(view, need), once=True)  # counting takes Kafka longer than the rest
 
 
 async def _consumers(view: View, need: Report) -> None:
@@ -149,6 +154,25 @@ async def _tables(view: View, need: Report) -> None:
         need("tables", [Need(2, row["name"], row["why"]) for row in rows if row["why"]])
 
     await view.follow(TABLES, show, optional=True)
+
+
+async def _dead_letters(view: View, need: Report) -> None:
+    def show(found: Mapping[str, Any]) -> None:
+        left = [one for one in found["topics"] if one["left"] and not one["topic"].endswith(".quarantine")]
+        need(
+            "dead letters",
+            [
+                Need(
+                    3,
+                    one["topic"],
+                    f"{number(one['left'])} dead letters left in {one['topic']}: redrive, quarantine or drop them",
+                    path_of("/dead-letter-topic", name=one["topic"]),
+                )
+                for one in left
+            ],
+        )
+
+    await view.follow(DEAD_LETTERS, show, seconds=DEAD_LETTER_SECONDS, optional=True)
 
 
 def state_of(one: Mapping[str, Any]) -> tuple[str, Level]:

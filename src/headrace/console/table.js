@@ -4,7 +4,10 @@ export default {
     <table class="hr-table">
       <caption>{{ caption }}</caption>
       <thead><tr>
-        <th v-for="c in columns" :key="c.name" scope="col" :class="'hr-' + c.kind">{{ c.label }}</th>
+        <th v-for="c in columns" :key="c.name" scope="col" :class="'hr-' + c.kind"
+          :aria-sort="order[0] !== c.name ? null : order[1] > 0 ? 'ascending' : 'descending'">
+          <template v-if="c.kind === 'plot'">{{ c.label }}</template>
+          <button v-else type="button" class="hr-sort" @click="$emit('sort', c.name)">{{ c.label }}</button></th>
         <th v-if="buttons.length" scope="col">Actions</th>
       </tr></thead>
       <tbody>
@@ -26,5 +29,5 @@ export default {
       </tbody>
     </table>
   </div>`,
-  props: { caption: String, columns: Array, rows: Array, buttons: Array, refusal: String, empty: String },
+  props: { caption: String, columns: Array, rows: Array, buttons: Array, refusal: String, empty: String, order: Array },
 };

@@ -56,6 +56,7 @@ class Table:
         self._first = 0
         self.keys: list[str] = []
         """Keys of the rows that the browser has now."""
+        self._sorted = ("", 1)
         with ui.element("div").classes("hr-bar"):
             self._filter = ui.input(f"Filter {caption.lower()}", on_change=self._filtered).props("dense clearable")
             self._before = ui.button("Previous", on_click=lambda: self._turn(-_PAGE), color=None).props(
@@ -71,7 +72,9 @@ class Table:
             buttons=[*(buttons or ())],
             refusal=refusal,
             empty=empty,
+            order=["", 1],
         )
+        self._rows.on("sort", lambda event: self._sort(str(event.args)))
         self._rows.on("press", lambda event: (buttons or {})[event.args["button"]](str(event.args["key"])))
         self._draw()
 
@@ -89,10 +92,21 @@ class Table:
         self._first += rows
         self._draw()
 
+    def _sort(self, column: str) -> None:
+        """Sort by a column; the same one again turns the order round, and a third time ends it."""
+        name, way = self._sorted
+        self._sorted = (column, 1) if name != column else (column, -1) if way > 0 else ("", 1)
+        self._rows.props["order"] = [*self._sorted]
+        self._rows.update()
+        self._draw()
+
     def _draw(self) -> None:
         needle = (self._filter.value or "").lower()
         names = [column.name for column in self._columns if column.kind != "plot"]
         found = [row for row in self._all if any(needle in str(row.get(name, "")).lower() for name in names)]
+        name, way = self._sorted
+        if name:
+            found.sort(key=lambda row: _natural(row.get(name)), reverse=way < 0)
         self._first = max(0, min(self._first, (len(found) - 1) // _PAGE * _PAGE))
         shown = found[self._first : self._first + _PAGE]
         for part in (self._before, self._range, self._after):
@@ -110,3 +124,12 @@ class Table:
 
 def _cell(name: str, value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not name.startswith("_") else value
+
+
+def _natural(shown: object) -> tuple[bool, float, str]:
+    """Return by what a shown value is sorted: numbers first and by size, then text."""
+    text = str(shown)
+    try:
+        return False, float(text.replace(",", "").split()[0]), text
+    except (ValueError, IndexError):
+        return True, 0.0, text.lower()

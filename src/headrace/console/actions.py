@@ -39,6 +39,8 @@ class Action(NamedTuple):
     """Fields of several lines; what is in them is sent as it is."""
     outcome: Callable[[Any], str] | None = None
     """Says in lines what the response reports, such as the job that was started."""
+    listed: bool = False
+    """Whether the API takes a list of changes; this sends a list of one."""
 
 
 def dry_run(view: View, method: str, path: str, text: Callable[[Any], str], flag: str = "dry_run") -> Preview:
@@ -132,8 +134,9 @@ class _Form:
 
 async def _run(view: View, action: Action, body: Mapping[str, Any]) -> str:
     """Send the request, and return the line that the audit has of it, or the sentence of the error."""
+    sent = None if action.method == "DELETE" else [body] if action.listed else body
     try:
-        reply = await view.send(action.method, action.path, None if action.method == "DELETE" else body, action.query)
+        reply = await view.send(action.method, action.path, sent, action.query)
     except ApiProblem as problem:
         if problem.status == 403:
             view.session.refused.setdefault(action.scopes[0], str(problem))

@@ -14,7 +14,7 @@ _COLUMN: Final = 270
 _LINE: Final = 44
 _WIDTH: Final = 200
 _MIDDLE: Final = 17
-_SHOWN: Final = 26
+_SHOWN: Final = 27
 _MOST_LINES: Final = 300
 
 
@@ -45,7 +45,7 @@ class LineageGraph:
             "height": max((y for _, y in at.values()), default=0) + _LINE,
             "lines": [_path(at[one], at[other]) for one, other in lines],
             "boxes": [
-                {"kind": kind, "x": x, "y": y, "title": f"{kind} {name}", "text": _short(name)}
+                {"kind": kind, "x": x, "y": y, "title": f"{kind} {name}", "text": _short(f"{kind} {name}")}
                 for (kind, name), (x, y) in at.items()
             ],
         }

@@ -21,7 +21,7 @@ _EVENTS: Final = (100, 500, 2_000)
 _GROUP: Final = "headrace-console"
 _READ_SECONDS: Final = 10.0
 _COLUMNS: Final = (
-    TableColumn("time", "Time"),
+    TableColumn("time", "Time", "number"),
     TableColumn("status", "Status", "state"),
     TableColumn("type", "Type"),
     TableColumn("who", "Who"),
@@ -36,8 +36,8 @@ _LEVELS: Final = {"SUCCESS": "ok", "FAILURE": "bad", "DENIED": "bad"}
 @page("/audit", "Audit", position=110)
 async def audit(view: View) -> None:
     """Build the page."""
-    place = ui.label()
-    topic = await _topic_of(view, place)
+    destination = ui.label()
+    topic = await _topic_of(view, destination)
     with ui.row().classes("items-end"):
         field = ui.input("Topic of the audit", value=view.query.get("topic", topic)).props("dense")
         count = ui.radio([*_EVENTS], value=_EVENTS[0]).props("inline dense")
@@ -54,7 +54,11 @@ async def audit(view: View) -> None:
         except ApiProblem as refused:
             problem.set_text(str(refused))
             return
-        rows = [row_of(one["value"], one) for one in found if isinstance(one.get("value"), Mapping)]
+        rows = [
+            row_of(one["value"], one)
+            for one in found
+            if isinstance(one.get("value"), Mapping) and not _is_own(one["value"])
+        ]
         table.show(sorted(rows, key=lambda row: row["_at"], reverse=True))
 
     again.on_click(read)
@@ -63,17 +67,20 @@ async def audit(view: View) -> None:
         await read()
 
 
-async def _topic_of(view: View, place: ui.label) -> str:
+async def _topic_of(view: View, destination: ui.label) -> str:
     """Say where the settings let the audit go, and return its topic; empty if it goes to none."""
     try:
         settings = (await view.get("/adm/server/info"))["component"]["audit"]
     except (ApiProblem, LookupError, TypeError):
         return _DEFAULT
     if settings["to"] == "topic":
-        place.set_text(f"This process writes {settings['records']} events of records to the topic {settings['topic']}.")
+        destination.set_text(
+            f"This process writes {settings['records']} events of records to the topic {settings['topic']}. "
+            "Those of the reads of this page are left out."
+        )
         return str(settings["topic"])
     where = f"the file {settings['file']} on its machine" if settings["to"] == "file" else "nowhere"
-    place.set_text(
+    destination.set_text(
         f"This process writes its audit to {where}. With audit.to: topic in headrace.yaml it can be read here; "
         "a topic that another process writes can be read by its name."
     )
@@ -122,6 +129,11 @@ async def _read(view: View, base: str, ends: Mapping[int, int]) -> list[Any]:
     return found
 
 
+def _is_own(event: Mapping[str, Any]) -> bool:
+    """Return whether a read of this page has made an event."""
+    return f"{event.get('group', '')} {event.get('target', '')}".find(f"{_GROUP}-") >= 0
+
+
 def _partition(offset: Mapping[str, Any]) -> dict[str, Any]:
     return {"topic": offset["topic"], "partition": offset["partition"]}
 
@@ -140,7 +152,7 @@ def row_of(event: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
         "type": str(event.get("auditType", "")),
         "who": " ".join(filter(None, (event.get("caller", ""), event.get("group", "")))),
         "what": " ".join(about),
-        "where": _places(event),
+        "where": _positions(event),
         "why": str(event.get("reason") or event.get("stacktrace") or ""),
         "id": str(event.get("correlationId", "")),
         "_key": f"{record['partition']}-{record['offset']}",
@@ -149,7 +161,7 @@ def row_of(event: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _places(event: Mapping[str, Any]) -> str:
+def _positions(event: Mapping[str, Any]) -> str:
     ranges: Sequence[Mapping[str, Any]] = event.get("ranges") or ([event] if event.get("topic") else [])
     return ", ".join(
         f"{one['topic']}-{one.get('partition')} {one.get('offset')}"

@@ -28,9 +28,7 @@ _LIST: Final = (
     TableColumn("state", "State", "state"),
     TableColumn("rate", "Records/s", "number"),
     TableColumn("rates", "Rate", "plot"),
-    TableColumn("busy", "Busy workers", "number"),
-    TableColumn("frames", "Frames that wait", "number"),
-    TableColumn("restarts", "Workers replaced", "number"),
+    TableColumn("workers", "Workers"),
     TableColumn("mean", "Mean time", "number"),
     TableColumn("failed", "Failed records", "number"),
     TableColumn("lag", "Lag", "number"),
@@ -147,9 +145,10 @@ def _row(view: View, one: Mapping[str, Any], values: Values) -> dict[str, Any]:
         "state": state,
         "rate": number(rates[-1] if rates else None),
         "rates": points_of(rates),
-        "busy": _whole(value(_BUSY)),
-        "frames": _whole(value(_FRAMES)),
-        "restarts": _whole(value(_RESTARTS)),
+        "workers": ", ".join(
+            f"{_whole(value(metric))} {what}"
+            for metric, what in ((_BUSY, "busy"), (_RESTARTS, "replaced"), (_FRAMES, "frames wait"))
+        ),
         "mean": f"{1000 * (value(_SUM) or 0.0) / calls:,.1f} ms" if calls else "-",
         "failed": number(sum(count for how, count in counts.items() if how != "delivered")),
         "lag": number(one["lag"]),

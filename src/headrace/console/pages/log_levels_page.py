@@ -20,7 +20,7 @@ _MOST_LINES: Final = 1_000
 _SECONDS: Final = 5.0
 _COLOURS: Final = {"ERROR": "bad", "WARN": "warn"}
 LINES: Final = (
-    TableColumn("time", "Time"),
+    TableColumn("time", "Time", "number"),
     TableColumn("level", "Level", "state"),
     TableColumn("logger", "Area"),
     TableColumn("message", "Message"),

@@ -156,6 +156,7 @@ async def _flow_of(view: View, lineage: _Lineage, name: str, flow: str, group: s
         edges: Edges = [(("topic", topic), this) for topic in topics]
         lineage.put(f"flow {this[1]}", [*edges, (this, ("pipeline", name))])
 
+    lineage.put(f"flow {this[1]}", [(this, ("pipeline", name))])
     await view.follow(f"{GROUPS}/{quote(group, safe='')}", show, seconds=_SECONDS, optional=True)
 
 

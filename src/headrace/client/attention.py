@@ -103,7 +103,7 @@ def _of_table(one: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _of_dead_letters(one: Mapping[str, Any]) -> Iterator[Need]:
-    if one["left"]:
+    if one["left"] and not one["topic"].endswith(".quarantine"):  # these were put aside on purpose
         left = "1 dead letter is" if one["left"] == 1 else f"{one['left']} dead letters are"
         why = f"{left} left, the newest of {one['newest']}" if one["newest"] else f"{left} left"
         yield Need("degraded", f"topic {one['topic']}", why, f"headrace dlq show {_word(one['topic'])} --state left")

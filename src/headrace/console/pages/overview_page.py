@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 from nicegui import ui
 
+from headrace.client.attention import Need, kafka_outage, needs_of
 from headrace.console.actions import Action, confirm
 from headrace.console.feeds import History
 from headrace.console.frame import READINESS
-from headrace.console.parts import Level, ago, badge, number, path_of, points_of
+from headrace.console.parts import Level, badge, number, path_of, points_of
 from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
@@ -35,25 +36,21 @@ LIST_COLUMNS: Final = (
 )
 
 
-class Need(NamedTuple):
-    """Something that needs a person; a lower rank is worse."""
-
-    rank: int
-    what: str
-    why: str
-    link: str = "/"
-    resume: str = ""
-    """A consumer that resuming helps."""
-
-
-Report = Callable[[str, list[Need]], None]
-"""Replaces what a source has found."""
+Report = Callable[[str, Mapping[str, Any]], None]
+"""Takes the new response of a part of `PARTS`."""
+_PAGES: Final = {
+    "consumer": "/consumer",
+    "function": "/consumer",
+    "pipeline": "/pipeline",
+    "topic": "/dead-letter-topic",
+}
+"""The page of one of each kind."""
 
 
 @page("/", "Overview", position=10)
 async def overview(view: View) -> None:
     """Build the page."""
-    needs: dict[str, list[Need]] = {}
+    parts: dict[str, Mapping[str, Any]] = {}
     kafka = badge("", "ok")
     attention = Table(
         "Needs a person now",
@@ -63,43 +60,35 @@ async def overview(view: View) -> None:
         refusal=view.session.problem_with(*CONTROL),
     )
 
-    def need(source: str, found: list[Need]) -> None:
-        needs[source] = found
-        worst = sorted((one for part in needs.values() for one in part), key=lambda one: one.rank)
-        reasons = {one.why: one for one in reversed(worst)}
-        shown = sorted(reasons.values(), key=lambda one: one.rank)
-        attention.show(
-            {"what": one.what, "why": one.why, "_link": one.link, "_buttons": ["Resume"] if one.resume else []}
-            | {"_key": one.resume or f"{one.what} {one.why}"}
-            for one in shown
-        )
+    def report(part: str, response: Mapping[str, Any]) -> None:
+        parts[part] = response
+        attention.show(map(_attention_row, needs_of(parts)))
 
-    def services(report: Mapping[str, Any]) -> None:
-        known = report.get("services", {})
-        reason = known.get("kafka", {}).get("reason", "")
+    def services(response: Mapping[str, Any]) -> None:
+        report("readiness", response)
+        reason = kafka_outage(parts)
         kafka.set_text(f"Kafka does not respond: {reason}" if reason else "Kafka responds")
         kafka.props["data-level"] = "bad" if reason else "ok"
         kafka.update()
-        need("services", [Need(0, name, one["reason"]) for name, one in known.items() if not one["ready"]])
 
     await view.follow(READINESS, services)
-    await _consumers(view, need)
-    await _pipelines(view, need)
-    await _tables(view, need)
-    ui.timer(0.1, lambda: _dead_letters(view, need), once=True)  # counting takes Kafka longer than the rest
+    await _consumers(view, report)
+    await _pipelines(view, report)
+    await _tables(view, report)
+    ui.timer(0.1, lambda: _dead_letters(view, report), once=True)  # counting takes Kafka longer than the rest
 
 
-async def _consumers(view: View, need: Report) -> None:
+async def _consumers(view: View, report: Report) -> None:
     table = Table("Consumers and functions", LIST_COLUMNS, empty="no consumer and no function runs in this process")
 
     def show(found: Mapping[str, Any]) -> None:
         table.show(row_of(one, view.history) for one in found["consumers"])
-        need("consumers", [*filter(None, map(need_of, found["consumers"]))])
+        report("consumers", found)
 
     await view.follow(CONSUMERS, show)
 
 
-async def _pipelines(view: View, need: Report) -> None:
+async def _pipelines(view: View, report: Report) -> None:
     columns = [
         TableColumn("name", "Pipeline"),
         TableColumn("state", "State", "state"),
@@ -124,12 +113,12 @@ async def _pipelines(view: View, need: Report) -> None:
 
     def show(found: Mapping[str, Any]) -> None:
         table.show(map(row, found["pipelines"]))
-        need("pipelines", [Need(1, one["name"], one["reason"]) for one in found["pipelines"] if one["reason"]])
+        report("pipelines", found)
 
     await view.follow(PIPELINES, show, optional=True)
 
 
-async def _tables(view: View, need: Report) -> None:
+async def _tables(view: View, report: Report) -> None:
     columns = [
         TableColumn("name", "Table"),
         TableColumn("state", "State", "state"),
@@ -151,26 +140,14 @@ async def _tables(view: View, need: Report) -> None:
             for one in found["tables"]
         ]
         table.show(rows)
-        need("tables", [Need(2, row["name"], row["why"]) for row in rows if row["why"]])
+        report("tables", found)
 
     await view.follow(TABLES, show, optional=True)
 
 
-async def _dead_letters(view: View, need: Report) -> None:
+async def _dead_letters(view: View, report: Report) -> None:
     def show(found: Mapping[str, Any]) -> None:
-        left = [one for one in found["topics"] if one["left"] and not one["topic"].endswith(".quarantine")]
-        need(
-            "dead letters",
-            [
-                Need(
-                    3,
-                    one["topic"],
-                    f"{number(one['left'])} dead letters left in {one['topic']}: redrive, quarantine or drop them",
-                    path_of("/dead-letter-topic", name=one["topic"]),
-                )
-                for one in left
-            ],
-        )
+        report("dead_letters", found)
 
     await view.follow(DEAD_LETTERS, show, seconds=DEAD_LETTER_SECONDS, optional=True)
 
@@ -207,18 +184,14 @@ def row_of(one: Mapping[str, Any], history: History) -> dict[str, Any]:
     }
 
 
-def need_of(one: Mapping[str, Any]) -> Need | None:
-    """Return what a consumer needs a person for, if it does."""
-    state, _ = state_of(one)
-    name, link = one["name"], path_of("/consumer", name=one["name"])
-    if one["paused"]:
-        paused = one["paused"]
-        why = f": {paused['reason']}" if paused["reason"] else ""
-        return Need(5, name, f"paused for {ago(paused['since'])} by {paused['by']}{why}", link, name)
-    if not one["why"]:
-        return None
-    rank = {"no Kafka": 0, "waits": 4}.get(state, 2)
-    return Need(rank, name, one["why"], link)
+def _attention_row(need: Need) -> dict[str, Any]:
+    words, _, name = need.about.rpartition(" ")
+    kind = words.rpartition(" ")[2]
+    row = {"what": need.about, "why": need.why, "_key": name, "_link": "/"}
+    if kind in _PAGES:
+        row["_link"] = path_of(_PAGES[kind], name=name)
+    row["_buttons"] = ["Resume"] if need.severity == "paused" and _PAGES.get(kind) == "/consumer" else []
+    return row
 
 
 def _resume(view: View, name: str) -> None:

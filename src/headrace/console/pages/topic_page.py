@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from nicegui import background_tasks, ui
@@ -151,7 +151,7 @@ class TopicRecords:
     def __init__(self, view: View, name: str) -> None:
         self._view = view
         self._name = name
-        self._partitions: list[int] = []
+        self._ends: dict[int, int] = {}
         self._live: LiveRecords | None = None
         with ui.element("div").classes("hr-bar"):
             self._start = ui.input("From: newest, oldest, an offset or a time", value="newest").classes("hr-wide")
@@ -175,14 +175,14 @@ class TopicRecords:
             self._report(str(problem))
             return
         partial = "" if found.complete else "; a limit ended the search: choose a partition, or a nearer start"
-        cut = query.partition is None and len(self._partitions) > MOST_PARTITIONS
+        cut = query.partition is None and len(self._ends) > MOST_PARTITIONS
         few = f"; only the first {MOST_PARTITIONS} partitions" if cut else ""
         self._report(f"{number(found.read)} records read, {len(found.records)} shown{few}{partial}")
         self._show(found.records)
 
     def moved(self, ends: Mapping[int, int]) -> None:
         """Take the ends of the partitions; if new records are followed, read them."""
-        self._partitions = sorted(ends)
+        self._ends = {**ends}
         if self._live:
             background_tasks.create(self._live.read(ends), name="live records")
 
@@ -202,13 +202,13 @@ class TopicRecords:
         except ValueError as problem:
             self._report(str(problem))
             return
-        chosen = self._partitions[:MOST_PARTITIONS] if query.partition is None else [query.partition]
-        self._live = LiveRecords(self._view, self._name, chosen, query.text)
+        chosen = sorted(self._ends)[:MOST_PARTITIONS] if query.partition is None else [query.partition]
+        starts = {number: self._ends[number] for number in chosen if number in self._ends}
+        self._live = LiveRecords(self._view, self._name, starts, query.text)
         self._live.on_records, self._live.on_report = self._show, self._report
         self._turning.set_text("Stop")
         self._report("waiting for new records; while this tab is hidden nothing is read")
         self._show([])
-        background_tasks.create(self._view.refresh(), name="the ends of the partitions")
 
     def _stop(self) -> None:
         if self._live:
@@ -229,12 +229,11 @@ class LiveRecords:
     on_records: Callable[[list[TopicRecord]], None]
     on_report: Callable[[str], None]
 
-    def __init__(self, view: View, topic: str, partitions: Collection[int], text: str) -> None:
+    def __init__(self, view: View, topic: str, starts: Mapping[int, int], text: str) -> None:
         self._view = view
         self._topic = topic
-        self._partitions = partitions
         self._text = text
-        self._next: dict[int, int] = {}
+        self._next = {**starts}
         """Offset to read next by partition."""
         self._records: list[TopicRecord] = []
         self._left_out = 0
@@ -251,7 +250,7 @@ class LiveRecords:
             return
         self._busy = True
         try:
-            for partition in self._partitions:
+            for partition in [*self._next]:
                 await self._read(partition, ends.get(partition, 0))
         except ApiProblem as problem:
             self.on_report(str(problem))
@@ -266,7 +265,7 @@ class LiveRecords:
         self.on_records(self._records)
 
     async def _read(self, partition: int, end: int) -> None:
-        at = self._next.setdefault(partition, end)
+        at = self._next[partition]
         if at >= end or self._stopped:
             return
         start = max(at, end - _LIVE_BATCH)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
+from urllib.parse import urlencode
 
+import pytest
+
+from headrace.console.parts import excerpt, visible
+from headrace.records import OutgoingRecord
 from tests.active_client import send
 from tests.chromium import check_page, chromium, tab
 
@@ -17,10 +23,38 @@ PAGES = [
     ("/jobs", "Started by"),
     ("/pipelines", "Lineage"),
     ("/pipeline?name=none", "Lineage"),
+    ("/topics", "replicated"),
+    ("/topic?name={name}", "every partition is replicated"),
+    ("/record?topic={name}&partition=0&offset=0", "Value (string)"),
+    ("/dead-letters", "Topics of dead letters"),
+    ("/dead-letter-topic?name={name}.dlq", "Causes"),
+    ("/dead-letter?topic={name}.dlq&partition=0&offset=0", "Value (string)"),
 ]
 """Each page, and a text that it has once it is complete."""
 SIZES = [{"width": 1280, "height": 800}, {"width": 390, "height": 844}]
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(1)</script>"
+
+RUN = "window.__pwned=1"
+TEXTS = r"""<img src=x onerror=RUN>|<svg onload=RUN>|<input autofocus onfocus=RUN>|<details open ontoggle=RUN>|{{ RUN }}
+<script>RUN</script>|</script><script>RUN</script>|</textarea><script>RUN</script>|--><script>RUN</script>|]]><b id=x>
+<svg><script>RUN</script></svg>|<iframe srcdoc='<script>parent.RUN</script>'>|<style>@import 'javascript:RUN'</style>
+<a href=javascript:RUN>x</a>|javascript:RUN//|data:text/html,<script>RUN</script>|<math><mi//xlink:href=javascript:RUN>
+<p v-html="'<img src=x onerror=RUN>'"></p>|<p @click="RUN" :onclick="RUN">|<template v-if="RUN"></template>|__proto__
+{{constructor.constructor('RUN')()}}|{{$emit.constructor`RUN```()}}|<base href=//x>|${RUN}|`;RUN;`|';RUN;'|";RUN;"
+&lt;script&gt;RUN&lt;/script&gt;|&#60;script&#62;RUN|%3Cscript%3ERUN%3C/script%3E|\u003cscript\u003eRUN|</pre><b>RUN
+{"__proto__": {"x": 1}}|{"half": "\ud800"}|[1e400, 123456789012345678901234567890]|<object data=javascript:RUN>
+<form action=javascript:RUN><button>|<link rel=stylesheet href=//x>|<embed src=javascript:RUN>|<marquee onstart=RUN>"""
+PAYLOADS = TEXTS.replace("RUN", RUN).replace("\n", "|").split("|")
+PAYLOADS += ["\x00\x01\x1b[31m\x7f", "\u202egnp.exe\u2066", "\ufeff\u200b\u2028\u2029", "x\u0301" * 50, "<b>" * 40_000]
+
+
+def dead_letter(topic: str, text: str, into: str = "") -> OutgoingRecord:
+    """A dead letter of a topic that has this text wherever a backend, a producer or a group can write one."""
+    history = {"topic": topic, "partition": "0", "offset": "0", "timestamp": "1", "attempts": "1"}
+    history |= dict.fromkeys(("first_failure", "last_failure", "group", "error", "reason", "excerpt"), text[:900])
+    headers = [(f"headrace.dlq.{name}", value.encode()) for name, value in history.items()]
+    headers += [("StackTrace", text.encode()), (text[:900].replace("\0", "0"), text[:900].encode())]
+    return OutgoingRecord(into or f"{topic}.dlq", text.encode(), text.encode(), headers, 0)
 
 
 def act(page: Any, button: str, **fields: str) -> str:
@@ -43,6 +77,8 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any) -
     """Every page is without errors, wide and narrow, light and dark; each button does what the API says."""
     name = topic(2)
     process = push(name, more={"console": {"port": 0}})
+    site.write(name, OutgoingRecord(name, b"k", b"text", None, 0))
+    site.write(f"{name}.dlq", dead_letter(name, "text"))
     site.wait_until(lambda: "console http" in process.output, "the console")
     url = re.search(r"console (http://[\d.:]+)", process.output)[1]
     site.write_json(name, *range(100))
@@ -73,3 +109,50 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any) -
                 assert "Audit:" in act(page, f"{verb} {job}")
     process.terminate()
     assert process.exit_code == 0
+
+
+def test_foreign_text_is_text_and_dead_letters_are_repaired(push: Any, site: Any, topic: Any) -> None:
+    """Payloads in records, keys, headers, names and errors run no script; the pages redrive, drop, make and delete."""
+    name, other = topic(), topic()
+    dlq, made = f"{name}.dlq", f"constructor.onerror-{name}"
+    process = push(name, more={"console": {"port": 0}})
+    broken = OutgoingRecord(other, b"\xff<b>", b"\xff<script>", [("a", b"\xff<b>"), ("a", None)], 0)
+    site.write(other, *(dead_letter(name, one, other) for one in PAYLOADS), broken)
+    site.write(dlq, *(dead_letter(name, one) for one in PAYLOADS))
+    site.wait_until(lambda: "console http" in process.output, "the console")
+    url = re.search(r"console (http://[\d.:]+)", process.output)[1]
+    ended = f"{process.url}/adm/dead-letters/{dlq}/statistics?state=ended"
+    with chromium() as browser, tab(browser) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+
+        def shows(path: str, *texts: str) -> None:
+            page.goto(url + path)
+            page.get_by_role("cell", name="0:0").or_(page.get_by_text("Value (")).first.wait_for()
+            found = page.locator("body").text_content()
+            assert [one for one in texts if visible(one) not in found] == []
+            assert page.evaluate("window.__pwned") is None
+
+        shown = [excerpt(one, 300) for one in PAYLOADS]
+        assert len(shown) >= 40
+        shows(f"/topic?name={other}", *shown, base64.b64encode(broken.value).decode(), r"a: \xff<b>, a: null")
+        shows(f"/dead-letter-topic?name={dlq}", *shown)
+        for offset, one in enumerate(PAYLOADS[:2] + PAYLOADS[-1:]):
+            shows(f"/dead-letter?topic={dlq}&partition=0&offset={[0, 1, len(PAYLOADS) - 1][offset]}", one[:99_000])
+        page.goto(f"{url}/dead-letter-topic?name={dlq}")
+        assert "is waiting" in act(page, "Redrive 0:0", per="100")
+        page.get_by_role("row", name="redrive").get_by_text("done").wait_for()
+        page.goto(f"{url}/dead-letter-topic?{urlencode({'name': dlq, 'error': PAYLOADS[1]})}")
+        assert "is waiting" in act(page, "Drop these", Reason="no script")
+        page.goto(f"{url}/dead-letter?topic={dlq}&partition=0&offset=3")
+        site.wait_until(lambda: "is waiting" in act(page, "Quarantine"), "the end of the drop")
+        site.wait_until(lambda: send("GET", ended).body["deadLetters"] == 3, "all three to be completed")
+        page.goto(f"{url}/topics")
+        assert "partitions: - -> 2" in act(page, "Create a topic", Name=made, Partitions="2")
+        page.goto(f"{url}/topic?name={made}")
+        page.get_by_role("button", name="Live").click()
+        assert "partition 1, offset 0" in act(page, "Produce a record", **{"Key$": "k"}, Value="[1.10]", Partition="1")
+        page.get_by_role("cell", name="[1.10]").wait_for()
+        assert "retention.ms" in act(page, "Change settings", Settings="retention.ms=7200000")
+        assert "partitions: 2 -> 3" in act(page, "Add partitions", Partitions="3")
+        assert "Audit:" in act(page, "Delete", Name=made)
+        assert send("GET", f"{process.url}/topics/{made}").status == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from headrace.console.parts import excerpt, visible
 from headrace.records import OutgoingRecord
 from tests.active_client import send
 from tests.chromium import check_page, chromium, tab
+from tests.function_calls import function_file
 
 PAGES = [
     ("/", "Needs a person now"),
@@ -29,6 +31,10 @@ PAGES = [
     ("/dead-letters", "Topics of dead letters"),
     ("/dead-letter-topic?name={name}.dlq", "Causes"),
     ("/dead-letter?topic={name}.dlq&partition=0&offset=0", "Value (string)"),
+    ("/functions", "work.in"),
+    ("/queries", "stock"),
+    ("/audit", "Reason"),
+    ("/log-levels", "ROOT"),
 ]
 """Each page, and a text that it has once it is complete."""
 SIZES = [{"width": 1280, "height": 800}, {"width": 390, "height": 844}]
@@ -73,16 +79,20 @@ def act(page: Any, button: str, **fields: str) -> str:
     return said
 
 
-def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any) -> None:
+def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, tmp_path: Path) -> None:
     """Every page is without errors, wide and narrow, light and dark; each button does what the API says."""
     name = topic(2)
-    process = push(name, more={"console": {"port": 0}})
+    trigger = {"kind": "kafka-cluster", "attributes": {"topics": [name], "consumerGroup": f"{name}-work"}}
+    code = f"def handler(context, event):\n    raise ValueError({HOSTILE!r})\n"
+    more = {"functions": [function_file(tmp_path, code, {"in": trigger})], "console": {"port": 0}}
+    more |= {"tables": {"stock": {"topic": name, "kind": "log"}}, "audit": {"to": "topic", "topic": f"{name}-audit"}}
+    process = push(name, more=more)
     site.write(name, OutgoingRecord(name, b"k", b"text", None, 0))
     site.write(f"{name}.dlq", dead_letter(name, "text"))
     site.wait_until(lambda: "console http" in process.output, "the console")
     url = re.search(r"console (http://[\d.:]+)", process.output)[1]
-    site.write_json(name, *range(100))
-    job = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, "rate": 1}).body["id"]
+    site.write_json(name, *range(40))
+    job = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, "rate": 0.1}).body["id"]
     status = f"{process.url}/adm/reactive-consumers/{name}"
     with chromium() as browser:
         for size, colours in zip(SIZES, ("light", "dark"), strict=True):
@@ -107,6 +117,23 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any) -
             page.goto(f"{url}/jobs")
             for verb in ("Pause", "Resume", "Stop"):
                 assert "Audit:" in act(page, f"{verb} {job}")
+            page.goto(f"{url}/functions")
+            assert "Audit:" in act(page, "Reload work")
+            page.get_by_text("ValueError").first.wait_for()
+            page.goto(f"{url}/queries")
+            page.get_by_label("SQL").fill(f"SELECT 7 AS n, '{HOSTILE}' AS t UNION ALL SELECT 8, 'x' ORDER BY n")
+            page.get_by_role("button", name="Run", exact=True).click()
+            page.get_by_text(HOSTILE, exact=True).wait_for()
+            head = page.get_by_role("columnheader", name="n", exact=True)
+            head.get_by_role("button").press("Enter")
+            head.get_by_role("button").press("Enter")
+            page.locator("th[aria-sort=descending]").wait_for()
+            assert page.get_by_role("row").nth(1).inner_text().startswith("8")
+            assert "Audit:" in act(page, "Rebuild stock")
+            page.goto(f"{url}/log-levels")
+            assert "Audit:" in act(page, "Set another area", Area="headrace.kafka", Level="debug", minutes="5")
+            page.goto(f"{url}/audit")
+            page.get_by_text("headrace.kafka DEBUG").first.wait_for()
     process.terminate()
     assert process.exit_code == 0
 

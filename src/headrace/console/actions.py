@@ -100,9 +100,11 @@ class _Form:
         """Show what would happen."""
         assert self._action.preview
         try:
-            self._report(await self._action.preview(self._body()))
+            text = await self._action.preview(self._body())
         except (ApiProblem, ValueError) as problem:
-            self._report(str(problem))
+            text = str(problem)
+        if self.confirming.enabled:  # else a slow preview would hide what was done
+            self._report(text)
 
     async def run(self) -> None:
         """Do it and show the outcome."""

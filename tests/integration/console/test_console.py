@@ -105,7 +105,7 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, t
             assert send("GET", status).body["paused"]["reason"] == HOSTILE
             page.goto(url)
             page.get_by_text(HOSTILE).first.wait_for()
-            assert "Audit:" in act(page, f"Resume {name}")
+            assert "Audit:" in act(page, f"Resume reactive consumer {name}")
             page.goto(f"{url}/consumer?name={name}")
             assert "Audit:" in act(page, "Limit the rate", Records="50")
             assert send("GET", status).body["settings"]["rateRecords"] == 50

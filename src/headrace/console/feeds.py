@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from nicegui import Client, background_tasks
 
 from headrace.console.server_api import ApiProblem, Servers
 from headrace.console.sessions import Session, Sessions
+
+log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 2.0
 _MOST_POINTS: Final = 60
@@ -106,7 +109,10 @@ class Feed:
         self.polled_at = time.monotonic()
         self._first.set()
         for subscriber in [*self.subscribers]:
-            subscriber.deliver(self.value, self.problem)
+            try:
+                subscriber.deliver(self.value, self.problem)
+            except Exception:  # boundary: what one part of a page cannot show must not end the polls of all
+                log.exception("%s: its response cannot be shown", self._path)
 
     def _watched(self) -> bool:
         self.subscribers = [one for one in self.subscribers if not one.client.is_deleted]

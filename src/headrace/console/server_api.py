@@ -114,15 +114,18 @@ class Servers:
 
     async def _response(self, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
         reasons = []
-        for _ in self._clients:
-            client = self._clients[self._present]
+        first = self._present  # another request may turn to the next process meanwhile
+        for turn in range(len(self._clients)):
+            at = (first + turn) % len(self._clients)
+            client = self._clients[at]
             if self._management and path.startswith(_ADMINISTRATION):
                 client = self._management
             try:
                 response = await client.request(method, path, **request)
-            except httpx.TransportError as cause:
+            except httpx.RequestError as cause:
                 reasons.append(f"{client.base_url}: {str(cause) or type(cause).__name__}")
-                self._present = (self._present + 1) % len(self._clients)
+                if self._present == at:
+                    self._present = (at + 1) % len(self._clients)
                 if method != "GET" and not isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
                     raise ApiProblem(
                         f"the response was lost ({cause}): look whether it was done before you do it again",

@@ -50,7 +50,7 @@ class Sessions:
         """Start a session and return its cookie; the session unused for longest ends if there are too many."""
         self._drop_idle()
         if len(self._sessions) >= _MOST_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda one: self._sessions[one].used_at)]
+            self.end(min(self._sessions, key=lambda one: self._sessions[one].used_at))
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(token)
         return cookie
@@ -68,11 +68,13 @@ class Sessions:
 
     def end(self, cookie: str) -> None:
         """End a session, if there is one."""
-        self._sessions.pop(cookie, None)
+        if session := self._sessions.pop(cookie, None):
+            session.token = ""  # open pages still have it
 
     def _drop_idle(self) -> None:
         last = time.monotonic() - _IDLE_SECONDS
-        self._sessions = {cookie: one for cookie, one in self._sessions.items() if one.used_at >= last}
+        for cookie in [cookie for cookie, one in self._sessions.items() if one.used_at < last]:
+            self.end(cookie)
 
 
 def _scopes_of(token: str) -> frozenset[str] | None:

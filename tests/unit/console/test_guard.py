@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 import headrace.console
+from headrace.console.feeds import Feed
 from headrace.console.guard import SESSION, Guard
 from headrace.console.server_api import Servers
 from headrace.console.sessions import Session, Sessions
@@ -69,9 +72,31 @@ def test_sessions_are_bounded_and_end_when_idle(monkeypatch: pytest.MonkeyPatch)
     sessions = Sessions()
     cookies = [sessions.open(str(number)) for number in range(101)]
     assert [sessions.find(cookies[number]).token for number in (0, 1, 100)] == ["", "1", "100"]
+    shown_by_an_open_page = sessions.find(cookies[7])
+    sessions.end(cookies[7])
+    assert shown_by_an_open_page.token == "", "its buttons cannot act any more"
     sessions.find(cookies[5]).used_at -= 1801
     assert sessions.find(cookies[5]).token == ""
     assert Session("e30.eyJzY29wZSI6ImthZmthOnIifQ.x").problem_with("admin") == "your token has no scope admin"
+
+
+async def test_polls_continue_whatever_responds(opened: Any) -> None:
+    """Requests at the same time find the process that lives; a response that is no response is an outage."""
+    async with opened() as server:
+        servers = Servers(["http://127.0.0.1:9", server.web.url])
+        await asyncio.gather(*(servers.send("", "GET", "/health/liveness") for _ in range(4)))
+        await servers.close()
+    text = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}"
+    async with await asyncio.start_server(
+        lambda _, writer: [writer.write(text), writer.close()], "127.0.0.1", 0
+    ) as other:
+        sessions, servers = Sessions(), Servers([f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"])
+        feed, delivered = Feed(servers, sessions, sessions.shared, "/x", 1), list[Any]()
+        shows: Any = [SimpleNamespace(deliver=one) for one in (None, lambda *found: delivered.append(found))]
+        feed.subscribers = shows
+        await feed.refresh()
+        await servers.close()
+    assert delivered[0][1].status == 502
 
 
 def test_no_page_makes_html_of_text() -> None:

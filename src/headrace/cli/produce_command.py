@@ -114,7 +114,7 @@ async def produce(topic: str, cluster: ClusterSettings, output: str, properties:
         with byte_progress(f"produce to {topic}") as show:
             async with open_producer(cluster.kafka, settings) as target:
                 async for records, problem in source.records(fields):
-                    stop = await pace.send(target, records) or problem
+                    stop = await pace.send(target, records) or (None if pace.is_complete else problem)
                     show(pace.acknowledged, source.progress.read, source.progress.total)
                     if stop:
                         raise stop

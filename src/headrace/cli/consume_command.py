@@ -285,7 +285,7 @@ class _Run(NamedTuple):
 
     async def print_records(self) -> None:
         """Read and print."""
-        target = OutputFile(self.file, keep=self.follows)
+        target = OutputFile(self.file, keep=self.follows, committed=bool(self.group))
         renderer = self.renderer(target)
         admin = Admin(self.cluster.kafka)
         found = await find_topics(admin, self.topics)

@@ -274,11 +274,20 @@ def _pairs(headers: Sequence[Header] | None) -> list[tuple[str, str | None]]:
 class OutputFile:
     """Where records are printed: standard output, or a file that has its name when it is complete."""
 
-    def __init__(self, path: Path | None, *, keep: bool) -> None:
-        """Prepare; `keep` is whether an interrupted file is complete, too."""
+    def __init__(self, path: Path | None, *, keep: bool, committed: bool) -> None:
+        """Prepare.
+
+        Args:
+            path: None for standard output.
+            keep: Whether an interrupted file is complete, too.
+            committed: Whether no later read returns the same records.
+        """
         self._path = path
-        self._part = path and path.with_name(f"{path.name}.part")
+        # A device or a named pipe must not be replaced.
+        is_special = path is not None and path.exists() and not path.is_file()
+        self._part = path if is_special or not path else path.with_name(f"{path.name}.part")
         self._keep = keep
+        self._committed = committed
 
     @property
     def is_terminal(self) -> bool:
@@ -295,11 +304,15 @@ class OutputFile:
         """Provide the file; it is named `PATH.part` until it is complete.
 
         Raises:
-            EnvironmentProblem: It cannot be written.
+            EnvironmentProblem: It cannot be written, or has committed records of an earlier read.
         """
         if not self._path or not self._part:
             yield sys.stdout.buffer
             return
+        if self._committed and self._part.is_file() and self._part.stat().st_size:
+            raise EnvironmentProblem(
+                f"{self._part} has records of a read that was cut off, and the group has committed them: move it away"
+            )
         try:
             with self._part.open("wb") as file:
                 try:

@@ -102,6 +102,16 @@ def test_records_are_chosen_printed_and_written_again(headrace: Any, topic: Any,
     assert (first.stdout.split(), "commits what was printed: at least once" in first.stderr) == ([*"0123"], True)
     assert headrace("consume", name, *group).stdout.split() == [*"456789"]
     assert headrace("consume", name, *group).stdout == ""
+    headrace("produce", copy, "--keys", "-n", "1", given="k\tv\nno separator\n")
+    pipe, rest = records.with_name("pipe"), records.with_name("rest.part")
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    headrace("consume", name, "-n", "2", "--file", str(pipe))
+    assert (os.read(reading, 99), pipe.is_fifo()) == (b"0\n1\n", True)
+    os.close(reading)
+    rest.write_text("committed")
+    refused = headrace("consume", name, *group, "--file", str(rest.with_suffix("")), code=1).stderr
+    assert "has records of a read that was cut off" in refused and rest.read_text() == "committed"
     headrace("produce", name, "-Z", "-k", "k0", given="\n")
     assert headrace("consume", name, "--meta-only", "-o", "-1", "--keys").stdout.split("\t")[4:] == ["k0", "null\n"]
 

@@ -5,12 +5,12 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from headrace.config.model import HeadraceConfig
-from headrace.runtime import ChildProcess, Clock, Service, run_blocking
+from headrace.runtime import ChildProcess, Clock, Service, Signals, run_blocking
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,16 @@ class ChangedFiles(Service):
         super().__init__("changed files")
         self.changed = False
         """Whether the process ends because of a change."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called once, when the changed files are valid."""
+        self.signals: Signals | None = None
+        """What ends the process, once it runs."""
         self._file = file
         self._config = config
         self._clock = clock
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether the caller starts the process again: after a change, unless a signal ends it for good."""
+        return self.changed and not (self.signals and self.signals.stop_requested.is_set())
 
     async def run(self) -> None:
         seen = await run_blocking(self._stamps)
@@ -45,8 +50,9 @@ class ChangedFiles(Service):
                 log.error("%s changed, keeping the running configuration: %s", paths, problems)
                 continue
             log.info("%s changed: starting again", paths)
-            self.changed = True
-            self.on_change()
+            if self.signals and not self.signals.drain_requested.is_set():
+                self.changed = True
+                self.signals.drain_requested.set()
 
     async def _problems(self, file: Path) -> str:
         """Return the problems of the files, found by a process of its own; empty if there are none."""

@@ -320,7 +320,7 @@ class App:
         ended = self.signals.drain_requested.set
         user = UserProgram(program, lambda: self.web.url, self.supervisor.readiness, ended, self.context.clock)
         if files:
-            files.on_change = ended
+            files.signals = self.signals
             self.supervisor.add(files)
         if program:
             self.supervisor.add(user)  # the last to start, and the first to drain

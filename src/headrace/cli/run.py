@@ -1,5 +1,6 @@
 """`headrace run`."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -14,6 +15,8 @@ from headrace.config.light4j.folder import folders_of
 from headrace.config.load import read_config
 
 log = logging.getLogger(__name__)
+
+_STANDARD_ERROR = 2
 
 
 @click.command()
@@ -49,8 +52,17 @@ def run(file: Path, dev: bool, program: tuple[str, ...]) -> int:
     code = run_everything(
         settings, announce=click.echo, read_again=lambda: load_settings(file), program=program, files=files
     )
-    if files and files.changed:
+    if files and files.starts_again:
         sys.stdout.flush()
         words = sys.orig_argv[1:]
+        _inherit_standard_files_only()
         os.execv(sys.executable, [sys.executable, *words])
     return code
+
+
+def _inherit_standard_files_only() -> None:
+    """Have the next program of this process close the others: Kafka's client leaves its pipes open for it."""
+    for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+        if number > _STANDARD_ERROR:
+            with contextlib.suppress(OSError):  # that of the list
+                os.set_inheritable(number, False)

@@ -96,16 +96,24 @@ def test_the_run_ends_the_program(run: Any, site: Scenario, number: int) -> None
 
 
 def test_a_valid_change_starts_the_run_again(run: Any, site: Scenario, tmp_path: Path) -> None:
-    """A file that is not valid is reported, and what runs continues."""
-    started = run("--dev", config=site.config)
+    """A file that is not valid is reported, and what runs continues; a signal ends the run even while it restarts."""
+    started = run(
+        "--dev", "--", "sh", "-c", "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done", config=site.config
+    )
     started.wait("ready http=")
+    files = Path(f"/proc/{started.process.pid}/fd")
+    before = len([*files.iterdir()])
     (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "htp": {}}))
     started.wait("keeping the running configuration: headrace.yaml:1: htp")
     (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 7}))
     started.wait("headrace.yaml changed: starting again")
-    started.wait("ready http=", times=2)
+    started.wait("starting the program sh", times=2)
+    assert len([*files.iterdir()]) < before + 5, "the first run has left files open"
+    (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 8}))
+    started.wait("headrace.yaml changed: starting again", times=2)
     started.process.terminate()
     assert started.process.wait(120) == 0
+    assert started.printed.count("ready http=") == 2
 
 
 def test_a_run_for_development_needs_no_file_and_no_kafka(run: Any, tmp_path: Path) -> None:

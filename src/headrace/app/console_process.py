@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 2.0
-_PAGE_MODULE: Final = "nicegui"
+CONSOLE_LIBRARY: Final = "nicegui"
+"""What the extra `console` installs."""
 
 
 class ConsoleProcess(Service):
@@ -34,8 +35,8 @@ class ConsoleProcess(Service):
         Raises:
             EnvironmentProblem: The library is missing.
         """
-        if find_spec(_PAGE_MODULE) is None:
-            raise EnvironmentProblem(f"console needs {_PAGE_MODULE}. Run: pip install 'headrace[console]'")
+        if find_spec(CONSOLE_LIBRARY) is None:
+            raise EnvironmentProblem(f"console needs {CONSOLE_LIBRARY}. Run: pip install 'headrace[console]'")
         super().__init__("console")
         # Settings.
         self._settings = settings

@@ -6,20 +6,22 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
+from headrace.app.console_process import CONSOLE_LIBRARY
 from headrace.cli.cluster_options import load_settings
 from headrace.cli.output import install_progress
+from headrace.config.administration import ConsoleConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 
 _CONNECT_SECONDS = 1.0
-_FOR_DEVELOPMENT = {"functions_reload": True}
 _SECTIONS = ("kafka", "schema_registry")
 _OTHER = "http://another.invalid:1"
 
@@ -34,12 +36,20 @@ def development_settings(file: Path | None) -> HeadraceConfig:
     settings = load_settings(file)
     servers = settings.kafka.bootstrap_servers.split(",")
     if not all(map(_is_local, servers)):
-        return settings.model_copy(update=_FOR_DEVELOPMENT)
+        return _for_development(settings)
     if not any(map(_responds, servers)):
         _start_kafka(file, settings, servers)
         settings = load_settings(file)
     asyncio.run(_make_topics(settings))
-    return settings.model_copy(update=_FOR_DEVELOPMENT)
+    return _for_development(settings)
+
+
+def _for_development(settings: HeadraceConfig) -> HeadraceConfig:
+    """Return the settings with what a development run adds: reload, and the console where its library is installed."""
+    added: dict[str, object] = {"functions_reload": True}
+    if settings.console is None and find_spec(CONSOLE_LIBRARY):
+        added["console"] = ConsoleConfig(port=0)
+    return settings.model_copy(update=added)
 
 
 def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[str]) -> None:

@@ -109,32 +109,6 @@ def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: 
     assert second.terminate() == 0
 
 
-def test_two_processes_with_the_same_partitions_both_call_and_both_obey(calls: Any) -> None:
-    """Nothing is lost: each calls every record, and a command to one of them counts for both; one replays."""
-    one = calls(1)
-    code = SLOW + "    assert event.body != b'bad'\n"
-    own = {"partitions": [0], "onFailure": "stop", "more": {"control": {"topic": f"_{one.source}-control"}}}
-    urls = [one.start(code, name=name, **own).url for name in ("one", "two")]
-
-    def wait_each(path: str, text: str) -> None:
-        one.site.wait_until(lambda: all(text in str(one.site.ask(f"{url}{path}").body) for url in urls), text)
-
-    one.write(0, "a", "bad", "b")
-    wait_each("/health/readiness", "is stalled")
-    for words in ("skip work.in 1 --partition 0 --reason wrong", "seek work.in --to 2", "pause work.in"):
-        one.site.cli("reactive", *words.split(), "--url", urls[0])
-        count = {"skip": 6, "seek": 8, "pause": 8}[words.split()[0]]
-        one.wait_lines(count, "call")
-    wait_each("/adm/reactive-consumers/work.in", "'paused': {")
-    one.write(0, "c")
-    one.site.cli("reactive", "resume", "work.in", "--url", urls[0])
-    one.wait_lines(10, "call")
-    one.wait_committed({0: 4})
-    replayed = ("--to-function", "work.in", "--partition", "0", "--offsets", "0-0")
-    one.site.cli("replay", one.source, *replayed, "--url", urls[1])
-    assert [one.counts("call")[offset] for offset in range(4)] == [3, 2, 4, 2]
-
-
 def test_a_member_without_partitions_leaves_at_once(calls: Any) -> None:
     """Or each rebalance until the end of its session waits for it, with partitions that are not read."""
     one = calls(1)

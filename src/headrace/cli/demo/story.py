@@ -7,6 +7,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiohttp
 import click
 import yaml
 
+from headrace.app.console_process import CONSOLE_LIBRARY
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests, rows
@@ -21,6 +23,7 @@ from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.control.runs.routes import JobEndpoints
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, Registry, start_together
+from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
 from headrace.queries.routes import QueryEndpoints
@@ -90,10 +93,14 @@ class Story:
         self._headrace: HeadraceProcess | None = None
         self._began = time.monotonic()
         self._times: dict[str, float] = {}
+        self._console_port = 0
+        """0 without a console."""
 
     async def run(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
         next(rows())  # missing flights are reported before anything starts
+        if keep and find_spec(CONSOLE_LIBRARY):
+            (self._console_port,) = free_ports(1)
         try:
             made, headrace = await asyncio.gather(run_blocking(requests, _BATCH_RECORDS), self._start())
             return await self._flow(headrace, made, keep)
@@ -249,6 +256,8 @@ class Story:
 
     async def _wait_for_interrupt(self, url: str) -> None:
         click.echo(f"\n  Headrace {url}   Kafka {self._cluster.bootstrap_servers}")
+        if self._console_port:
+            click.echo(f"  console http://127.0.0.1:{self._console_port}")
         click.echo(f"  schema registry {self._registry.url}   files {self._folder}   Ctrl-C ends it all")
         interrupted = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -264,7 +273,10 @@ class Story:
             "ALARMS_URL": self._alarms.url,
             "DEMO_FILES": str(FILES),
         }
-        return HeadraceProcess(yaml.safe_load((FILES / "headrace.yaml").read_text()), self._folder, env)
+        config = yaml.safe_load((FILES / "headrace.yaml").read_text())
+        if self._console_port:
+            config["console"] = {"port": self._console_port}
+        return HeadraceProcess(config, self._folder, env)
 
     def _print(self, text: str) -> None:
         click.echo(f"{time.monotonic() - self._began:6.1f} s  {text}")

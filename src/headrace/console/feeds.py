@@ -34,7 +34,6 @@ class Subscriber:
         self.visible = True
         self._show = show
         self._problem = problem
-        self._last: Any = Subscriber
 
     @property
     def watching(self) -> bool:
@@ -42,11 +41,9 @@ class Subscriber:
         return self.visible and not self.client.is_deleted
 
     def deliver(self, value: Any, problem: ApiProblem | None) -> None:
-        """Show a new value, or the problem that there is none; what is shown already is not sent again."""
-        new = str(problem) if problem else value
-        if self.client.is_deleted or new == self._last:
+        """Show a value, or the problem that there is none. An equal value is shown as well: a rate has become 0."""
+        if self.client.is_deleted:
             return
-        self._last = new
         with self.client:
             if problem:
                 self._problem(problem)

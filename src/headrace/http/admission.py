@@ -59,6 +59,8 @@ class Admission:
         return message
 
     def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
         seconds = self._authenticator.remaining_seconds(self._principal)
         if seconds < _MOST_SECONDS:
             loop = asyncio.get_running_loop()

@@ -85,7 +85,7 @@ class OneConsumer:
         self._facts.set_text(
             f"{details['kind']} of group {details['group']}, reads {', '.join(details['topics'])}, delivers to "
             f"{details['destination']}; lag {number(details['lag'])}, in flight {number(details['inFlight'])}, "
-            f"at most {number(rate, ' records/s') if rate else 'any rate'}. {details['why']}"
+            f"{f'at most {number(rate)} records/s' if rate else 'no rate limit'}. {details['why']}"
         )
         self._partitions.show(map(_row, sorted(details["partitions"], key=lambda one: not one["why"])))
         self._commands.show(
@@ -226,7 +226,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     moving = not one["why"]
     return {
         "at": name_of(one),
-        "state": "paused" if one["paused"] else "elsewhere" if not one["assigned"] else "moves" if moving else "waits",
+        "state": "paused" if one["paused"] else "elsewhere" if not one["assigned"] else "moving" if moving else "waits",
         "lag": number(one["lag"]),
         "flight": number(one["inFlight"]),
         "position": number(one["position"]),

@@ -21,8 +21,9 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _BUSY: Final = "headrace_function_busy_workers"
 _RESTARTS: Final = "headrace_function_worker_restarts_total"
 _FRAMES: Final = "headrace_function_waiting_frames"
-_COUNT: Final = "headrace_function_event_seconds_count"
-_SUM: Final = "headrace_function_event_seconds_sum"
+_CALLS: Final = "headrace_function_event_seconds"
+_COUNT: Final = f"{_CALLS}_count"
+_SUM: Final = f"{_CALLS}_sum"
 _LIST: Final = (
     TableColumn("name", "Function and trigger"),
     TableColumn("state", "State", "state"),

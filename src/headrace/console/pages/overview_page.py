@@ -187,7 +187,7 @@ def row_of(one: Mapping[str, Any], history: History) -> dict[str, Any]:
 def _attention_row(need: Need) -> dict[str, Any]:
     words, _, name = need.about.rpartition(" ")
     kind = words.rpartition(" ")[2]
-    row = {"what": need.about, "why": need.why, "_key": name, "_link": "/"}
+    row: dict[str, Any] = {"what": need.about, "why": need.why, "_key": name, "_link": "/"}
     if kind in _PAGES:
         row["_link"] = path_of(_PAGES[kind], name=name)
     row["_buttons"] = ["Resume"] if need.severity == "paused" and _PAGES.get(kind) == "/consumer" else []

@@ -47,7 +47,7 @@ class Scenario:
         url = self.process.url
         metrics = self.site.ask(f"{url}/metrics").body
         listed = json.loads(self.site.cli("reactive", "list", "--url", url, "--output", "json").stdout)
-        top = ("reactive", "top", "--url", url, "--once", "--interval", "0.2", "--output", "json")
+        page = json.loads(self.site.cli("status", "--url", url, "--output", "json", code=None).stdout)
         return {
             "ready": self.site.ask(f"{url}/health/readiness").status == 200,
             "readiness": self.site.reasons(url).get("kafka", ""),
@@ -57,7 +57,7 @@ class Scenario:
             "lag": [one["lag"] for one in listed],
             "text": self.site.cli("reactive", "list", "--url", url).stdout,
             "status": [self.site.cli("reactive", "status", name, "--url", url).stdout for name in ("push", "work.in")],
-            "top": [one["why"] for one in json.loads(self.site.cli(*top).stdout)["consumers"]],
+            "needs": [one["why"] for one in page["needs"]],
         }
 
     def is_well(self) -> bool:
@@ -66,7 +66,7 @@ class Scenario:
         if "headrace_consumer_lag_records{" not in metrics or "headrace_ready 1" not in metrics:
             return False
         says = self.says()
-        quiet = not [*says["readiness"], *filter(None, says["list"] + says["top"])]
+        quiet = not [*says["readiness"], *filter(None, says["list"] + says["needs"])]
         known = says["lag"] == [0, 0] and says["lag metric"]
         return bool(says["ready"] and quiet and known and says["metric"] == ["1.0", "1.0"] and "runs" in says["text"])
 
@@ -110,7 +110,7 @@ def test_all_say_the_same_in_an_outage(
     assert time.monotonic() - began < 2 * limit_seconds, "with room for a machine that is busy"
     says = scenario.says()
     sentence = re.compile(rf"Kafka at {scenario.cluster.bootstrap_servers} has not answered for \d+ s: {why}")
-    for told in (says["readiness"], *says["list"], *says["top"]):
+    for told in (says["readiness"], *says["list"], *says["needs"]):
         assert sentence.match(told), says
     for told in says["status"]:
         assert sentence.search(" ".join(told.split())), says

@@ -143,13 +143,8 @@ def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headr
     assert len(instance.ok("GET", "/records?max_records=3")) == 3
     shown = site.ask(f"{url}/adm/consumers?group={source}").body
     (one,) = shown["consumers"]
-    assert (one["group"], one["name"], one["topics"], one["lags"], one["lag"]) == (
-        source,
-        "one",
-        [source],
-        {f"{source}-0": 2},
-        2,
-    )
+    expected = (source, "one", [source], {f"{source}-0": 2}, 2)
+    assert (one["group"], one["name"], one["topics"], one["lags"], one["lag"]) == expected
     assert (one["bufferedBytes"], one["isReading"], one["principal"], one["valueFormat"]) == (4, False, "", "json")
     assert one["idleSeconds"] >= 0 and one["lastRead"] > 1_700_000_000 and "(pid " in shown["process"]
     rows = [line.split()[:5] for line in site.cli("status", "--url", url).stdout.splitlines()]

@@ -79,6 +79,27 @@ def act(page: Any, button: str, **fields: str) -> str:
     return said
 
 
+def check_other_pages(page: Any, url: str) -> None:
+    """Press each button of functions, queries and log levels, and find it in the audit."""
+    page.goto(f"{url}/functions")
+    assert "Audit:" in act(page, "Reload work")
+    page.get_by_text("ValueError").first.wait_for()
+    page.goto(f"{url}/queries")
+    page.get_by_label("SQL").fill(f"SELECT 7 AS n, '{HOSTILE}' AS t UNION ALL SELECT 8, 'x' ORDER BY n")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text(HOSTILE, exact=True).wait_for()
+    head = page.get_by_role("columnheader", name="n", exact=True)
+    head.get_by_role("button").press("Enter")
+    head.get_by_role("button").press("Enter")
+    page.locator("th[aria-sort=descending]").wait_for()
+    assert page.get_by_role("row").nth(1).inner_text().startswith("8")
+    assert "Audit:" in act(page, "Rebuild stock")
+    page.goto(f"{url}/log-levels")
+    assert "Audit:" in act(page, "Set another area", Area="headrace.kafka", Level="debug", minutes="5")
+    page.goto(f"{url}/audit")
+    page.get_by_text("headrace.kafka DEBUG").first.wait_for()
+
+
 @pytest.mark.long  # a browser, and minutes on a busy machine
 def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, tmp_path: Path) -> None:
     """Every page is without errors, wide and light or narrow and dark; each button does what the API says."""
@@ -118,23 +139,7 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, t
             page.goto(f"{url}/jobs")
             for verb in ("Pause", "Resume", "Stop"):
                 assert "Audit:" in act(page, f"{verb} {job}")
-            page.goto(f"{url}/functions")
-            assert "Audit:" in act(page, "Reload work")
-            page.get_by_text("ValueError").first.wait_for()
-            page.goto(f"{url}/queries")
-            page.get_by_label("SQL").fill(f"SELECT 7 AS n, '{HOSTILE}' AS t UNION ALL SELECT 8, 'x' ORDER BY n")
-            page.get_by_role("button", name="Run", exact=True).click()
-            page.get_by_text(HOSTILE, exact=True).wait_for()
-            head = page.get_by_role("columnheader", name="n", exact=True)
-            head.get_by_role("button").press("Enter")
-            head.get_by_role("button").press("Enter")
-            page.locator("th[aria-sort=descending]").wait_for()
-            assert page.get_by_role("row").nth(1).inner_text().startswith("8")
-            assert "Audit:" in act(page, "Rebuild stock")
-            page.goto(f"{url}/log-levels")
-            assert "Audit:" in act(page, "Set another area", Area="headrace.kafka", Level="debug", minutes="5")
-            page.goto(f"{url}/audit")
-            page.get_by_text("headrace.kafka DEBUG").first.wait_for()
+            check_other_pages(page, url)
     process.terminate()
     assert process.exit_code == 0
 

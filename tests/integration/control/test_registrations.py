@@ -162,12 +162,8 @@ def test_owners_are_apart(deployment: Deployment, topic: Any, tmp_path: Path) ->
     def seen(who: str, path: str) -> list[str]:
         return [one["name"] for one in ask(process, "GET", path, **by(who)).body["consumers"]]
 
-    assert {who: seen(who, PLACE) for who in ("ann", "bob", "eve", "ops")} == {
-        "ann": ["x"],
-        "bob": ["y"],
-        "eve": [],
-        "ops": ["x", "y"],
-    }
+    expected = {"ann": ["x"], "bob": ["y"], "eve": [], "ops": ["x", "y"]}
+    assert {who: seen(who, PLACE) for who in expected} == expected
     deployment.wait_state(process, "x", "running", **by("ann"))
     deployment.wait_state(process, "y", "running", **by("bob"))
     assert (seen("ann", "/adm/reactive-consumers"), seen("ops", "/adm/reactive-consumers")) == (["x"], ["x", "y"])

@@ -51,6 +51,17 @@ def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, 
     assert one.reasons() == []
 
 
+SET_UP = """
+import os
+
+def init_context(context):
+    assert os.path.exists({file!r}), "not set up"
+
+def handler(context, event):
+    assert event.body != b"bad"
+"""
+
+
 def test_point_16_readiness_names_worker_group_partition_and_brokers(
     kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
 ) -> None:
@@ -58,16 +69,11 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
     site, source = Scenario(kafka_three.bootstrap_servers, tmp_path), f"ready-{uuid.uuid4().hex[:8]}"
     set_up, stuck = tmp_path / "set-up", tmp_path / "stuck"
     kafka_three.create_topic(source, 1, {})
-    code = (
-        "import os\n"
-        "def init_context(context):\n"
-        f"    assert os.path.exists({str(set_up)!r}), 'not set up'\n"
-        "def handler(context, event):\n"
-        "    assert event.body != b'bad'\n"
-    )
     (tmp_path / "sitecustomize.py").write_text(STUCK.format(stuck=str(stuck)))
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 1, "onFailure": "stop"}
-    file = function_file(tmp_path, code, {"in": {"kind": "kafka-cluster", "attributes": attributes}})
+    file = function_file(
+        tmp_path, SET_UP.format(file=str(set_up)), {"in": {"kind": "kafka-cluster", "attributes": attributes}}
+    )
     config = {"kafka": {"bootstrap_servers": kafka_network.bootstrap_servers}, "functions": [file]}
     kafka_network.hold(JOIN_GROUP)
     process = headrace(config, wait=False, env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})

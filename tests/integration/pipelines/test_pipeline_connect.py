@@ -1,6 +1,7 @@
 """Pipelines on a Spark Connect server: a process of its own. It or the driver is killed during a run."""
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from tests.integration.pipelines.test_pipelines import (
 from tests.integration.pipelines.test_pipelines_secured import grant, rights_of_the_page, set_password
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
+FLOWS = ("totals", "even", "odd")
 RECORDS, BATCH = 20_000, 1000
 PASSWORD = "c4nary-of-the-server"
 
@@ -104,6 +106,36 @@ def pipeline_of(
     }
 
 
+async def check_results(
+    settings: KafkaConfig, source: str, totals: str, even: str, handled: str, expected: int
+) -> None:
+    """The sinks have what an exact count, a filter and a handler make of the first records."""
+    newest = {row["carrier"]: row for _, row in await rows(settings, totals)}
+    assert sum(row["n"] for row in newest.values()) == expected
+    assert sum(row["total"] for row in newest.values()) == sum(range(expected)) * 2
+    for sink, first in ((even, 0), (handled, 1)):
+        ids = [row["id"] for _, row in await rows(settings, sink)]
+        assert {*ids} == {*range(first, expected, 2)}
+        assert len(ids) - expected // 2 <= BATCH // 2
+    for flow in FLOWS:
+        found = await lag_of(Admin(settings), f"headrace.remote.{flow}")
+        lag = [each for each in found if each.partition.topic == source]  # the group is that of all such tests
+        assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, expected)
+
+
+async def end(killed: str, server: ConnectServer, run: Any) -> None:
+    """Kill the server and start it again, or kill the driver."""
+    if killed == "server":
+        server.process.kill()
+        await until(lambda: "Spark Connect server was lost" in run.readiness().reason, run)
+        server.start()
+    else:
+        driver = run.status()["driver_pid"]
+        os.kill(driver, signal.SIGKILL)
+        await until(lambda: "exit code -9" in run.readiness().reason, run)
+        assert gone(driver)
+
+
 @pytest.mark.parametrize("killed", ["server", "driver"])
 def test_results_are_exact_although_a_process_is_killed(
     kafka: Any, topic: Any, tmp_path: Path, server: ConnectServer, killed: str
@@ -115,20 +147,7 @@ def test_results_are_exact_although_a_process_is_killed(
     source, totals, even, handled = topic(4), topic(), topic(), topic()
     settings, folder = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers), tmp_path / "pipeline"
     spec = pipeline_of(folder, source, totals, even, handled, server)
-    flows = ("totals", "even", "odd")
-
-    async def check(expected: int) -> None:
-        newest = {row["carrier"]: row for _, row in await rows(settings, totals)}
-        assert sum(row["n"] for row in newest.values()) == expected
-        assert sum(row["total"] for row in newest.values()) == sum(range(expected)) * 2
-        for sink, first in ((even, 0), (handled, 1)):
-            ids = [row["id"] for _, row in await rows(settings, sink)]
-            assert {*ids} == {*range(first, expected, 2)}
-            assert len(ids) - expected // 2 <= BATCH // 2
-        for flow in flows:
-            found = await lag_of(Admin(settings), f"headrace.remote.{flow}")
-            lag = [each for each in found if each.partition.topic == source]  # the group is that of all such tests
-            assert (sum(each.lag for each in lag), sum(each.committed or 0 for each in lag)) == (0, expected)
+    check = functools.partial(check_results, settings, source, totals, even, handled)
 
     async def main() -> None:
         async with running(spec, settings, tmp_path / "state") as run:
@@ -137,18 +156,10 @@ def test_results_are_exact_although_a_process_is_killed(
                 # Not by their counts: the report of a micro-batch that ended before the kill may be lost.
                 return all(flow["lag_records"] == 0 for flow in run.status()["flows"].values())
 
-            await until(lambda: all(read(run, flow) > 0 for flow in flows), run)
-            assert min(read(run, flow) for flow in flows) < RECORDS
+            await until(lambda: all(read(run, flow) > 0 for flow in FLOWS), run)
+            assert min(read(run, flow) for flow in FLOWS) < RECORDS
             assert len(in_group(run.status()["driver_pid"])) == 1
-            if killed == "server":
-                server.process.kill()
-                await until(lambda: "Spark Connect server was lost" in run.readiness().reason, run)
-                server.start()
-            else:
-                driver = run.status()["driver_pid"]
-                os.kill(driver, signal.SIGKILL)
-                await until(lambda: "exit code -9" in run.readiness().reason, run)
-                assert gone(driver)
+            await end(killed, server, run)
             await until(caught_up, run)
             assert run.readiness().ready
             status = run.status()
@@ -163,7 +174,7 @@ def test_results_are_exact_although_a_process_is_killed(
         assert len(await rows(settings, even)) == before  # the server runs no query any more
         async with running({**spec, "trigger": {"once": True}}, settings, tmp_path / "state") as run:
             await until(lambda: run.status()["state"] == "finished", run)
-            assert sum(read(run, flow) for flow in flows) == 300
+            assert sum(read(run, flow) for flow in FLOWS) == 300
             await run.drain(Deadline(SystemClock(), 100))  # it publishes the last positions
         await check(RECORDS + 100)
         assert len(await rows(settings, even)) == before + 50

@@ -62,6 +62,13 @@ def action_button(view: View, label: str, action: Action) -> ui.button:
     return button
 
 
+def action_row(view: View, actions: Mapping[str, Action]) -> None:
+    """Show a row of buttons, by their labels."""
+    with ui.row():
+        for label, action in actions.items():
+            action_button(view, label, action)
+
+
 def confirm(view: View, action: Action) -> None:
     """Open the dialog of an action."""
     with view.client, ui.dialog(value=True) as dialog, ui.card().classes("hr-dialog") as card:

@@ -138,7 +138,7 @@ class Guard:
             more = message.get("more_body", False)
         token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
         if not token.isascii() or not token.isprintable() or " " in token or len(body) > _MOST_BODY_BYTES:
-            return self._form("this is no token")
+            return self._form("not a valid token: it is one word of ASCII")
         try:
             info = await self._servers.send(token, "GET", "/adm/server/info", expected=(401, 403))
         except ApiProblem as problem:

@@ -40,9 +40,16 @@ def text_in(tag: str, text: object) -> Element:
 
 def badge(text: str, level: Level) -> ui.label:
     """Show a state in the colour of its level."""
-    found = ui.label(text).classes("hr-badge")
-    found.props["data-level"] = level
+    found = ui.label().classes("hr-badge")
+    change_badge(found, text, level)
     return found
+
+
+def change_badge(found: ui.label, text: str, level: Level) -> None:
+    """Show another state in a badge."""
+    found.set_text(text)
+    found.props["data-level"] = level
+    found.update()
 
 
 def path_of(page: str, **query: str) -> str:

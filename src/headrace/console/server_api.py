@@ -122,6 +122,8 @@ class Servers:
                 client = self._management
             try:
                 response = await client.request(method, path, **request)
+                if self._management and client is not self._management and _lacks_path(response):
+                    response = await self._management.request(method, path, **request)
             except httpx.RequestError as cause:
                 reasons.append(f"{client.base_url}: {str(cause) or type(cause).__name__}")
                 if self._present == at:
@@ -133,17 +135,15 @@ class Servers:
                     ) from cause
                 continue
             self.outage_since, self.outage_reason = None, ""
-            if (
-                self._management
-                and client is not self._management
-                and response.status_code in (404, 405)
-                and _problem_of(response).code in _NOT_HERE
-            ):
-                response = await self._management.request(method, path, **request)
             return response
         self.outage_since = self.outage_since or time.time()
         self.outage_reason = "; ".join(reasons)
         raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): start it", UNREACHABLE_STATUS)
+
+
+def _lacks_path(response: httpx.Response) -> bool:
+    """Return whether this listener does not have the path; that for administration may have it."""
+    return response.status_code in (404, 405) and _problem_of(response).code in _NOT_HERE
 
 
 def _only(certificate: str) -> ssl.SSLContext:

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from headrace.console.actions import Action, action_button, confirm
+from headrace.console.actions import Action, action_row, confirm
 from headrace.console.pages.overview_page import CONSUMERS, CONTROL, LIST_COLUMNS, row_of, state_of
-from headrace.console.parts import ago, badge, heading, number
+from headrace.console.parts import ago, badge, change_badge, heading, number
 from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
@@ -55,9 +55,7 @@ class OneConsumer:
         heading(name)
         self._state = badge("", "ok")
         self._facts = ui.label()
-        with ui.row():
-            for label, action in self._actions().items():
-                action_button(view, label, action)
+        action_row(view, self._actions())
         self._partitions = Table(
             "Partitions",
             _PARTITIONS,
@@ -77,9 +75,7 @@ class OneConsumer:
         """Show the status of the consumer."""
         self._details = details
         state, level = state_of(details)
-        self._state.set_text(state)
-        self._state.props["data-level"] = level
-        self._state.update()
+        change_badge(self._state, state, level)
         settings = details["settings"]
         rate = settings.get("rateRecords")
         self._facts.set_text(

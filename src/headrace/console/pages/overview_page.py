@@ -12,7 +12,7 @@ from headrace.client.attention import Need, kafka_outage, needs_of
 from headrace.console.actions import Action, confirm
 from headrace.console.feeds import History
 from headrace.console.frame import READINESS
-from headrace.console.parts import Level, badge, number, path_of, points_of
+from headrace.console.parts import Level, badge, change_badge, number, path_of, points_of
 from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
@@ -67,9 +67,8 @@ async def overview(view: View) -> None:
     def services(response: Mapping[str, Any]) -> None:
         report("readiness", response)
         reason = kafka_outage(parts)
-        kafka.set_text(f"Kafka does not respond: {reason}" if reason else "Kafka responds")
-        kafka.props["data-level"] = "bad" if reason else "ok"
-        kafka.update()
+        text = f"Kafka does not respond: {reason}" if reason else "Kafka responds"
+        change_badge(kafka, text, "bad" if reason else "ok")
 
     await view.follow(READINESS, services)
     await _consumers(view, report)

@@ -8,17 +8,17 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from headrace.console.actions import Action, action_button
+from headrace.console.actions import Action, action_row
 from headrace.console.lineage_graph import GraphNode, LineageGraph
 from headrace.console.pages.groups_page import GROUPS
 from headrace.console.pages.overview_page import CONSUMERS, PIPELINES, TABLES
-from headrace.console.parts import badge, heading, number, path_of, points_of
+from headrace.console.parts import Level, badge, change_badge, heading, number, path_of, points_of
 from headrace.console.server_api import ApiProblem
 from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
 
 _SECONDS: Final = 10.0
-_LEVELS: Final = {"failed": "bad", "running": "ok", "finished": "ok"}
+_LEVELS: Final[Mapping[str, Level]] = {"failed": "bad", "running": "ok", "finished": "ok"}
 _LIST: Final = (
     TableColumn("name", "Pipeline"),
     TableColumn("state", "State", "state"),
@@ -85,15 +85,12 @@ async def pipeline(view: View) -> None:
     path = f"{PIPELINES}/{quote(name, safe='')}"
     heading(name)
     state, facts = badge("", "ok"), ui.label()
-    with ui.row():
-        for verb in ("Pause", "Resume", "Stop"):
-            action_button(view, verb, Action(f"{verb} {name}", "POST", f"{path}/{verb.lower()}", reason=""))
+    verbs = ("Pause", "Resume", "Stop")
+    action_row(view, {verb: Action(f"{verb} {name}", "POST", f"{path}/{verb.lower()}", reason="") for verb in verbs})
     flows = Table("Flows", _FLOWS, empty="it has no flow")
 
     def show(found: Mapping[str, Any]) -> None:
-        state.set_text(found["state"])
-        state.props["data-level"] = _LEVELS.get(found["state"], "warn")
-        state.update()
+        change_badge(state, found["state"], _LEVELS.get(found["state"], "warn"))
         driver = f"driver process {found['driverPid']}" if found["driverPid"] else "no driver process"
         facts.set_text(f"{driver}, {found['restarts']} restarts. {found['reason']}")
         flows.show(_flow(view, name, flow, one) for flow, one in found["flows"].items())

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from nicegui import background_tasks, ui
 
-from headrace.console.actions import Action, action_button, dry_run
+from headrace.console.actions import Action, action_row, dry_run
 from headrace.console.pages.topics_page import SETTINGS_LABEL, changes_text, topic_body
-from headrace.console.parts import badge, excerpt, heading, number, path_of, text_in, visible
+from headrace.console.parts import badge, change_badge, excerpt, heading, number, path_of, text_in, visible
 from headrace.console.server_api import ApiProblem
 from headrace.console.table import Table, TableColumn
 from headrace.console.topic_records import (
@@ -70,9 +70,7 @@ class OneTopic:
         heading(name)
         self._state = badge("", "ok")
         self._facts = ui.label()
-        with ui.row():
-            for label, action in self._actions().items():
-                action_button(view, label, action)
+        action_row(view, self._actions())
         self.records = TopicRecords(view, name)
         self.sql = TopicSql(view, name)
         self._partitions = Table("Partitions", _PARTITIONS, empty="no partition")
@@ -84,9 +82,8 @@ class OneTopic:
         """Show the state of the topic."""
         self._details = details
         problems = details["under_replicated"]
-        self._state.set_text(f"{problems} partitions have a problem" if problems else "every partition is replicated")
-        self._state.props["data-level"] = "bad" if problems else "ok"
-        self._state.update()
+        text = f"{problems} partitions have a problem" if problems else "every partition is replicated"
+        change_badge(self._state, text, "bad" if problems else "ok")
         self._facts.set_text(
             f"{number(len(details['partitions']))} partitions, replication factor {details['replication_factor']}, "
             f"{number(details['records'])} records (offsets, with the gaps of compaction and transactions)"

@@ -62,7 +62,6 @@ from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
-from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
@@ -449,9 +448,8 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         *_further_endpoints(kafka, Codecs(registry)),
     ]
     application = Application(config, Router.of(families, config, events), metrics, authenticator, events)
-    fast_path = FastPath(config, produce, metrics, application.gate, application.checks, authenticator)
     streams, context = produce_route.stream, tls.context if tls else None
-    web = WebService(config, application, fast_path, streams, tls=context)
+    web = WebService(config, application, streams, tls=context)
     await idempotency.start()
     await web.start()
     server = RunningServer(web, kafka, metrics, services)

@@ -68,7 +68,6 @@ from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
 from headrace.sidecar.active.topic_routes import TopicEndpoints
-from headrace.sidecar.produce.fast_path import FastPath
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
@@ -247,13 +246,12 @@ class App:
         management = self._management(families, authenticator)
         router = Router.of(families, http, audit, lambda endpoint: not (management and endpoint.administers))
         application = Application(http, router, metrics, authenticator, audit, forwarder)
-        fast_path = FastPath(config.http, produce, metrics, application.gate, application.checks, authenticator)
         context_of_tls = tls.context if tls else None
         self.listeners = [management] if management else []
         if assembly.functions.listening:
             self._listen(assembly, http, authenticator, context_of_tls)
         self.administration.gates.append(application.gate)
-        return WebService(config.http, application, fast_path, produce_route.stream, tls=context_of_tls, clock=clock)
+        return WebService(config.http, application, produce_route.stream, tls=context_of_tls, clock=clock)
 
     def _listen(
         self, assembly: Assembly, http: HttpConfig, authenticator: Authenticator | None, tls: ssl.SSLContext | None

@@ -9,8 +9,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from headrace.client.exchange import (
     ClientRecord,
+    ClientRequest,
     HttpReply,
-    HttpRequest,
     ResponseLost,
     RetryPolicy,
     Work,
@@ -87,7 +87,7 @@ class AsyncHeadraceClient:
         try:
             step = next(work)
             while True:
-                if not isinstance(step, HttpRequest):
+                if not isinstance(step, ClientRequest):
                     await asyncio.sleep(step)
                     step = next(work)
                     continue

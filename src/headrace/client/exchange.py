@@ -31,7 +31,7 @@ class RetryPolicy(NamedTuple):
     longest_seconds: float = 5.0
 
 
-class HttpRequest(NamedTuple):
+class ClientRequest(NamedTuple):
     """One request."""
 
     method: str
@@ -73,7 +73,7 @@ class ResponseLost(Exception):
         self.sent = sent
 
 
-Work = Generator[HttpRequest | float, HttpReply, T]
+Work = Generator[ClientRequest | float, HttpReply, T]
 """An operation: yields requests, and pauses in seconds."""
 
 
@@ -131,7 +131,9 @@ def error_of(reply: HttpReply) -> HeadraceError:
     return error
 
 
-def exchange(policy: RetryPolicy, request: HttpRequest, recover: Callable[[], Work[None]] | None = None) -> Work[bytes]:
+def exchange(
+    policy: RetryPolicy, request: ClientRequest, recover: Callable[[], Work[None]] | None = None
+) -> Work[bytes]:
     """Send a request until it succeeds, and return the body.
 
     It is sent again if it never arrived, or if the service rejected it as retriable. If its response was lost, it is

@@ -12,8 +12,8 @@ import msgspec
 
 from headrace.client.exchange import (
     ClientRecord,
+    ClientRequest,
     HttpReply,
-    HttpRequest,
     NewRecord,
     RetryPolicy,
     Work,
@@ -61,7 +61,7 @@ class ClientOperations:
             fields: Further fields of the request: `keyFormat`, `valueFormat`, `valueSchemaId` ...
         """
         headers = {KEY: idempotency_key or str(uuid.uuid4())}
-        request = HttpRequest("POST", f"/producers/{_quoted(topic)}", {**fields, "records": records}, headers)
+        request = ClientRequest("POST", f"/producers/{_quoted(topic)}", {**fields, "records": records}, headers)
         response = yield from exchange(self.policy, request)
         return msgspec.json.decode(response, type=_Outcomes).offsets
 
@@ -85,7 +85,7 @@ class ClientOperations:
         done = dict(instance.done) if instance else {}
         if instance and done:
             body["consumer"] = {"group": instance.group, "instanceId": instance.id, "offsets": _processed(done)}
-        request = HttpRequest("POST", "/transactions", body, {KEY: idempotency_key or str(uuid.uuid4())})
+        request = ClientRequest("POST", "/transactions", body, {KEY: idempotency_key or str(uuid.uuid4())})
         try:
             response = yield from exchange(self.policy, request)
         except CommitRefused as error:
@@ -179,7 +179,7 @@ class InstanceOperations:
         """Records that have arrived for an iteration and have not been returned yet."""
         self._in_doubt = False
         """Whether records may have been lost in transit: in a stream, or in a lost response."""
-        self._sought: dict[str, HttpRequest] = {}
+        self._sought: dict[str, ClientRequest] = {}
         """Seeks since the last records; repeated after a lost response."""
 
     def open(self) -> Work[None]:
@@ -187,7 +187,7 @@ class InstanceOperations:
         path = f"/consumers/{_quoted(self.group)}"
         headers = {KEY: str(uuid.uuid4())}
         try:
-            yield from exchange(self.policy, HttpRequest("POST", path, self._settings, headers))
+            yield from exchange(self.policy, ClientRequest("POST", path, self._settings, headers))
         except InstanceExists:
             if not self._is_random:
                 raise
@@ -233,7 +233,7 @@ class InstanceOperations:
         yield from self.prepare()
         query = f"timeout={int(wait_seconds * 1000)}&max_records={max_records}&max_bytes={max_bytes}"
         limit = wait_seconds + EVENT_SECONDS
-        request = HttpRequest("GET", f"{self.path}/records?{query}", repeatable=False, response_seconds=limit)
+        request = ClientRequest("GET", f"{self.path}/records?{query}", repeatable=False, response_seconds=limit)
         self._in_doubt = True
         try:
             records = _decode_records((yield from exchange(self.policy, request, self.restore)))
@@ -357,7 +357,7 @@ class InstanceOperations:
         yield from self._seek("/last", {"partitions": _named(partitions)}, partitions)
 
     def _seek(self, where: str, body: Mapping[str, Any], partitions: Iterable[TopicPartition]) -> Work[None]:
-        request = HttpRequest("POST", f"{self.path}/positions{where}", body)
+        request = ClientRequest("POST", f"{self.path}/positions{where}", body)
         yield from exchange(self.policy, request)
         sought = sorted(partitions)
         ready = (TopicPartition(record.topic, record.partition) for record in self._ready)
@@ -420,7 +420,7 @@ class InstanceOperations:
         return f"/consumers/{_quoted(self.group)}/instances/{_quoted(self.id)}"
 
     def _send(self, method: str, path: str, body: Any = None) -> Work[bytes]:
-        return exchange(self.policy, HttpRequest(method, f"{self.path}{path}", body))
+        return exchange(self.policy, ClientRequest(method, f"{self.path}{path}", body))
 
 
 class EventReader:
@@ -432,10 +432,10 @@ class EventReader:
         self._failures = 0
 
     @property
-    def request(self) -> HttpRequest:
+    def request(self) -> ClientRequest:
         """The request for the stream; it resumes at the positions of the instance."""
         headers = {"Accept": "text/event-stream"}
-        return HttpRequest("GET", f"{self._instance.path}/records", None, headers, response_seconds=EVENT_SECONDS)
+        return ClientRequest("GET", f"{self._instance.path}/records", None, headers, response_seconds=EVENT_SECONDS)
 
     def feed(self, line: str) -> ClientRecord | None:
         """Process a line, and return the record that it completes.

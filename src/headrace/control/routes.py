@@ -141,7 +141,7 @@ class ControlEndpoints:
         raise NotFound(f"consumer {name[:60]!r} does not run here: {hint(name, sorted(visible))}")
 
     def _visible(self, call: Call[Any, Any]) -> Sequence[RunningConsumer]:
-        return [one for one in self._control.consumers.values() if may_control(call.scope, one.owner)]
+        return [one for one in self._control.consumers.values() if may_control(call.request, one.owner)]
 
     def _consumer_of(self, call: Call[Any, Any], detail: str = "") -> RunningConsumer:
         """Return the consumer, and add the values of the request to its audit event."""

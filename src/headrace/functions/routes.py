@@ -67,7 +67,7 @@ class FunctionEndpoints:
         errors=(NotFound, errors.KafkaUnavailable),
     )
     async def scale(self, call: Call[None, ScaleQuery]) -> ScaleHint:
-        name, functions = call.parameters["name"], self._functions if may_control(call.scope, "") else {}
+        name, functions = call.parameters["name"], self._functions if may_control(call.request, "") else {}
         if name not in functions:
             raise NotFound(
                 f"function {name[:60]!r} is not configured here; configured: {', '.join(sorted(functions)) or 'none'}"

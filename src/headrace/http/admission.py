@@ -4,8 +4,8 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
-from headrace.http.asgi import WAKE, Message, Receive, Scope, headers_of
 from headrace.http.auth import Authenticator, Principal
+from headrace.http.request import HttpRequest
 
 _SOON_SECONDS: Final = 0.05
 """Least time to the next judgement, because clocks differ a little."""
@@ -15,21 +15,24 @@ _MOST_SECONDS: Final = 1e8
 class Admission:
     """Counts a request, and judges its credentials again after a change of the principals and when they expire.
 
-    Requests that only compute and respond are not disturbed; one that waits for its client in `receive` ends.
+    Requests that only compute and respond are not disturbed; one that waits for its client ends.
     """
 
-    def __init__(self, authenticator: Authenticator, principal: Principal, scope: Scope, receive: Receive) -> None:
+    def __init__(
+        self, authenticator: Authenticator, principal: Principal, request: HttpRequest, *, judges: bool
+    ) -> None:
+        """Prepare; only one that `judges` looks at the credentials again."""
         self._authenticator = authenticator
         self._principal = principal
-        self._scope = scope
-        self._receive = receive
-        self._is_due = False
+        self._request = request
+        self._judges = judges
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Admission":
         self._authenticator.in_flight.enter(self._principal.name)
-        self._authenticator.judged_again.add(self.judge_again)
-        self._set_timer()
+        if self._judges:
+            self._authenticator.judged_again.add(self.judge_again)
+            self._set_timer()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -39,24 +42,19 @@ class Admission:
         self._authenticator.in_flight.leave(self._principal.name)
 
     def judge_again(self) -> None:
-        """Judge the credentials again at the next message, and cause one."""
-        self._is_due = True
-        if wake := self._scope["state"].get(WAKE):
-            wake()
+        """Judge the credentials again when the endpoint waits for its client, and wake it."""
+        self._request.judge = self._judge
+        self._request.wake()
 
-    async def receive(self) -> Message:
-        """Return the next message of the request.
+    async def _judge(self) -> None:
+        """Return if the credentials are still valid.
 
         Raises:
-            Unauthenticated, AuthTokenScopeMismatch: The credentials are not valid any more, or have other scopes.
+            Unauthenticated, AuthTokenScopeMismatch: They are not, or have other scopes.
         """
-        message = await self._receive()
-        if self._is_due:
-            self._is_due = False
-            certificate = self._scope["state"].get("certificate")
-            await self._authenticator.confirm(self._principal, headers_of(self._scope), certificate)
-            self._set_timer()
-        return message
+        self._request.judge = None
+        await self._authenticator.confirm(self._principal, self._request.headers, self._request.certificate)
+        self._set_timer()
 
     def _set_timer(self) -> None:
         if self._timer:

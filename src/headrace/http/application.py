@@ -1,31 +1,34 @@
-"""The ASGI application: routes each request to its endpoint, and turns each error into a response."""
+"""The application: routes each request to its endpoint, and turns each error into a response.
+
+A request goes one way: its head is checked, its caller and endpoint are found, and the endpoint responds. An endpoint
+that need not wait does so on the connection (`begin`, `serve`); others in a task (`__call__`).
+"""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import nearest
 from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
 from headrace.http.admission import Admission
-from headrace.http.asgi import ALWAYS_OPEN, LAST_BYTES, AsgiApp, ClientGone, Message, Receive, Scope, Send, headers_of
 from headrace.http.auth import Authenticator, Principal
-from headrace.http.endpoint import ADMINISTRATION, OPEN, PRINCIPAL, Endpoint, principal_of, served
+from headrace.http.endpoint import ADMINISTRATION, OPEN, DirectHandler, Endpoint, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import CORRELATION, TRACEABILITY, given_id, response_error
+from headrace.http.messages import CORRELATION, TRACEABILITY, HttpResponse, error_response, given_id, respond_error
+from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest
 from headrace.http.request_checks import RequestChecks
-from headrace.http.request_report import ServedRequest, end_span, log_access, server_span
+from headrace.http.request_report import end_span, log_access, server_span
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.tracing import TraceSpan, current_span
+from headrace.runtime.telemetry.tracing import current_span
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,8 @@ _DENIED: Final = (401, 403)
 _SHOWN_CHARACTERS: Final = 200
 _SIMILAR: Final = 0.7
 _PRODUCING: Final = ("/producers/", "/transactions")
-_Methods = dict[str, tuple[Endpoint, AsgiApp]]
+_MOST_KNOWN_ROUTES: Final = 1000
+_Methods = dict[str, ServedEndpoint]
 
 
 class Application:
@@ -59,133 +63,194 @@ class Application:
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_at = time.perf_counter()
-        headers = headers_of(scope)
-        identity = given_id(headers, CORRELATION) or new_correlation_id()
-        correlation_id.set(identity.decode())
-        caller.set("")  # the context is that of the connection, which may have had another caller
-        ids = [(CORRELATION, identity)]
-        if trace := given_id(headers, TRACEABILITY):
-            ids.append((TRACEABILITY, trace))
-        status = size_bytes = 0
-        span = None if scope["path"].startswith(self._router.always_open) else server_span(scope["method"], headers)
-        current_span.set(span)
+    # Without a task
 
-        async def send_with_ids(message: Message) -> None:
-            nonlocal status, size_bytes
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *ids]
-            else:
-                size_bytes += len(message.get("body", b""))
-            await send(message)
-
+    def begin(self, request: HttpRequest) -> bool:
+        """Return whether `serve` may serve a request with a complete head, once its body is complete."""
+        router = self._router
+        if not router.has_direct:
+            return False
         try:
-            self.checks.check(scope, headers)
-            await self._admit(scope, receive, send_with_ids)
+            found = router.find(request)
+            if found.direct is None or not found.direct.accepts(request):
+                return False
+            self.checks.check(request)
+            if self._authenticator:
+                request.principal = self._authenticator.known(request.headers)
+                if request.principal is None:
+                    return False
+                _require(found.endpoint, request.principal, request)
+        except HeadraceError:
+            return False  # a task serves it, and responds with the error
+        return True
+
+    def serve(self, request: HttpRequest) -> bool:
+        """Serve a request with a complete body without waiting; return False if a task must serve it."""
+        direct = self._router.find(request).direct
+        if direct is None or self.gate.disturbance or not self.gate.enter():
+            return False
+        identify(request)
+        request.span = server_span(request.method, request.headers)
+        try:
+            if self._authenticator and request.principal:
+                self._authenticator.enter(request.principal)
+                request.is_counted = True
+            prepared = direct.prepare(request)
+            if prepared is None:
+                self._leave(request)
+                return False
+            direct.start(prepared, functools.partial(self._done, request, direct, prepared))
+        except Exception as cause:  # noqa: BLE001 boundary: the user sees one error body, never a stack trace
+            self._failed(request, cause)
+        return True
+
+    def _failed(self, request: HttpRequest, cause: Exception) -> None:
+        self._set_context(request)
+        # Tracebacks refer to the frames of this request: cycles that only a collection would free.
+        error = error_of(request, cause).with_traceback(None)
+        error.__cause__ = error.__context__ = None
+        if self._audit:
+            self._event(self._audit, request, error)
+        self._respond(request, error_response(error))
+
+    def _done(self, request: HttpRequest, direct: DirectHandler, prepared: Any, results: Any) -> None:
+        self._set_context(request)
+        try:
+            response = direct.response(prepared, results)
+        except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            response = error_response(error_of(request, defect))
+        self._respond(request, response)
+
+    def _set_context(self, request: HttpRequest) -> None:
+        """Set the ids for the audit and the log; each callback has a separate context."""
+        correlation_id.set(request.correlation_id.decode())
+        caller.set(request.principal.name if request.principal else "")
+
+    def _respond(self, request: HttpRequest, response: HttpResponse) -> None:
+        self._leave(request)
+        request.respond(response.status, response.headers, response.body)
+        self._ended(request)
+
+    def _leave(self, request: HttpRequest) -> None:
+        self.gate.leave()
+        if self._authenticator and request.principal and request.is_counted:
+            self._authenticator.in_flight.leave(request.principal.name)
+
+    # In a task
+
+    async def __call__(self, request: HttpRequest) -> None:
+        """Serve a request with a complete head."""
+        identify(request)
+        correlation_id.set(request.correlation_id.decode())
+        caller.set("")  # the context is that of the connection, which may have had another caller
+        if not request.path.startswith(self._router.always_open):
+            request.span = server_span(request.method, request.headers)
+        current_span.set(request.span)
+        try:
+            self.checks.check(request)
+            await self._admit(request)
         except ClientGone:
             log.debug("the client closed the connection before its request was complete")
         except Exception as cause:  # boundary: the user sees one error body, never a stack trace
-            error = error_of(scope, cause)
-            if self._audit and not status:
-                self._event(self._audit, scope, error)
-            if status:  # the response has begun; unless it is a stream, the server closes the connection
+            error = error_of(request, cause)
+            if self._audit and not request.status:
+                self._event(self._audit, request, error)
+            if request.status:  # the response has begun; unless it is a stream, the server closes the connection
                 if isinstance(cause, HeadraceError):
-                    if last_bytes := scope["state"].get(LAST_BYTES):
-                        await send_with_ids({"type": "http.response.body", "body": last_bytes(cause)})
+                    if request.last_bytes:
+                        await request.end(request.last_bytes(cause))
                         return
-                    log.warning("%s %s failed in the middle of its response: %s", scope["method"], scope["path"], cause)
+                    log.warning("%s %s failed in the middle of its response: %s", request.method, request.path, cause)
                 raise
-            # Its traceback refers to this frame and the body: a cycle that only a collection would free.
-            await response_error(receive, send_with_ids, error.with_traceback(None))
+            await respond_error(request, error.with_traceback(None))
         finally:
-            self._ended(scope, status, size_bytes, time.perf_counter() - started_at, dict(ids), span)
+            self._ended(request)
 
-    def _ended(
-        self,
-        scope: Scope,
-        status: int,
-        size_bytes: int,
-        seconds: float,
-        ids: dict[bytes, bytes],
-        span: TraceSpan | None,
-    ) -> None:
-        """Count, log and trace a request that has ended; `status` is 0 if it has no response."""
-        route = scope["endpoint"].path if "endpoint" in scope else "none"
-        if status:
-            self._metrics.request(route, status, seconds)
-        logged = self._access_log and not scope["path"].startswith(self._router.always_open)
-        if not (span or logged):
-            return
-        given = [ids.get(name, b"").decode() for name in (CORRELATION, TRACEABILITY)]
-        served = ServedRequest(
-            scope, scope["method"], route, status, size_bytes, seconds, given[0], given[1], caller.get()
-        )
-        if logged:
-            log_access(served, span)
-        if span:
-            end_span(span, served)
+    def _ended(self, request: HttpRequest) -> None:
+        """Count, log and trace a request that has ended; its status is 0 if it has no response."""
+        seconds = time.perf_counter() - request.started_at
+        if request.status:
+            self._metrics.request(request.route, request.status, seconds)
+        if self._access_log and not request.path.startswith(self._router.always_open):
+            log_access(request, seconds, caller.get())
+        if request.span:
+            end_span(request.span, request, caller.get())
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(self._router.always_open):
-            await self._route(scope, receive, send)
+    async def _admit(self, request: HttpRequest) -> None:
+        if request.path.startswith(self._router.always_open):
+            await self._route(request)
             return
         if not self.gate.enter():
             raise Draining()
         try:
-            if self.gate.disturbance and not scope["path"].startswith(ADMINISTRATION):
+            if self.gate.disturbance and not request.path.startswith(ADMINISTRATION):
                 await self.gate.disturbance()
-            await self._route(scope, receive, send)
+            await self._route(request)
         finally:
             self.gate.leave()
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _route(self, request: HttpRequest) -> None:
         # Identify the caller first, so that unknown callers do not learn which paths exist.
-        forwarded = self.forwarder is not None and self.forwarder.is_forwarded(scope)
-        if forwarded:
-            principal = principal_of(scope)
-        else:
-            principal = await self._identify(scope, self._authenticator) if self._authenticator else None
-        endpoint, app = self._router.find(scope)
-        if self.forwarder and "instance" in scope["path_params"]:
-            app = functools.partial(self.forwarder.serve, app)
+        is_forwarded = self.forwarder is not None and self.forwarder.is_forwarded(request)
+        if request.is_counted and request.principal:
+            caller.set(request.principal.name)
+        elif self._authenticator and not is_forwarded:
+            await self._identify(request, self._authenticator)
+        found = self._router.find(request)
+        endpoint, serve = found.endpoint, found.serve
+        if self.forwarder and "instance" in request.parameters:
+            serve = functools.partial(self.forwarder.serve, serve)
         if self._authenticator is None or endpoint.rule == OPEN:
-            self.checks.check_site(headers_of(scope), changes=endpoint.changes)
-            await app(scope, receive, send)
+            self.checks.check_site(request.headers, changes=endpoint.changes)
+            await serve(request)
             return
-        if principal is None:
+        if request.principal is None:
             raise AuthTokenMissing()
-        rule = endpoint.rule
-        principal.require(rule.any_of, rule.action, scope["path_params"][rule.parameter] if rule.parameter else None)
-        self.checks.check_site(headers_of(scope), changes=endpoint.changes)
-        with Admission(self._authenticator, principal, scope, receive) as admission:
-            # The process that forwarded a request has its credentials, and ends it.
-            await app(scope, receive if forwarded else admission.receive, send)
+        _require(endpoint, request.principal, request)
+        self.checks.check_site(request.headers, changes=endpoint.changes)
+        # The process that forwarded a request has its credentials, and ends it.
+        with Admission(self._authenticator, request.principal, request, judges=not is_forwarded):
+            await serve(request)
 
-    async def _identify(self, scope: Scope, authenticator: Authenticator) -> Principal | None:
-        headers, certificate = headers_of(scope), scope["state"].get("certificate")
-        address = scope["client"][0] if scope.get("client") else ""
-        scope[PRINCIPAL] = None
-        if self._router.may_be_open(scope["path"]):
-            with contextlib.suppress(HeadraceError):  # a probe with an expired token counts as one without a token
-                scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=False)
+    async def _identify(self, request: HttpRequest, authenticator: Authenticator) -> None:
+        address = request.client_address
+        request.principal = None
+        if self._router.may_be_open(request.path):
+            request.is_anonymous = True
+            try:  # a probe with an expired token counts as one without a token
+                request.principal = await authenticator.identify(
+                    request.headers, request.certificate, address, wait=False
+                )
+            except HeadraceError:
+                return
+            request.is_anonymous = False
         else:
-            scope[PRINCIPAL] = await authenticator.identify(headers, certificate, address, wait=True)
-        principal: Principal | None = scope[PRINCIPAL]
-        if principal:
-            caller.set(principal.name)
-        return principal
+            request.principal = await authenticator.identify(request.headers, request.certificate, address, wait=True)
+        caller.set(request.principal.name)
 
-    def _event(self, audit: Audit, scope: Scope, error: HeadraceError) -> None:
+    def _event(self, audit: Audit, request: HttpRequest, error: HeadraceError) -> None:
         """Audit a request that was denied, or a produce request that was not sent."""
-        path = scope["path"]
+        path = request.path
         if error.status in _DENIED:
-            client = scope.get("client")
-            audit.refused(f"{scope['method']} {path}", client[0] if client else "", error)
-        elif scope["method"] == "POST" and path.startswith(_PRODUCING):
+            audit.refused(f"{request.method} {path}", request.client_address, error)
+        elif request.method == "POST" and path.startswith(_PRODUCING):
             topic = str(error.parameters.get("topic") or path.removeprefix(_PRODUCING[0]))
             audit.not_sent("" if topic == path else topic, error)
+
+
+def identify(request: HttpRequest) -> None:
+    """Give a request its ids: those of the client if they are valid."""
+    headers = request.headers
+    request.correlation_id = given_id(headers, CORRELATION) or new_correlation_id()
+    request.ids = ((CORRELATION, request.correlation_id),)
+    if trace := given_id(headers, TRACEABILITY):
+        request.traceability_id = trace
+        request.ids = (*request.ids, (TRACEABILITY, trace))
+
+
+def _require(endpoint: Endpoint, principal: Principal, request: HttpRequest) -> None:
+    rule = endpoint.rule
+    principal.require(rule.any_of, rule.action, request.parameters[rule.parameter] if rule.parameter else None)
 
 
 class Router:
@@ -194,16 +259,21 @@ class Router:
     always_open: tuple[str, ...] = ALWAYS_OPEN
     """Beginnings of the paths that are served while draining."""
 
-    def __init__(self, endpoints: Iterable[tuple[Endpoint, AsgiApp]]) -> None:
+    def __init__(self, endpoints: Iterable[ServedEndpoint]) -> None:
         self._paths: dict[str, _Methods] = {}
         patterns: dict[str, _Methods] = {}
         open_paths = []
-        for endpoint, app in endpoints:
+        self.has_direct = False
+        """Whether an endpoint can respond without a task."""
+        self._known: dict[tuple[str, str], _Route] = {}
+        for one in endpoints:
+            endpoint = one.endpoint
+            self.has_direct |= one.direct is not None
             paths = patterns if endpoint.parameters else self._paths
             methods = paths.setdefault(endpoint.path, {})
-            methods[endpoint.method] = endpoint, app
+            methods[endpoint.method] = one
             if endpoint.method == "GET" and not endpoint.changes:
-                methods["HEAD"] = endpoint, app
+                methods["HEAD"] = one
             if endpoint.rule == OPEN and endpoint.path != "/":
                 open_paths.append(endpoint.path.partition("{")[0])
         self._methods = [*self._paths.values(), *patterns.values()]
@@ -222,19 +292,31 @@ class Router:
     ) -> "Router":
         """Make the router of the endpoints of objects, only of those that fit."""
         endpoints = (one for family in families for one in served(family, settings, audit))
-        return cls(one for one in endpoints if fits(one[0]))
+        return cls(one for one in endpoints if fits(one.endpoint))
 
     def may_be_open(self, path: str) -> bool:
         """Return whether a path begins like that of an open endpoint."""
         return path == "/" or path.startswith(self._open_paths)
 
-    def find(self, scope: Scope) -> tuple[Endpoint, AsgiApp]:
-        """Return the endpoint of a request; put it and its path parameters into the scope.
+    def find(self, request: HttpRequest) -> ServedEndpoint:
+        """Return the endpoint of a request; put it and its path parameters into the request.
 
         Raises:
             PathNotFound, MethodNotAllowed: There is none.
         """
-        method, path = scope["method"], scope["path"]
+        key = request.method, request.path
+        route = self._known.get(key)
+        if route is None:
+            route = self._look_up(*key)
+            if len(request.path) <= _SHOWN_CHARACTERS:
+                if len(self._known) >= _MOST_KNOWN_ROUTES:
+                    self._known.clear()
+                self._known[key] = route
+        request.endpoint = route.found.endpoint
+        request.parameters = route.parameters
+        return route.found
+
+    def _look_up(self, method: str, path: str) -> "_Route":
         methods = self._paths.get(path)
         parameters: dict[str, str] = {}
         if methods is None:
@@ -243,9 +325,7 @@ class Router:
         if found is None:
             allow = ", ".join(sorted(methods))
             raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
-        scope["endpoint"] = found[0]
-        scope["path_params"] = parameters
-        return found
+        return _Route(found, parameters)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:
@@ -259,7 +339,7 @@ class Router:
         """Return the endpoint path that is most similar to an unknown path; empty if none is similar."""
         parts = path.split("/")
         known: dict[str, str] = {}
-        for endpoint in (methods[method][0] for methods in self._methods if method in methods):
+        for endpoint in (methods[method].endpoint for methods in self._methods if method in methods):
             steps = zip_longest(endpoint.path.split("/"), parts)
             # A parameter matches anything.
             filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
@@ -267,11 +347,16 @@ class Router:
         return known.get(nearest(path, known, _SIMILAR), "")
 
 
-def error_of(scope: Scope, cause: Exception) -> HeadraceError:
+class _Route(NamedTuple):
+    found: ServedEndpoint
+    parameters: Mapping[str, str]
+
+
+def error_of(request: HttpRequest, cause: Exception) -> HeadraceError:
     """Return the error to respond with for an exception. Defects are logged."""
     if isinstance(cause, HeadraceError):
         return cause
-    log.error("defect while serving %s %s", scope["method"], scope["path"][:200], exc_info=cause)
+    log.error("defect while serving %s %s", request.method, request.path[:_SHOWN_CHARACTERS], exc_info=cause)
     return InternalError(
         "a defect of Headrace; please report it: the log has details under this response's X-Correlation-Id. "
         "Records of the request may or may not have been written"

@@ -23,7 +23,8 @@ import termios
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from headrace.http.flow import Flow
+from headrace.http.request import HttpRequest
 
 _PATIENCE_SECONDS: Final = 0.5
 """Clients delay acknowledgements by up to 0.04 s."""
@@ -56,15 +57,15 @@ class _Duplicate(socket.socket):
 class Arrival:
     """Tracks one response; may be used after its connection has ended."""
 
-    def __init__(self, transport: asyncio.Transport, cycle: Any, last: Arrival | None) -> None:
+    def __init__(self, transport: asyncio.Transport, request: HttpRequest, last: Arrival | None) -> None:
         """Start when a response is written.
 
         Args:
             transport: That of the connection.
-            cycle: uvicorn's object for the response.
+            request: The request with that response.
             last: The arrival of an earlier response on the same connection.
         """
-        self._cycle = cycle
+        self._request: HttpRequest | None = request
         self._end: int | None = None  # bytes of the connection with this response; None until the system has all of it
         self._patience_seconds = 0.0  # after a goodbye
         self._is_ending = False
@@ -82,7 +83,7 @@ class Arrival:
             self._received = self._has_arrived()
         return self._socket
 
-    async def taken(self, transport: asyncio.Transport, flow: FlowControl) -> bool:
+    async def taken(self, transport: asyncio.Transport, flow: Flow) -> bool:
         """Wait until the operating system has the response; return False if the connection was closed before."""
         tls = isinstance(self._socket, _Duplicate)
         # At a limit of 0, TLS would pause even with an empty buffer, until more bytes arrive.
@@ -99,7 +100,7 @@ class Arrival:
                 transport.set_write_buffer_limits()
         return self._end is not None
 
-    async def _taken_by_tls(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+    async def _taken_by_tls(self, transport: asyncio.Transport, flow: Flow) -> None:
         """Wait until the transport below TLS has sent everything: then the system would accept more.
 
         The buffer of that transport is not accessible. A client may read the response and close before the wait is
@@ -125,11 +126,10 @@ class Arrival:
 
     def await_close(self) -> None:
         """Let a client that requested the end of the connection close it itself: how it closes is the evidence."""
-        if self._cycle:
-            scope = self._cycle.scope
-            options = dict(scope["headers"]).get(b"connection", b"").lower().split(b",")
-            if b"close" in [option.strip() for option in options] or scope["http_version"] == "1.0":
-                self._cycle.keep_alive = True  # if we ended the stream, each close would look like a reset
+        if request := self._request:
+            options = request.headers.get(b"connection", b"").lower().split(b",")
+            if b"close" in [option.strip() for option in options] or request.version == "1.0":
+                request.keep_alive = True  # if we ended the stream, each close would look like a reset
 
     def client_ends(self) -> None:
         """Delay our TLS close message briefly: if a client closes without reading it, its system sends a reset."""
@@ -143,7 +143,7 @@ class Arrival:
 
     def ended(self, error: Exception | None) -> None:
         """Decide by how the connection ended."""
-        self._cycle = None
+        self._request = None
         self._is_ending = True
         found = self._received
         if found is None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MethodType, NoneType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 from urllib.parse import quote, urlencode
 
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
-from headrace.http.asgi import AsgiApp, Receive, Scope, Send, headers_of
-from headrace.http.auth import Principal
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, SEE_OWN
 from headrace.http.messages import HttpResponse, decode_body, decode_query, query_of, read_json
+from headrace.http.request import HttpRequest
 from headrace.runtime.telemetry.correlation import caller
 
 if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
@@ -30,6 +29,7 @@ Errors = tuple[type[HeadraceError], ...]
 Kinds = type | str | tuple[type | str, ...]
 """A type as JSON, a media type, or several of them."""
 Handler = Callable[..., Awaitable[Any]]
+Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
 
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
@@ -90,14 +90,14 @@ class Endpoint:
     """Whether numbers of the body must have their JSON type. If not, an integer may be text, or `5.0`."""
     described: bool = True
     """Whether it is in the API document."""
-    asgi: bool = False
-    """Whether the handler is an ASGI application instead."""
+    whole: bool = False
+    """Whether the handler takes the `Request` instead, reads its body and sends its response."""
     handler: Handler | None = None
 
     def __call__(self, handler: Handler) -> Endpoint:
         """Return this endpoint with its handler, and with the types from the handler's annotations."""
         types = get_type_hints(handler)
-        body, query = get_args(types["call"]) if self.decoded and not self.asgi else (None, None)
+        body, query = get_args(types["call"]) if self.decoded and not self.whole else (None, None)
         return dataclasses.replace(
             self,
             handler=handler,
@@ -134,42 +134,25 @@ class Endpoint:
         return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
 
-PRINCIPAL: Final = "headrace.principal"
-"""Key of the caller in a request's scope: absent without authentication, None for an unknown caller."""
-
-
-def principal_of(scope: Scope) -> Principal | None:
-    """Return the caller; None without authentication, and for unknown callers of open endpoints."""
-    return scope.get(PRINCIPAL)
-
-
-def owner_of(scope: Scope) -> str:
+def owner_of(request: HttpRequest) -> str:
     """Return the name under which the caller owns what it creates; empty without authentication."""
-    principal = principal_of(scope)
-    return principal.name if principal else ""
+    return request.principal.name if request.principal else ""
 
 
-def require(scope: Scope, any_of: tuple[str, ...], action: str, name: str) -> None:
+def require(request: HttpRequest, any_of: tuple[str, ...], action: str, name: str) -> None:
     """Raise a scope error unless the caller may access a topic or group that the body names."""
-    if principal := principal_of(scope):
-        principal.require(any_of, action, name)
+    if request.principal:
+        request.principal.require(any_of, action, name)
 
 
-def is_admin(scope: Scope) -> bool:
+def is_admin(request: HttpRequest) -> bool:
     """Return whether the caller may do everything, as every caller may without authentication."""
-    principal = principal_of(scope)
-    return principal is None or ADMIN in principal.scopes
+    return request.principal is None or ADMIN in request.principal.scopes
 
 
-def may_control(scope: Scope, owner: str) -> bool:
+def may_control(request: HttpRequest, owner: str) -> bool:
     """Return whether the caller may see and control a consumer: its owner and administrators may."""
-    principal = principal_of(scope)
-    return is_admin(scope) or (principal is not None and owner == principal.name)
-
-
-def is_known(scope: Scope) -> bool:
-    """Return whether the caller proved its identity, or authentication is off."""
-    return scope.get(PRINCIPAL, True) is not None
+    return is_admin(request) or (request.principal is not None and owner == request.principal.name)
 
 
 def caller_name() -> str:
@@ -192,11 +175,11 @@ class CallEvent(NamedTuple):
 class Call(Generic[Body, Query]):
     """A request to an endpoint, with its decoded body and query."""
 
-    def __init__(self, scope: Scope, body: Body, query: Query) -> None:
-        self.scope = scope
+    def __init__(self, request: HttpRequest, body: Body, query: Query) -> None:
+        self.request = request
         self.body = body
         self.query = query
-        self.parameters: dict[str, str] = scope["path_params"]
+        self.parameters = request.parameters
         self.event: CallEvent | None = None
         """Set by the handler once the request is allowed and valid; written after it."""
 
@@ -217,26 +200,60 @@ def endpoints_of(family: type) -> list[Endpoint]:
     return [one for one in vars(family).values() if isinstance(one, Endpoint)]
 
 
-def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[tuple[Endpoint, AsgiApp]]:
-    """Return the endpoints of an object, each with the ASGI application that serves it."""
-    found: list[tuple[Endpoint, AsgiApp]] = []
+class DirectHandler(Protocol):
+    """Serves the usual requests of an endpoint without waiting; its other requests are left to the handler."""
+
+    def accepts(self, request: HttpRequest) -> bool:
+        """Return whether a request with a complete head may be served so."""
+
+    def prepare(self, request: HttpRequest) -> Any:
+        """Return what a request with a complete body asks for; None if that cannot be found without waiting.
+
+        Raises:
+            HeadraceError: The request cannot be served; nothing was done.
+        """
+
+    def start(self, prepared: Any, done: Callable[[Any], None]) -> None:
+        """Start the work; `done` is called later with its results, once, on the loop.
+
+        Raises:
+            HeadraceError: The request cannot be served; nothing was done.
+        """
+
+    def response(self, prepared: Any, results: Any) -> HttpResponse:
+        """Return the response for the results."""
+
+
+class ServedEndpoint(NamedTuple):
+    """An endpoint with what serves it."""
+
+    endpoint: Endpoint
+    serve: Serve
+    direct: DirectHandler | None = None
+
+
+def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[ServedEndpoint]:
+    """Return the endpoints of an object; its mapping `direct`, if it has one, has direct handlers by endpoint id."""
+    direct: Mapping[str, DirectHandler] = getattr(family, "direct", {})
+    found: list[ServedEndpoint] = []
     for endpoint in endpoints_of(type(family)):
         assert endpoint.handler
         handler = MethodType(endpoint.handler, family)
-        found.append((endpoint, handler if endpoint.asgi else _application(endpoint, handler, settings, audit)))
+        serve = handler if endpoint.whole else _served(endpoint, handler, settings, audit)
+        found.append(ServedEndpoint(endpoint, serve, direct.get(endpoint.id)))
     return found
 
 
-def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None) -> AsgiApp:
+def _served(endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None) -> Serve:
     kind = endpoint.request.get(JSON)
 
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        body: Any = await read_json(receive, headers_of(scope), settings) if endpoint.request else None
-        query: Any = query_of(scope) if endpoint.query else None
+    async def serve(request: HttpRequest) -> None:
+        body: Any = await read_json(request, settings) if endpoint.request else None
+        query: Any = query_of(request) if endpoint.query else None
         if endpoint.decoded:
             body = decode_body(body, kind, strict=endpoint.strict) if isinstance(kind, type) else body
-            query = decode_query(scope, endpoint.query) if endpoint.query else None
-        call = Call(scope, body, query)
+            query = decode_query(request, endpoint.query) if endpoint.query else None
+        call = Call(request, body, query)
         try:
             response = await handler(call)
         except HeadraceError as error:
@@ -247,7 +264,7 @@ def _application(endpoint: Endpoint, handler: Handler, settings: HttpConfig, aud
             report(call.event)
         if response is None:
             response = HttpResponse(b"", 204)
-        await (response if isinstance(response, HttpResponse) else HttpResponse(response)).send(send)
+        await request.send(response if isinstance(response, HttpResponse) else HttpResponse(response))
 
     def report(what: CallEvent) -> None:
         if audit:

@@ -25,30 +25,17 @@ import msgspec
 from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
 from headrace.errors import Draining, ForwardRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
-from headrace.http.asgi import (
-    STREAMING,
-    UNREAD_SECONDS,
-    WRITTEN,
-    AsgiApp,
-    ClientGone,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    client_closed,
-    headers_of,
-)
 from headrace.http.auth import Principal
-from headrace.http.endpoint import PRINCIPAL, Endpoint, owner_of, principal_of
+from headrace.http.endpoint import Endpoint, Serve, owner_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection
+from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
 from headrace.records import InstanceOwner
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.tracing import current_span
 
-_FORWARDED: Final = "headrace.forwarded"
 _HEADER: Final = b"x-headrace-forwarded"
 _FRESH_SECONDS: Final = 30.0
 """Maximum age of a signature, and so the maximum difference between the clocks of two processes."""
@@ -111,95 +98,82 @@ class Forwarder:
         self._unconfirmed: dict[tuple[str, str], asyncio.Event] = {}
         """By group and instance: set when the response of a forwarded read is confirmed, or no longer needed."""
 
-    def is_forwarded(self, scope: Scope) -> bool:
-        """Return whether another process forwarded a request; if so, put its principal into the scope.
+    def is_forwarded(self, request: HttpRequest) -> bool:
+        """Return whether another process forwarded a request; if so, put its principal into the request.
 
         Raises:
             ForwardRefused: The signature is not valid.
         """
-        given = headers_of(scope).get(_HEADER)
+        given = request.headers.get(_HEADER)
         if given is None:
             return False
         payload, _, signature = given.partition(b".")
-        if not hmac.compare_digest(signature, self._sign(scope, payload)):
+        if not hmac.compare_digest(signature, self._sign(request, payload)):
             raise ForwardRefused("X-Headrace-Forwarded has an invalid signature; clients must not send this header")
         forwarded = _decode_forwarded(base64.urlsafe_b64decode(payload))
         if not abs(forwarded.at - self._clock.time()) <= _FRESH_SECONDS:  # also rejects NaN
             raise ForwardRefused(
                 f"the clocks of the two processes differ by more than {_FRESH_SECONDS:g} s; synchronise them"
             )
-        scope[_FORWARDED] = forwarded
+        request.forwarded = forwarded
+        request.principal = forwarded.principal
         if forwarded.principal:
-            scope[PRINCIPAL] = forwarded.principal
             caller.set(forwarded.principal.name)
         return True
 
     async def serve(
-        self,
-        app: AsgiApp,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        key: tuple[str, str] | None = None,
-        body: bytes | None = None,
+        self, here: Serve, request: HttpRequest, key: tuple[str, str] | None = None, body: bytes | None = None
     ) -> None:
-        """Serve a request for an instance, here or in its process; without `key`, the path names the instance.
+        """Serve a request for an instance, by `here` or in its process; without `key`, the path names the instance.
 
         Raises:
             InstanceGone: Its process has ended.
             InstanceNotFound: It belongs to another principal.
             OwnerUnavailable: Its process does not respond.
         """
-        forwarded: _Forwarded | None = scope.get(_FORWARDED)
-        key = key or (scope["path_params"]["group"], scope["path_params"]["instance"])
+        forwarded: _Forwarded | None = request.forwarded
+        key = key or (request.parameters["group"], request.parameters["instance"])
         group, name = key
         owner = None if forwarded else await self._owners.find(group, name)
         if owner and owner.process != self._owners.process:
-            if owner.principal != owner_of(scope):
+            if owner.principal != owner_of(request):
                 raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
             if owner.gone_at is not None:
                 raise self._gone(group, name)
-            await self._forward(owner, scope, receive, send, body)
+            await self._forward(owner, request, body)
             return
         if forwarded and forwarded.to != self._owners.process:
             raise self._gone(group, name)
         if unconfirmed := self._unconfirmed.get(key):  # the client has the records; the confirmation arrives soon
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(unconfirmed.wait(), _CONFIRMED_SOON_SECONDS)
-        if forwarded and _is_read(scope):
-            await self._serve_read(key, app, scope, receive, send)
+        if forwarded and _is_read(request):
+            await self._serve_read(key, here, request)
         else:
-            await app(scope, receive, send)
+            await here(request)
 
-    async def _serve_read(self, key: tuple[str, str], app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_read(self, key: tuple[str, str], here: Serve, request: HttpRequest) -> None:
         """Serve a read that another process forwarded; its records are delivered when that process confirms them."""
-        sent = 0
         confirmed = 0
         moved = asyncio.Event()
-
-        async def count(message: Message) -> None:
-            nonlocal sent
-            sent += len(message.get("body", b""))
-            await send(message)
 
         async def follow() -> None:
             nonlocal confirmed
             text = b""
-            while (message := await receive())["type"] == "http.request":
-                *lines, text = (text + message["body"]).split(b"\n")
-                if lines:
-                    confirmed = int(lines[-1])
-                    moved.set()
+            with contextlib.suppress(ClientGone):
+                while request.has_more or request.chunks:
+                    *lines, text = (text + await request.receive()).split(b"\n")
+                    if lines:
+                        confirmed = int(lines[-1])
+                        moved.set()
+                await request.closed()
 
-        async def never() -> Message:
-            await asyncio.Event().wait()
-            raise ClientGone
-
-        async def written(limit_seconds: float = _CONFIRM_SECONDS) -> bool:
+        async def confirm(patience_seconds: float | None) -> bool:
+            limit_seconds = patience_seconds or _CONFIRM_SECONDS
             settled = self._unconfirmed[key] = asyncio.Event()
             try:
                 async with asyncio.timeout(limit_seconds) as limit:
-                    while confirmed < sent:
+                    while confirmed < request.sent_bytes:
                         moved.clear()
                         await moved.wait()
                         limit.reschedule(asyncio.get_running_loop().time() + limit_seconds)
@@ -210,36 +184,30 @@ class Forwarder:
                 settled.set()
             return True
 
-        scope["state"][STREAMING] = True  # the request body grows slowly, with each confirmation
-        scope["state"][WRITTEN] = lambda: written
+        request.is_streaming = True  # the request body grows slowly, with each confirmation
+        request.confirm = confirm
+        await run_while(here(request), follow())
 
-        async def serving() -> None:
-            await app(scope, never, count)
-
-        await run_while(serving(), follow())
-
-    async def _forward(
-        self, owner: InstanceOwner, scope: Scope, receive: Receive, send: Send, body: bytes | None
-    ) -> None:
+    async def _forward(self, owner: InstanceOwner, request: HttpRequest, body: bytes | None) -> None:
         if owner.url not in self._settings.peers:
             raise OwnerUnavailable(f"the process {owner.url} has the instance, and is missing in cluster.peers here")
         if self._in_flight[owner.url] >= self._settings.max_forwarded:
             limit = self._settings.max_forwarded
             raise OwnerUnavailable(f"already forwarding {limit} requests to {owner.url}, which is the limit")
-        reads = _is_read(scope)
+        reads = _is_read(request)
         if body is None:
-            body = b"" if reads else await read_body(receive, headers_of(scope), self._http)
-        request = self._head(owner, scope, None if reads else len(body)) + body
+            body = b"" if reads else await read_body(request, self._http)
+        sent = self._head(owner, request, None if reads else len(body)) + body
         self._in_flight[owner.url] += 1
         answered = asyncio.Event()
 
         async def client_left() -> None:
-            await client_closed(receive)
+            await request.closed()
             if answered.is_set():  # how it closed the connection shows whether it has the response
                 await asyncio.Event().wait()
 
         try:
-            answering = self._answer(owner.url, request, scope, send, answered)
+            answering = self._answer(owner.url, sent, request, answered)
             if not reads:
                 await answering
             elif await run_while(answering, first_of(client_left(), self.ending.wait())) is None:
@@ -247,9 +215,9 @@ class Forwarder:
                     return
                 if not self.ending.is_set():
                     raise ClientGone
-                if STREAMING not in scope["state"]:
+                if not request.is_streaming:
                     raise Draining
-                await send({"type": "http.response.body", "body": b""})
+                await request.end()
         except OSError as cause:
             if answered.is_set():  # the records will be read again
                 return
@@ -259,9 +227,9 @@ class Forwarder:
         finally:
             self._in_flight[owner.url] -= 1
 
-    async def _answer(self, url: str, request: bytes, scope: Scope, send: Send, answered: asyncio.Event) -> bool:
+    async def _answer(self, url: str, sent: bytes, request: HttpRequest, answered: asyncio.Event) -> bool:
         """Pass on the response of another process; `answered` is set when the response is complete."""
-        connection = await self._send(url, request)
+        connection = await self._send(url, sent)
         try:
             if (
                 connection.status == ForwardRefused.status
@@ -269,22 +237,20 @@ class Forwarder:
             ):
                 raise OwnerUnavailable(f"the process {url} rejects this one: cluster.secret or the clocks differ")
             headers = [(name, value) for name, value in connection.headers if name in _RESPONSE_HEADERS]
-            await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+            await request.start(connection.status, headers)
             streams = (b"transfer-encoding", b"chunked") in connection.headers
             if streams:
-                scope["state"][STREAMING] = True
-            reads = _is_read(scope)
-            written = scope["state"].get(WRITTEN)
+                request.is_streaming = True
+            reads = _is_read(request)
             arrival = None
             count = 0
             confirmed = 0
             while part := await connection.next_part():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await request.write(part)
                 if reads:
-                    if written is not None:
-                        arrival = await written()(UNREAD_SECONDS)
-                        if not arrival:
-                            raise ClientGone
+                    arrival = await request.written(UNREAD_SECONDS)
+                    if not arrival:
+                        raise ClientGone
                     count += len(part)
                     if not connection.has_ended:
                         confirmed = count
@@ -294,7 +260,7 @@ class Forwarder:
             if arrival:
                 arrival.await_close()
             answered.set()
-            await send({"type": "http.response.body", "body": b""})
+            await request.end()
             if reads:
                 reading = functools.partial(connection.send_chunk, b"%d\n" % confirmed)
                 if arrival and not await arrival.received(_UNREAD_END_SECONDS, reading):
@@ -325,26 +291,26 @@ class Forwarder:
                 if not connection.status:
                     connection.close()
 
-    def _head(self, owner: InstanceOwner, scope: Scope, length: int | None) -> bytes:
+    def _head(self, owner: InstanceOwner, request: HttpRequest, length: int | None) -> bytes:
         """Return the head of a forwarded request; without a length its body is chunked."""
-        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        forwarded = _Forwarded(owner.process, self._clock.time(), principal_of(scope))
+        target = request.target + (b"?" + request.query if request.query else b"")
+        forwarded = _Forwarded(owner.process, self._clock.time(), request.principal)
         payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(forwarded))
-        given = {name: value for name, value in headers_of(scope).items() if name in _REQUEST_HEADERS}
+        given = {name: value for name, value in request.headers.items() if name in _REQUEST_HEADERS}
         if span := current_span.get():
             given |= {name.encode(): value.encode() for name, value in span.headers()}
         headers = [
             (b"Host", owner.url.partition("://")[2].encode()),
-            (_HEADER, payload + b"." + self._sign(scope, payload)),
+            (_HEADER, payload + b"." + self._sign(request, payload)),
             (b"X-Correlation-Id", correlation_id.get().encode()),
             (b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", b"%d" % length),
             *given.items(),
         ]
-        lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
+        lines = [request.method.encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    def _sign(self, scope: Scope, payload: bytes) -> bytes:
-        signed = b"\n".join((scope["method"].encode(), scope["raw_path"], scope["query_string"], payload))
+    def _sign(self, request: HttpRequest, payload: bytes) -> bytes:
+        signed = b"\n".join((request.method.encode(), request.target, request.query, payload))
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
 
     def _gone(self, group: str, name: str) -> InstanceGone:
@@ -354,7 +320,7 @@ class Forwarder:
         )
 
 
-def _is_read(scope: Scope) -> bool:
+def _is_read(request: HttpRequest) -> bool:
     """Return whether a request reads records, so that its response moves positions."""
-    endpoint: Endpoint = scope["endpoint"]
+    endpoint: Endpoint = request.endpoint
     return endpoint.method == "GET" and endpoint.changes

@@ -12,7 +12,7 @@ import msgspec
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import hint
-from headrace.http.asgi import ClientGone, Headers, Receive, Scope, Send, throw_away
+from headrace.http.request import Headers, HttpRequest
 
 T = TypeVar("T")
 
@@ -46,16 +46,16 @@ def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
     return value if value and _ID.fullmatch(value) else None
 
 
-async def read_json(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+async def read_json(request: HttpRequest, settings: HttpConfig) -> bytes:
     """Return the body of a request that must be JSON.
 
     Raises:
         ContentTypeMismatch: There is a body and its Content-Type is not JSON.
         EncodingRefused, PayloadTooLarge, ClientGone: See `read_body`.
     """
-    body = await read_body(receive, headers, settings)
-    if body and media_type(headers) != JSON:
-        kind = headers.get(b"content-type")
+    body = await read_body(request, settings)
+    if body and media_type(request.headers) != JSON:
+        kind = request.headers.get(b"content-type")
         named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
         raise errors.ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
     return body
@@ -75,19 +75,19 @@ def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
         raise _mismatch("the body", kind, cause) from cause
 
 
-def query_of(scope: Scope) -> dict[str, str]:
+def query_of(request: HttpRequest) -> dict[str, str]:
     """Return the query parameters of a request. The last one of a repeated name counts."""
-    return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    return dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
 
 
-def decode_query(scope: Scope, kind: type[T]) -> T:
+def decode_query(request: HttpRequest, kind: type[T]) -> T:
     """Return the query of a request as a type.
 
     Raises:
         InvalidRequest: It does not match; the error suggests the nearest name for an unknown one.
     """
     try:
-        return msgspec.convert(query_of(scope), kind, strict=False)
+        return msgspec.convert(query_of(request), kind, strict=False)
     except msgspec.ValidationError as cause:
         raise _mismatch("the query", kind, cause) from cause
 
@@ -106,7 +106,7 @@ def media_type(headers: dict[bytes, bytes]) -> bytes:
     return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
-async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+async def read_body(request: HttpRequest, settings: HttpConfig) -> bytes:
     """Return a request's whole body.
 
     Raises:
@@ -114,10 +114,10 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: Htt
         PayloadTooLarge: It is larger than the limit. The rest was not read.
         ClientGone: The client closed the connection.
     """
-    encoding = headers.get(b"content-encoding", b"identity")
+    encoding = request.headers.get(b"content-encoding", b"identity")
     if encoding != b"identity":
         raise encoding_refused(encoding, "compressed bodies are not supported")
-    return await _read_body(receive, headers, settings.max_body_bytes)
+    return await read_encoded_body(request, settings)
 
 
 def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
@@ -127,22 +127,25 @@ def encoding_refused(encoding: bytes, why: str) -> errors.EncodingRefused:
     )
 
 
-async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
-    announced = headers.get(b"content-length")
+async def read_encoded_body(request: HttpRequest, settings: HttpConfig) -> bytes:
+    """Return a request's whole body as it is, also if it is compressed.
+
+    Raises:
+        PayloadTooLarge, ClientGone: See `read_body`.
+    """
+    limit_bytes = settings.max_body_bytes
+    announced = request.headers.get(b"content-length")
     if announced and int(announced) > limit_bytes:
         raise _too_large(limit_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        chunk: bytes = message["body"]
+        chunk = await request.receive()
         size += len(chunk)
         if size > limit_bytes:
             raise _too_large(limit_bytes)
         chunks.append(chunk)
-        if not message["more_body"]:
+        if not request.has_more:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -165,14 +168,9 @@ class HttpResponse:
         content = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body))]
         self.headers = [*(content if status != 204 else ()), *headers]
 
-    async def send(self, send: Send) -> None:
-        """Send the response."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
 
-
-async def response_error(receive: Receive, send: Send, error: errors.HeadraceError) -> None:
-    """Send the error body. If the request was not read completely, the connection ends after it."""
+def error_response(error: errors.HeadraceError) -> HttpResponse:
+    """Return the error body."""
     headers: list[tuple[bytes, bytes]] = list(retry_after(error.retry_after_seconds))
     if allow := error.parameters.get("allow"):
         headers.append((b"allow", allow.encode()))
@@ -180,17 +178,22 @@ async def response_error(receive: Receive, send: Send, error: errors.HeadraceErr
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
-    response = HttpResponse(error.body(), error.status, headers=headers)
+    return HttpResponse(error.body(), error.status, headers=headers)
+
+
+async def respond_error(request: HttpRequest, error: errors.HeadraceError) -> None:
+    """Send the error body. If the request was not read completely, the connection ends after it."""
+    response = error_response(error)
     if not isinstance(error, errors.PayloadTooLarge):
-        await response.send(send)
+        await request.send(response)
         return
-    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
-    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    await request.start(response.status, response.headers)
+    await request.write(response.body)
     # Closing with unread bytes resets the connection, and the client may lose the response. So first discard the bytes
     # that arrive within a second.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
-    await send({"type": "http.response.body", "body": b""})
+        await asyncio.wait_for(request.throw_away(), _LINGER_SECONDS)
+    await request.end()
 
 
 def retry_after(seconds: int | None) -> Headers:

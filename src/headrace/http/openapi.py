@@ -12,9 +12,9 @@ import msgspec
 
 from headrace import errors
 from headrace.errors import HeadraceError
-from headrace.http.asgi import ALWAYS_OPEN
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, READ, SEE_OWN, WRITE
 from headrace.http.endpoint import JSON, JSON_BODY, OPEN, YAML, Endpoint
+from headrace.http.request import ALWAYS_OPEN
 
 Json = dict[str, Any]
 

@@ -17,7 +17,7 @@ from headrace.errors import (
     TooManyRecords,
     TransferCodingUnknown,
 )
-from headrace.http.asgi import LONG_HEAD, MAX_HEAD_BYTES, Scope
+from headrace.http.request import MAX_HEAD_BYTES, HttpRequest
 
 IDEMPOTENCY_KEY: Final = b"idempotency-key"
 _KEY: Final = re.compile(rb"[\x20-\x7e]{1,255}")
@@ -40,7 +40,7 @@ class RequestChecks:
         self._names = {name.lower().encode() for name in names}
         self._seen: set[bytes] = set()
 
-    def check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def check(self, request: HttpRequest) -> None:
         """Return if a request's head is acceptable.
 
         Raises:
@@ -49,32 +49,33 @@ class RequestChecks:
             OriginRefused: It is for another site, or from one.
             TransferCodingUnknown: Its transfer coding is not `chunked`.
         """
-        given = len(scope["headers"])
+        headers = request.headers
+        given = len(request.fields)
         if given != len(headers) or given > _MAX_HEADERS:
-            self._check_headers(scope)
-        if scope["state"].get(LONG_HEAD) or len(scope["raw_path"]) + len(scope["query_string"]) > _MAX_PATH_BYTES:
+            self._check_headers(request)
+        if request.has_long_head or len(request.target) + len(request.query) > _MAX_PATH_BYTES:
             raise HeadersTooLarge(f"the head is above {MAX_HEAD_BYTES} bytes, or the path above {_MAX_PATH_BYTES}")
         host = headers.get(b"host", b"")
         if host not in self._seen:
-            self._check_host(scope, host)
-        if scope["http_version"] not in _VERSIONS:
+            self._check_host(request, host)
+        if request.version not in _VERSIONS:
             raise AmbiguousRequest("the HTTP version is missing or not supported: use HTTP/1.1")
         if b"transfer-encoding" in headers:
-            self._check_coding(scope, headers[b"transfer-encoding"])
-        if b"origin" in headers and headers[b"origin"].lower() != scope["scheme"].encode() + b"://" + host.lower():
+            self._check_coding(request, headers[b"transfer-encoding"])
+        if b"origin" in headers and headers[b"origin"].lower() != request.scheme.encode() + b"://" + host.lower():
             raise OriginRefused(
                 "the Origin header names another site: web pages of other sites must not call this server"
             )
 
-    def _check_headers(self, scope: Scope) -> None:
-        names = [name for name, _ in scope["headers"]]
+    def _check_headers(self, request: HttpRequest) -> None:
+        names = [name for name, _ in request.fields]
         if len(names) > _MAX_HEADERS:
             raise HeadersTooLarge(f"more than {_MAX_HEADERS} headers: send fewer")
         if twice := next((name for name in _ONCE if names.count(name) > 1), None):
             raise AmbiguousRequest(f"the header {twice.decode()} is repeated: send it once")
 
-    def _check_coding(self, scope: Scope, coding: bytes) -> None:
-        if scope["http_version"] == "1.0":
+    def _check_coding(self, request: HttpRequest, coding: bytes) -> None:
+        if request.version == "1.0":
             raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1")
         if coding.strip().lower() != b"chunked":
             shown = coding[:40].decode("latin-1")
@@ -82,8 +83,8 @@ class RequestChecks:
                 f"Transfer-Encoding {shown!r} is not supported: send chunked alone, or Content-Length"
             )
 
-    def _check_host(self, scope: Scope, host: bytes) -> None:
-        if not host and scope["http_version"] != "1.0":
+    def _check_host(self, request: HttpRequest, host: bytes) -> None:
+        if not host and request.version != "1.0":
             raise AmbiguousRequest("the Host header is missing: send it")
         name = host.lower()
         if not name.endswith(b"]"):  # not an IPv6 address without a port

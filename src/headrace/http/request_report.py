@@ -5,8 +5,9 @@ Source: OpenTelemetry's semantic conventions for HTTP spans. Status 499 is nginx
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from headrace.http.request import HttpRequest
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import TraceSpan, current_span
 
@@ -16,24 +17,6 @@ _PATH_CHARACTERS: Final = 500
 _MOST_NAMES: Final = 20
 
 access = logging.getLogger("headrace.access")
-
-
-class ServedRequest(NamedTuple):
-    """A request with a response."""
-
-    scope: Mapping[str, Any]
-    """Has `raw_path`, `query_string` and `client`."""
-    method: str
-    route: str
-    """The path of its endpoint, with names in place of parameters; `none` if it has no endpoint."""
-    status: int
-    """0 if the client left before a response."""
-    size_bytes: int
-    """Bytes of the response's body."""
-    seconds: float
-    correlation_id: str
-    traceability_id: str
-    principal: str
 
 
 def server_span(method: str, headers: Mapping[bytes, bytes]) -> TraceSpan | None:
@@ -48,46 +31,44 @@ def server_span(method: str, headers: Mapping[bytes, bytes]) -> TraceSpan | None
     return tracer.start(method, "SERVER", {"http.request.method": method}, parent=carried, trace_id=drawn)
 
 
-def end_span(span: TraceSpan, served: ServedRequest) -> None:
-    """End the span of a request."""
-    status = served.status or _CLIENT_LEFT
+def end_span(span: TraceSpan, request: HttpRequest, principal: str) -> None:
+    """End the span of a request of a caller; an empty name is unknown."""
+    status = request.status or _CLIENT_LEFT
     attributes: dict[str, str | int | float] = {
-        "http.route": served.route,
+        "http.route": request.route,
         "http.response.status_code": status,
-        "headrace.correlation_id": served.correlation_id,
+        "headrace.correlation_id": request.correlation_id.decode(),
     }
-    if served.principal:
-        attributes["enduser.id"] = served.principal
-    span.set(attributes, f"{served.method} {served.route}")
+    if principal:
+        attributes["enduser.id"] = principal
+    span.set(attributes, f"{request.method} {request.route}")
     if status >= _SERVER_ERROR:
         span.fail(str(status))
     span.end()
 
 
-def log_access(served: ServedRequest, span: TraceSpan | None) -> None:
+def log_access(request: HttpRequest, seconds: float, principal: str) -> None:
     """Write the line of a request."""
     if not access.isEnabledFor(logging.INFO):
         return
-    scope = served.scope
-    raw: bytes = scope.get("raw_path") or b""
-    path = raw.partition(b"?")[0].decode("latin-1")[:_PATH_CHARACTERS] + _names_of(scope["query_string"])
-    status, milliseconds = served.status or _CLIENT_LEFT, round(served.seconds * 1000, 3)
-    client = scope.get("client")
+    path = request.target.decode("latin-1")[:_PATH_CHARACTERS] + _names_of(request.query)
+    status, milliseconds = request.status or _CLIENT_LEFT, round(seconds * 1000, 3)
     fields: dict[str, Any] = {
-        "method": served.method,
-        "route": served.route,
+        "method": request.method,
+        "route": request.route,
         "path": path,
         "status": status,
-        "bytes": served.size_bytes,
+        "bytes": request.sent_bytes,
         "milliseconds": milliseconds,
-        "address": client[0] if client else "",
-        "correlationId": served.correlation_id,
+        "address": request.client_address,
+        "correlationId": request.correlation_id.decode(),
     }
-    for name, value in (("principal", served.principal), ("traceabilityId", served.traceability_id)):
+    traceability = (request.traceability_id or b"").decode()
+    for name, value in (("principal", principal), ("traceabilityId", traceability)):
         if value:
             fields[name] = value
-    outside = current_span.set(span)  # for the line's trace id; on the fast path it is not set
-    text = (served.method, path, status, served.size_bytes, milliseconds)
+    outside = current_span.set(request.span)  # for the line's trace id; outside of a task it is not set
+    text = (request.method, path, status, request.sent_bytes, milliseconds)
     access.info("%s %s %d %d bytes %g ms", *text, extra={"as_json": fields})
     current_span.reset(outside)
 

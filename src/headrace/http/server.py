@@ -1,6 +1,6 @@
 """The HTTP server as a service: listens, accepts connections, and closes those of slow clients.
 
-It accepts all waiting connections in each turn of the event loop. uvloop's own server accepts one per turn, as libuv
+It accepts all waiting connections in each turn of the event loop. uvloop's server accepts one per turn, as libuv
 does since 1.45 (its pull request 3696). With long turns, a thousand clients would then wait for seconds.
 """
 
@@ -12,28 +12,26 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
-
-import uvicorn
 
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem, PortTaken
 from headrace.http.application import Application
-from headrace.http.connection import RESERVED_CONNECTIONS, ClientConnection, ConnectionLimit, DirectPath, Shared
+from headrace.http.connection import ClientConnection
+from headrace.http.shared import RESERVED_CONNECTIONS, Kind, Shared, Spawn
 from headrace.runtime import Clock, Deadline, Service, SystemClock
 from headrace.runtime.memory import give_back_memory
 
 _BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
-_KEEP_ALIVE_SECONDS = 75
 _KEEP_ALIVE = (
     ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
     ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
 )
-_GRACE_SECONDS = 1
+_GRACE_SECONDS = 1.0
+"""How long responses in progress may take when the server stops."""
 _LOOK_SECONDS = 1.0
-_TICK_SECONDS = 1.0
 _OTHER_FILES: Final = 256
 """File descriptors for Kafka, backends, workers and files."""
 _ACCEPTS_PER_TURN: Final = 128
@@ -45,7 +43,6 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SETTINGS: Final = {"http": "http.port", "management": "http.management.port"}
 
 log = logging.getLogger(__name__)
-Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 def open_files(connections: int) -> int:
@@ -83,7 +80,6 @@ class WebService(Service):
         self,
         settings: HttpConfig,
         application: Application,
-        fast_path: DirectPath | None = None,
         streams: Streams | None = None,
         *,
         name: str = "http",
@@ -99,27 +95,12 @@ class WebService(Service):
         """Called before the wait for requests in progress; ends those that would take long."""
         if streams:
             streams.spawn = self.spawn
-        self._task: asyncio.Task[None] | None = None
+        self._tls = tls
         self._listener: socket.socket | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                application,
-                http=ClientConnection,
-                ssl_context_factory=(lambda _config, _default: tls) if tls else None,
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-                backlog=_BACKLOG,
-            ),
-            Shared({"requests": settings.max_connections, "reads": settings.max_readers}, fast_path),
-            self.spawn,
-        )
+        self._acceptor: Acceptor | None = None
+        limits: dict[Kind, int] = {"requests": settings.max_connections, "reads": settings.max_readers}
+        self.shared = Shared(limits, application, self._scheme, self.spawn)
+        """What its connections share."""
         self.url = ""
         """The URL once started, with the actual port if the setting is 0."""
 
@@ -137,11 +118,12 @@ class WebService(Service):
         listener = self._listener or self._bind()
         host, port = listener.getsockname()[:2]
         self.url = f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
-        self._task = self.spawn(self._server.serve(sockets=[listener]), "serve")
+        self.shared.tick()
+        self._acceptor = Acceptor(listener, self.shared, self._tls)
         self.keep(self._check_deadlines, "deadlines")
         if self.name != "http":
             return
-        limit = self._server.shared.limit
+        limit = self.shared.limit
         for kind in limit.admitted:
             self.publish("headrace_http_connections", functools.partial(limit.admitted.__getitem__, kind), kind=kind)
         self.keep(lambda: give_back_memory(self._clock), "memory")
@@ -155,16 +137,21 @@ class WebService(Service):
         await self._application.gate.drain(deadline)
 
     async def stop(self) -> None:
-        self._server.end()
-        if self._task:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._task), 2 * _GRACE_SECONDS)
+        if self._acceptor:
+            self._acceptor.close()
+        for connection in list(self.shared.connections):
+            connection.shut_down()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.shared.no_connections(), _GRACE_SECONDS)
         await super().stop()
+        for connection in list(self.shared.connections):
+            connection.transport.abort()
 
     async def _check_deadlines(self) -> None:
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
-            check_deadlines(self._server.server_state.connections, self._clock.monotonic())
+            self.shared.tick()
+            check_deadlines(self.shared.connections, self._clock.monotonic())
 
     def _bind(self) -> socket.socket:
         files_per_reader = 2 if self._scheme == "https" else 1  # see `Arrival`
@@ -192,58 +179,14 @@ def check_deadlines(connections: Iterable[Any], now: float) -> None:
         connection.check_deadlines(now)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with another acceptor, and without signal handlers, because the supervisor stops it."""
-
-    def __init__(self, config: uvicorn.Config, shared: Shared, spawn: Spawn) -> None:
-        super().__init__(config)
-        self.shared = shared
-        self._spawn = spawn
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """Stop serving."""
-        self.should_exit = True
-        self._ending.set()
-
-    async def main_loop(self) -> None:
-        """Renew the date of responses each second until the end, which uvicorn would notice 0.1 s late."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        limit, tls = self.shared.limit, self.config.ssl
-        self.servers: list[Any] = [
-            Acceptor(listener, limit, self._connection, self._spawn, tls) for listener in sockets or ()
-        ]
-
-    def _connection(self) -> ClientConnection:
-        return ClientConnection(self.config, self.server_state, self.lifespan.state, self.shared)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Acceptor:
     """Accepts connections of one listener."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        limit: ConnectionLimit,
-        make: Callable[[], ClientConnection],
-        spawn: Spawn,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        """Start accepting. `make` returns the protocol of a new connection."""
+    def __init__(self, listener: socket.socket, shared: Shared, tls: ssl.SSLContext | None) -> None:
+        """Start accepting."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
-        self._limit = limit
-        self._make = make
-        self._spawn = spawn
+        self._shared = shared
         self._tls = tls
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
@@ -253,12 +196,9 @@ class Acceptor:
         self._loop.remove_reader(self._listener)
         self._listener.close()
 
-    async def wait_closed(self) -> None:
-        """Return at once, because the server itself waits for its connections."""
-
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
-            if not self._limit.has_capacity():
+            if not self._shared.limit.has_capacity():
                 self._pause(_FULL_SECONDS)
                 return
             try:
@@ -283,17 +223,17 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._accept)
 
     def _open(self, client: socket.socket) -> None:
-        connection = self._make()
-        task = self._spawn(self._connect(connection, client), "connection")
+        connection = ClientConnection(self._shared)
+        task = self._shared.spawn(self._connect(connection, client), "connection")
 
         def opened(_: object) -> None:
             if connection.transport is None:  # the handshake failed or was cancelled
                 client.close()
-                self._limit.closed(connection)
+                self._shared.limit.closed(connection)
 
         task.add_done_callback(opened)
         connection.opening = task
-        self._limit.opened(connection)
+        self._shared.limit.opened(connection)
 
     async def _connect(self, connection: ClientConnection, client: socket.socket) -> None:
         limit = _HANDSHAKE_SECONDS if self._tls else None

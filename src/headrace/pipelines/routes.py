@@ -57,7 +57,7 @@ class PipelineEndpoints:
         return run.report()
 
     def _visible(self, call: Call[Any, Any]) -> "Mapping[str, PipelineRun]":
-        return self._runs if may_control(call.scope, "") else {}
+        return self._runs if may_control(call.request, "") else {}
 
     def _run(self, call: Call[Any, Any]) -> "PipelineRun":
         name, visible = call.parameters["name"], self._visible(call)

@@ -9,20 +9,10 @@ from typing import Final
 from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError, RequestBodyMissing, StatementRejected
-from headrace.http.asgi import (
-    LAST_BYTES,
-    STREAMING,
-    UNREAD_SECONDS,
-    WRITTEN,
-    Receive,
-    Scope,
-    Send,
-    client_closed,
-    headers_of,
-)
 from headrace.http.auth.principals import READ
-from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, principal_of, require
+from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.http.messages import HttpResponse, decode_body, media_type, read_body
+from headrace.http.request import UNREAD_SECONDS, HttpRequest
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import (
     DELIMITED,
@@ -45,76 +35,68 @@ _MAY_READ: Final = Rule((READ,), "consume")
 _FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable, errors.KsqldbUnavailable)
 
 
-def readable_of(scope: Scope, engine: QueryEngine | None) -> Collection[str]:
+def readable_of(request: HttpRequest, engine: QueryEngine | None) -> Collection[str]:
     """Return the tables that the caller of a request may read."""
-    principal = principal_of(scope)
+    principal = request.principal
     topics = engine.topics if engine else {}
     return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
 
 
-def require_all_topics(scope: Scope) -> None:
+def require_all_topics(request: HttpRequest) -> None:
     """Raise a scope error unless the caller may read every topic.
 
     A ksqlDB server sees one user, Headrace, so the patterns of a caller cannot be checked there.
     """
-    require(scope, (READ,), "consume", "*")
+    require(request, (READ,), "consume", "*")
 
 
-async def read_statement_body(receive: Receive, headers: dict[bytes, bytes], settings: HttpConfig) -> bytes:
+async def read_statement_body(request: HttpRequest, settings: HttpConfig) -> bytes:
     """Return the body of a request with a statement.
 
     Raises:
         RequestBodyMissing: It is empty.
         ContentTypeMismatch: It is neither JSON nor ksqlDB's.
     """
-    body = await read_body(receive, headers, settings)
+    body = await read_body(request, settings)
     if not body:
         raise RequestBodyMissing('send a statement: {"sql": "SELECT ..."}')
-    if media_type(headers).decode("latin-1") not in REQUEST_TYPES:
+    if media_type(request.headers).decode("latin-1") not in REQUEST_TYPES:
         raise errors.ContentTypeMismatch(f"send JSON with Content-Type {JSON} or {KSQL_JSON}")
     return body
 
 
 async def run_ksqldb(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    body: QueryBody | QueryStreamBody,
-    statements: KsqldbStatements,
-    readable: Collection[str],
+    request: HttpRequest, body: QueryBody | QueryStreamBody, statements: KsqldbStatements, readable: Collection[str]
 ) -> None:
     """Run a statement of ksqlDB, and send its rows as they arrive in ksqlDB's format."""
     is_stream = isinstance(body, QueryStreamBody)
     text = body.sql if isinstance(body, QueryStreamBody) else body.ksql
     properties = body.properties if isinstance(body, QueryStreamBody) else body.streamsProperties
-    accept = headers_of(scope).get(b"accept", b"").decode("latin-1").lower()
-    running = statements.run(text, properties, body.sessionVariables, readable, owner_of(scope))
+    accept = request.headers.get(b"accept", b"").decode("latin-1").lower()
+    running = statements.run(text, properties, body.sessionVariables, readable, owner_of(request))
     async with contextlib.AsyncExitStack() as stack:
         try:
             if statements.on_server:
-                require_all_topics(scope)
+                require_all_topics(request)
             query = await stack.enter_async_context(running)
         except HeadraceError as error:
-            await HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()).send(send)
+            await request.send(HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()))
             return
         renderer = query_stream_renderer(accept, push=query.push) if is_stream else query_renderer(push=query.push)
-        await run_while(_stream(query, renderer, scope, send), client_closed(receive))
+        await run_while(_stream(query, renderer, request), request.closed())
 
 
-async def _stream(query: OpenQuery, renderer: Renderer, scope: Scope, send: Send) -> None:
-    scope["state"][STREAMING] = True
-    scope["state"][LAST_BYTES] = renderer.error
+async def _stream(query: OpenQuery, renderer: Renderer, request: HttpRequest) -> None:
+    request.is_streaming = True
+    request.last_bytes = renderer.error
     head = [(b"content-type", renderer.media_type.encode()), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": 200, "headers": head})
-    body = renderer.header(query.id, query.columns)
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await request.start(200, head)
+    await request.write(renderer.header(query.id, query.columns))
     async for rows in query.rows:
-        body = renderer.rows(rows) or renderer.blank
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        written = scope["state"].get(WRITTEN)
-        if written is not None and not await written()(UNREAD_SECONDS):
+        await request.write(renderer.rows(rows) or renderer.blank)
+        if not await request.written(UNREAD_SECONDS):
             return
-    await send({"type": "http.response.body", "body": renderer.end(limit_reached=not query.closed)})
+    await request.end(renderer.end(limit_reached=not query.closed))
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,11 +119,11 @@ class KsqldbEndpoints:
         errors=(*JSON_BODY, RequestBodyMissing, StatementRejected, *_FAILURES),
         error_media=KSQL_JSON,
         headers={"Accept": f"{DELIMITED} (default), {JSON} or {KSQL_JSON}"},
-        asgi=True,
+        whole=True,
     )
-    async def query_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = decode_body(await read_statement_body(receive, headers_of(scope), self._http), QueryStreamBody)
-        await run_ksqldb(scope, receive, send, body, self._statements, readable_of(scope, self._engine))
+    async def query_stream(self, request: HttpRequest) -> None:
+        body = decode_body(await read_statement_body(request, self._http), QueryStreamBody)
+        await run_ksqldb(request, body, self._statements, readable_of(request, self._engine))
 
     @Endpoint(
         "POST",
@@ -153,16 +135,16 @@ class KsqldbEndpoints:
         {JSON: CloseQueryBody, KSQL_JSON: CloseQueryBody},
         errors=(*JSON_BODY, StatementRejected),
         error_media=KSQL_JSON,
-        asgi=True,
+        whole=True,
     )
-    async def close_query(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = decode_body(await read_body(receive, headers_of(scope), self._http), CloseQueryBody)
+    async def close_query(self, request: HttpRequest) -> None:
+        body = decode_body(await read_body(request, self._http), CloseQueryBody)
         try:
-            self._statements.close(body.queryId, owner_of(scope))
+            self._statements.close(body.queryId, owner_of(request))
         except StatementRejected as error:
-            await HttpResponse(error_body(error), error.status, KSQL_JSON.encode()).send(send)
+            await request.send(HttpResponse(error_body(error), error.status, KSQL_JSON.encode()))
             return
-        await HttpResponse(b"", 200).send(send)
+        await request.send(HttpResponse(b"", 200))
 
     @Endpoint(
         "POST",
@@ -176,15 +158,15 @@ class KsqldbEndpoints:
     )
     async def active(self, call: Call[ActiveQuery, None]) -> HttpResponse:
         if self._statements.on_server:
-            require_all_topics(call.scope)
+            require_all_topics(call.request)
         try:
             call.body.statement()
             running = self._statements.run(
                 call.body.text,
                 call.body.query_properties(),
                 {},
-                readable_of(call.scope, self._engine),
-                owner_of(call.scope),
+                readable_of(call.request, self._engine),
+                owner_of(call.request),
             )
             async with asyncio.timeout(TIMEOUT_SECONDS), running as query:
                 rows = await _present_rows(query)

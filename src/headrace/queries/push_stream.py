@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.http.asgi import LAST_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.http.request import UNREAD_SECONDS, HttpRequest
 from headrace.queries.protocol import Positions
 from headrace.queries.push_query import PushQuery
 
@@ -32,15 +32,15 @@ def positions_of(event_id: str) -> Positions:
         raise InvalidRequest(f"Last-Event-ID is not an id of this stream: {cause}") from cause
 
 
-async def stream_events(push: PushQuery, limit: int | None, scope: Scope, send: Send) -> None:
+async def stream_events(push: PushQuery, limit: int | None, request: HttpRequest) -> None:
     """Send rows as they arrive, until the limit or the end of the query.
 
     The id of an event is behind all rows of a transaction of the table. A client that continues from it may get rows
     of the next one again.
     """
-    scope["state"][STREAMING] = True
-    scope["state"][LAST_BYTES] = _error
-    await send({"type": "http.response.start", "status": 200, "headers": _HEAD})
+    request.is_streaming = True
+    request.last_bytes = _error
+    await request.start(200, _HEAD)
     sent = 0
     while limit is None or sent < limit:
         taken = await push.take(_HEARTBEAT_SECONDS)
@@ -51,11 +51,10 @@ async def stream_events(push: PushQuery, limit: int | None, scope: Scope, send: 
         event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
         body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
         body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        written = scope["state"].get(WRITTEN)
-        if written is not None and not await written()(UNREAD_SECONDS):
+        await request.write(body)
+        if not await request.written(UNREAD_SECONDS):
             return
-    await send({"type": "http.response.body", "body": b""})
+    await request.end()
 
 
 def _error(error: HeadraceError) -> bytes:

@@ -10,7 +10,6 @@ from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.config.tables import MAX_TIMEOUT_SECONDS, SqlConfig
 from headrace.errors import NotFound, StatementRejected
-from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import (
     ADMINISTER,
@@ -26,6 +25,7 @@ from headrace.http.endpoint import (
     require,
 )
 from headrace.http.messages import HttpResponse, decode_body, decode_query
+from headrace.http.request import ClientGone, HttpRequest
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import KSQL_JSON, QueryBody
 from headrace.queries.ksqldb_routes import read_statement_body, readable_of, run_ksqldb
@@ -110,28 +110,26 @@ class QueryEndpoints:
             "Accept": f"{JSON}, {NDJSON} (an object per line), {ARROW}; for a push query {EVENTS}",
             "Last-Event-ID": "Id of the last event that the client of a push query has processed",
         },
-        asgi=True,
+        whole=True,
     )
-    async def query(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
-        body = await read_statement_body(receive, headers, self._http)
+    async def query(self, request: HttpRequest) -> None:
+        body = await read_statement_body(request, self._http)
         if _has_ksql(body):
-            await run_ksqldb(
-                scope, receive, send, decode_body(body, QueryBody), self._statements, readable_of(scope, self._found)
-            )
+            readable = readable_of(request, self._found)
+            await run_ksqldb(request, decode_body(body, QueryBody), self._statements, readable)
             return
-        request = decode_body(body, SqlQuery)
-        accept = headers.get(b"accept", b"").decode("latin-1").lower()
+        query = decode_body(body, SqlQuery)
+        accept = request.headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accept:
-            if request.params:
+            if query.params:
                 raise StatementRejected("a push query has no params: write the values into the statement")
-            await self._events(scope, receive, send, request.sql)
+            await self._events(request, query.sql)
             return
         form: Form = "arrow" if ARROW in accept else "objects"
-        rows = await run_while(self._ask(scope, request, form), client_closed(receive))
+        rows = await run_while(self._ask(request, query, form), request.closed())
         if rows is None:
             raise ClientGone
-        await _response(rows, accept).send(send)
+        await request.send(_response(rows, accept))
 
     @Endpoint(
         "GET",
@@ -143,10 +141,10 @@ class QueryEndpoints:
         query=EventQuery,
         errors=(StatementRejected, *_FAILURES),
         headers={"Last-Event-ID": "Id of the last event that the client has processed"},
-        asgi=True,
+        whole=True,
     )
-    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._events(scope, receive, send, decode_query(scope, EventQuery).sql)
+    async def events(self, request: HttpRequest) -> None:
+        await self._events(request, decode_query(request, EventQuery).sql)
 
     @property
     def _engine(self) -> QueryEngine:
@@ -154,26 +152,26 @@ class QueryEndpoints:
             raise NotFound("this process has no tables: add some to its file (tables), or send ksql")
         return self._found
 
-    async def _events(self, scope: Scope, receive: Receive, send: Send, sql: str) -> None:
+    async def _events(self, request: HttpRequest, sql: str) -> None:
         statement = read_statement(sql)
         if not statement.is_push:
             raise StatementRejected("a stream of events needs a push query: write EMIT CHANGES at the end")
-        push = self._statements.push_of(statement, readable_of(scope, self._engine))
-        last = headers_of(scope).get(LAST_EVENT_ID, b"").decode("latin-1")
+        push = self._statements.push_of(statement, readable_of(request, self._engine))
+        last = request.headers.get(LAST_EVENT_ID, b"").decode("latin-1")
         after = positions_of(last) if last else None
         async with self._engine.push(push, "objects", after) as running:
-            await run_while(stream_events(running, push.limit, scope, send), client_closed(receive))
+            await run_while(stream_events(running, push.limit, request), request.closed())
 
-    async def _ask(self, scope: Scope, request: SqlQuery, form: Form) -> Rows:
-        limit = min(request.limit or self._sql.max_rows, self._sql.max_rows)
-        readable = readable_of(scope, self._engine)
+    async def _ask(self, request: HttpRequest, query: SqlQuery, form: Form) -> Rows:
+        limit = min(query.limit or self._sql.max_rows, self._sql.max_rows)
+        readable = readable_of(request, self._engine)
         return await self._engine.ask(
-            request.sql, request.params, readable, form, limit, request.timeout_seconds, owner_of(scope)
+            query.sql, query.params, readable, form, limit, query.timeout_seconds, owner_of(request)
         )
 
     @Endpoint("GET", "/tables", "listTables", "Tables that are kept from topics", _MAY_READ, errors=_FAILURES)
     async def tables(self, call: Call[None, None]) -> Tables:
-        readable = readable_of(call.scope, self._engine)
+        readable = readable_of(call.request, self._engine)
         if not self._engine.tables:
             raise errors.QueriesUnavailable()
         return Tables([status for name, status in self._engine.tables.items() if name in readable])
@@ -222,7 +220,7 @@ class QueryEndpoints:
     def _name(self, call: Call[Any, Any]) -> str:
         """Return the table of a request, whose topic the caller may read."""
         name = call.parameters["name"]
-        require(call.scope, (READ,), "consume", self._engine.topic_of(name))
+        require(call.request, (READ,), "consume", self._engine.topic_of(name))
         return name
 
 

@@ -39,10 +39,10 @@ BIRTHS = {
 DOORS = {
     "difflib": {"config", "pipelines"},  # config/spelling.py; tests of a pipeline show what differs
     "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
-    "uvicorn": {"console", "http", "sidecar"},
+    "uvicorn": {"console"},
     "httpx": {"client", "console"},
     "nicegui": {"console"},
-    "httptools": {"sidecar", "http"},  # answers of backends and peers; uvicorn parses requests, by the same parser
+    "httptools": {"sidecar", "http"},  # requests of clients, responses of backends and peers
     "pyspark": {"pipelines"},
     "sqlglot": {"pipelines", "queries"},
     "duckdb": {"queries"},

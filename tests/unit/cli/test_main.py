@@ -104,7 +104,7 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     """Each library and part here costs every start its time, and every process its memory."""
     found = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
     needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
-    needed += " pydantic_core typing_extensions typing_inspection uvicorn uvloop watchfiles yaml"
+    needed += " pydantic_core typing_extensions typing_inspection uvloop watchfiles yaml"
     parts = "headrace.functions.routes headrace.pipelines.report headrace.pipelines.routes"
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
 

@@ -64,9 +64,11 @@ async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: 
         endpoints = administration(HeadraceConfig.model_validate({"admin": {"pass_through": [base]}}))
 
         async def ask(value: str) -> None:
-            headers = [(b"x-adm-passthrough", value.encode())]
-            scope: Any = {"headers": headers, "method": "GET", "path": "/adm/modules", "query_string": b"a=b"}
-            await AdministrationEndpoints.modules.handler(endpoints, Call({**scope, "path_params": {}}, None, None))
+            headers = {b"x-adm-passthrough": value.encode()}
+            request: Any = SimpleNamespace(
+                headers=headers, method="GET", path="/adm/modules", query=b"a=b", parameters={}
+            )
+            await AdministrationEndpoints.modules.handler(endpoints, Call(request, None, None))
 
         for form in table(__file__, "other_backends"):
             with pytest.raises(RequestError, match="does not list"):
@@ -138,7 +140,7 @@ async def test_a_failed_reload_is_reported_and_the_others_go_on(server: Any) -> 
         return
 
     endpoints = administration(bad=fails, good=succeeds)
-    call = SimpleNamespace(scope={"headers": []}, body=b'["ALL", "good", "kafka"]', event=None)
+    call = SimpleNamespace(request=SimpleNamespace(headers={}), body=b'["ALL", "good", "kafka"]', event=None)
     result = await AdministrationEndpoints.reload.handler(endpoints, call)
     assert (result.reloaded, result.needs_restart) == (["good"], ["kafka"])
     assert result.failed == {"bad": "the files do not match"}
@@ -159,8 +161,8 @@ async def test_a_failed_reload_is_reported_and_the_others_go_on(server: Any) -> 
 async def test_who_may_start_assaults(chaos: str, client: str, error: type[HeadraceError] | None) -> None:
     """Callers of other machines only if the file says so."""
     endpoints = administration(HeadraceConfig.model_validate({"admin": {"chaos": chaos}}))
-    scope: Any = {"headers": [], "client": (client, 1), "path_params": {"assault": "latency"}}
-    call = Call(scope, AssaultRequest(seconds=0), None)
+    request: Any = SimpleNamespace(headers={}, client_address=client, parameters={"assault": "latency"})
+    call = Call(request, AssaultRequest(seconds=0), None)
     if error is None:
         await AdministrationEndpoints.assault.handler(endpoints, call)
         return
@@ -182,7 +184,7 @@ async def test_an_assault_hits_produce_requests_and_not_administration(server: A
 
 async def test_the_word_of_light4j_can_be_json_or_off() -> None:
     """Liveness and readiness have no such switch."""
-    call: Any = SimpleNamespace(parameters={"serviceId": "s"}, scope={"path": "/health/s"})
+    call: Any = SimpleNamespace(parameters={"serviceId": "s"}, request=SimpleNamespace(path="/health/s"))
     for settings, ready, expected in (
         ({}, True, (200, b"OK")),
         ({}, False, (400, b"ERROR")),

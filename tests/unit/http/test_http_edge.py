@@ -230,7 +230,7 @@ async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> Non
         _, writer = await server.connect()
         writer.write(_read_of() + post(RECORD))
         await server.get("/live")
-        limit = server.web._server.shared.limit
+        limit = server.web.shared.limit
         assert limit.admitted == {"requests": 0, "reads": 1}
 
 
@@ -242,7 +242,7 @@ async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(s
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]  # the loop does not run
     for _ in range(4):
         await asyncio.sleep(0)
-    assert len(server.web._server.server_state.connections) == 100
+    assert len(server.web.shared.connections) == 100
     for client in clients:
         client.close()
 
@@ -250,7 +250,7 @@ async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(s
 @pytest.mark.uvloop
 async def test_what_came_in_one_turn_is_read_in_slices(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client is answered in the end, and a probe that came last is answered before most of them."""
-    monkeypatch.setattr("headrace.http.connection._SLICE_SECONDS", 1e-9)
+    monkeypatch.setattr("headrace.http.shared._SLICE_SECONDS", 1e-9)
 
     pairs = [await server.connect() for _ in range(100)]
     for _, writer in pairs:
@@ -360,7 +360,7 @@ def test_how_a_client_closes_says_whether_it_has_received_the_response(
             client = await asyncio.to_thread(Reader, server.web.url, tls)
             if reads:
                 await asyncio.to_thread(client.read)
-            connections = server.web._server.server_state.connections
+            connections = server.web.shared.connections
             await until(lambda: any(one._arrival and not one.is_answering for one in connections))
             [(connection, arrival)] = ((one, one._arrival) for one in connections)
             await asyncio.sleep(0.1)
@@ -368,7 +368,7 @@ def test_how_a_client_closes_says_whether_it_has_received_the_response(
                 client.goodbye()
                 await asyncio.sleep(0.02)  # the server's own end of TLS would arrive meanwhile
             if how == "idle":
-                connection.timeout_keep_alive_handler()
+                connection._end_idle()
                 await asyncio.sleep(0.02)  # the client does not read the server's end
             await asyncio.to_thread(client.raw.close)
             await until(lambda: not connections)
@@ -397,8 +397,8 @@ def test_a_client_that_closes_at_once_has_received_what_it_has_read(
     """It is quicker than a busy server, which has not looked yet whether the system has its response."""
     arrivals, written = [], ClientConnection.written
 
-    async def observed(connection: ClientConnection, *patience: float) -> Any:
-        arrivals.append(await written(connection, *patience))
+    async def observed(connection: ClientConnection, *given: Any) -> Any:
+        arrivals.append(await written(connection, *given))
         return arrivals[-1]
 
     monkeypatch.setattr(ClientConnection, "written", observed)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.http.asgi import STREAMING
 from headrace.http.server import check_deadlines
 from tests.raw_server import until
 
@@ -131,7 +130,7 @@ async def test_slow_clients_are_let_go(server: Any, case: str) -> None:
         await reader.readuntil(b'OK"}')
     if "between" in case:
         writer.write(b"\r\n")
-    connections = server.web._server.server_state.connections
+    connections = server.web.shared.connections
     await until(lambda: any(_has_come(connection, case) for connection in connections))
     check_deadlines(connections, 100.0)
     check_deadlines(connections, 110.0)
@@ -145,10 +144,10 @@ def _has_come(connection: Any, case: str) -> bool:
     if case == "silent":
         return True
     if case == "line breaks between requests":
-        return connection.timeout_keep_alive_task is None
+        return not connection.is_idle
     if "body" in case or "chunk" in case:
         return not connection.in_head
-    return connection.scope is not None and connection.in_head
+    return connection._heads and connection.in_head
 
 
 async def test_others_are_not_let_go(server: Any) -> None:
@@ -162,17 +161,17 @@ async def test_others_are_not_let_go(server: Any) -> None:
     await server.kafka.taken.wait()
     sending = await server.connect()
     sending[1].write(post("Content-Length: 900000"))
-    connections = server.web._server.server_state.connections
+    connections = server.web.shared.connections
     await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
-    slow = next(connection for connection in connections if connection.cycle.more_body)
+    slow = next(connection for connection in connections if connection.request.has_more)
     check_deadlines(connections, 100.0)
     slow.received_bytes += 20_000
     check_deadlines(connections, 112.0)
-    slow.cycle.scope["state"][STREAMING] = True
+    slow.request.is_streaming = True
     check_deadlines(connections, 124.0)
     check_deadlines(connections, 136.0)
     assert not any(connection.transport.is_closing() for connection in connections)
-    slow.cycle.scope["state"][STREAMING] = False
+    slow.request.is_streaming = False
     check_deadlines(connections, 137.0)
     check_deadlines(connections, 148.0)
     assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
@@ -191,11 +190,11 @@ async def test_a_request_ends_after_a_minute(server: Any) -> None:
     pairs = [await server.connect() for _ in range(3)]
     for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
         pair[1].write(data)
-    connections = server.web._server.server_state.connections
+    connections = server.web.shared.connections
     await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
     address = pairs[2][1].get_extra_info("sockname")
     stream = next(connection for connection in connections if connection.client == address)
-    stream.cycle.scope["state"][STREAMING] = True
+    stream.request.is_streaming = True
     for now in range(0, 61, 6):
         for connection in connections:
             connection.received_bytes += 60_000
@@ -220,7 +219,7 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(server: Any, monkeypat
         head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body),
         head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
     ]
-    shared = server.web._server.shared
+    shared = server.web.shared
     for first, second in (requests, reversed(requests)):
         pairs = [await server.connect() for _ in range(2)]
         pairs[0][1].write(first[:-1])
@@ -247,7 +246,7 @@ async def test_a_body_above_the_limit_in_all_is_too_large(
     response = await server.read(reader)
     assert (response.status, response.json["code"]) == (413, "ERR10068")
     assert "larger than 150000 bytes" in response.json["description"]
-    assert server.web._server.shared.receiving_bytes == 0
+    assert server.web.shared.receiving_bytes == 0
     assert (await status_of(server, post()))[0] == 200
 
 
@@ -258,7 +257,7 @@ async def test_what_is_not_kept_is_not_counted(server: Any, path: str, status: b
     head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
     writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
     assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
-    (connection,) = server.web._server.server_state.connections
+    (connection,) = server.web.shared.connections
     assert connection._held_bytes
     check_deadlines([connection], 0.0)
-    assert connection._held_bytes == server.web._server.shared.receiving_bytes == 0
+    assert connection._held_bytes == server.web.shared.receiving_bytes == 0

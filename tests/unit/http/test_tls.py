@@ -35,14 +35,14 @@ async def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS would wait for the client's own close, and more descriptors would be open than the limit allows."""
-    monkeypatch.setattr("headrace.http.connection.RESERVED_CONNECTIONS", 16)
-    monkeypatch.setattr("headrace.http.connection._TIME_TO_SEND_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.http.shared.RESERVED_CONNECTIONS", 16)
+    monkeypatch.setattr("headrace.http.shared._TIME_TO_SEND_SECONDS", 0.02)
     authority = Authority(tmp_path)
     tls = issue(authority)
 
     async with opened(tls=tls, max_connections=4) as server:
         host, port = server.web.url.removeprefix("https://").split(":")
-        connections = server.web._server.server_state.connections
+        connections = server.web.shared.connections
         with contextlib.ExitStack() as clients:
             sockets = []
             for _ in range(40):

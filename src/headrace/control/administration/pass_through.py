@@ -12,9 +12,9 @@ import msgspec
 
 from headrace.config.registrations import refused_address
 from headrace.errors import DestinationRefused, DestinationUnavailable, InvalidRequest, RequestError
-from headrace.http.asgi import Scope, headers_of
 from headrace.http.endpoint import JSON, Call, CallEvent, Errors
 from headrace.http.messages import HttpResponse
+from headrace.http.request import HttpRequest
 from headrace.runtime.telemetry.correlation import correlation_id
 
 HEADER: Final = "X-Adm-PassThrough"
@@ -62,11 +62,11 @@ class PassThrough:
             DestinationUnavailable: It did not respond completely, within the limits of time and size.
             DestinationRefused: It responded with an error, a redirect, or something other than JSON.
         """
-        base, scope = self._requested(call), call.scope
+        base, request = self._requested(call), call.request
         if not base:
             return None
-        url, query = base + scope["path"], scope["query_string"].decode("latin-1")
-        call.event = CallEvent(base, detail=f"passed through: {scope['method']} {scope['path']}")
+        url, query = base + request.path, request.query.decode("latin-1")
+        call.event = CallEvent(base, detail=f"passed through: {request.method} {request.path}")
         client = self._client_of(
             f"{url}?{query}" if query else url,
             timeout_seconds=_SECONDS,
@@ -75,7 +75,7 @@ class PassThrough:
             forbidden=functools.partial(refused_address, base),
         )
         try:
-            if scope["method"] == "POST":
+            if request.method == "POST":
                 response = await client.post(body, [("Content-Type", JSON)])
             else:
                 path = urlsplit(url).path
@@ -86,11 +86,11 @@ class PassThrough:
 
     def refuse(self, call: Call[Any, Any]) -> None:
         """Raise RequestError if a request for this process alone asks for a backend."""
-        if _value(call.scope):
+        if _value(call.request):
             raise RequestError(f"{HEADER} is not supported here: send the request to the backend itself")
 
     def _requested(self, call: Call[Any, Any]) -> str:
-        value = _value(call.scope)
+        value = _value(call.request)
         if not value:
             return ""
         if not self._allowed:
@@ -101,8 +101,8 @@ class PassThrough:
         return requested
 
 
-def _value(scope: Scope) -> str:
-    text = headers_of(scope).get(HEADER.lower().encode(), b"").strip().decode("latin-1")
+def _value(request: HttpRequest) -> str:
+    text = request.headers.get(HEADER.lower().encode(), b"").strip().decode("latin-1")
     return "" if text.lower() == "false" else text
 
 

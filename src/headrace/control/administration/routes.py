@@ -276,10 +276,10 @@ class AdministrationEndpoints:
 
     def _check_chaos(self, call: Call[Any, Any]) -> None:
         """Return if the settings allow this caller to start assaults."""
-        allowed, client = self.config.admin.chaos, call.scope.get("client")
+        allowed, client = self.config.admin.chaos, call.request.client_address
         if allowed == "none":
             raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
-        if allowed == "loopback" and not (client and is_this_machine(client[0])):
+        if allowed == "loopback" and not (client and is_this_machine(client)):
             raise Forbidden("only callers on this machine may start assaults (admin.chaos)")
 
 

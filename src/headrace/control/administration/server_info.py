@@ -17,7 +17,7 @@ from headrace.errors import EnvironmentProblem
 from headrace.kafka import librdkafka_version
 from headrace.runtime.memory import memory_bytes
 
-_LIBRARIES = ("confluent-kafka", "pyspark", "duckdb", "aiohttp", "uvicorn", "pydantic", "msgspec")
+_LIBRARIES = ("confluent-kafka", "pyspark", "duckdb", "aiohttp", "httptools", "pydantic", "msgspec")
 _OLDEST_JAVA = 8
 
 

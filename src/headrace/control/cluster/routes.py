@@ -22,7 +22,7 @@ from headrace.control.cluster.topic_administration import (
     TopicView,
 )
 from headrace.http.auth.principals import ADMIN, READ
-from headrace.http.endpoint import ADMINISTER, KAFKA, Call, CallEvent, Endpoint, Errors, Rule, principal_of
+from headrace.http.endpoint import ADMINISTER, KAFKA, Call, CallEvent, Endpoint, Errors, Rule
 from headrace.http.messages import HttpResponse
 from headrace.kafka import check_group, check_topic
 from headrace.kafka.cluster_admin import ClusterAdmin
@@ -158,7 +158,7 @@ class ClusterEndpoints:
 
 
 def _may(call: Call[Any, Any], action: str, name: str) -> bool:
-    principal = principal_of(call.scope)
+    principal = call.request.principal
     return principal is None or principal.may(_READERS, action, name)
 
 

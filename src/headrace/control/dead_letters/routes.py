@@ -127,9 +127,9 @@ class DeadLetterEndpoints:
     async def redeliver(self, call: Call[bytes | None, dict[str, str]]) -> RedeliveryResponse:
         request = _merged(call.body or b"{}", call.query)
         for topic, consumer in self._redelivery.chosen(request):
-            require(call.scope, (WRITE,), "consume", topic)
-            require(call.scope, (WRITE,), "group", consumer.group)
-            if consumer.owner and not may_control(call.scope, consumer.owner):
+            require(call.request, (WRITE,), "consume", topic)
+            require(call.request, (WRITE,), "group", consumer.group)
+            if consumer.owner and not may_control(call.request, consumer.owner):
                 raise AuthTokenScopeMismatch(
                     f"another owner's consumer also reads {topic}: set group to your own group"
                 )

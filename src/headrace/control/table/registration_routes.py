@@ -11,7 +11,7 @@ from headrace.config.registered import check_size, shown
 from headrace.control.table.registrations import Registration, Registrations
 from headrace.errors import InvalidRequest
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN
-from headrace.http.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallEvent, Endpoint, Rule, caller_name, principal_of
+from headrace.http.endpoint import CHANGE, JSON, KAFKA, SEE, Call, CallEvent, Endpoint, Rule, caller_name
 from headrace.http.messages import HttpResponse
 from headrace.runtime import Readiness
 
@@ -94,7 +94,7 @@ class RegistrationEndpoints:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is not valid JSON: {str(cause)[:200]}") from cause
         call.event = CallEvent(f"reactive {name}")
-        one, new = await self._registrations.put(caller_name(), principal_of(call.scope), name, config)
+        one, new = await self._registrations.put(caller_name(), call.request.principal, name, config)
         return HttpResponse(self._details(one), 201 if new else 200)
 
     @Endpoint(
@@ -131,5 +131,5 @@ class RegistrationEndpoints:
 
 def _owner(call: Call[Any, Any]) -> str | None:
     """Return the owner whose registrations the caller sees; None for those of all owners."""
-    principal = principal_of(call.scope)
+    principal = call.request.principal
     return principal.name if principal and ADMIN not in principal.scopes else None

@@ -1,6 +1,5 @@
 """The HTTP trigger of a function: requests become events of its workers, and what the handler returns the responses."""
 
-import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable
@@ -14,13 +13,11 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.triggers.http import HttpTrigger
 from headrace.functions.workers import FunctionService
 from headrace.http.application import Router
-from headrace.http.asgi import STREAMING, AsgiApp, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import WRITE
-from headrace.http.endpoint import OPEN, PRINCIPAL, Endpoint, Rule
-from headrace.http.messages import HttpResponse, read_body, retry_after
+from headrace.http.endpoint import OPEN, Endpoint, Rule, ServedEndpoint
+from headrace.http.messages import HttpResponse, read_encoded_body, retry_after
+from headrace.http.request import HttpRequest
 from headrace.runtime.telemetry import tracing
-from headrace.runtime.telemetry.correlation import correlation_id
-from headrace.runtime.telemetry.tracing import current_span
 
 _HEALTH: Final = "/__internal/health"
 _CREDENTIALS: Final = (b"authorization", b"x-scope-token")
@@ -49,43 +46,44 @@ class FunctionRequests(Router):
         """Numbers of completed requests, for reuse."""
         self._bytes = 0
         rule = Rule((WRITE,), "call", "function")
-        self._endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
-        self._open = Endpoint("GET", _HEALTH, "functionHealth", "Whether its workers are ready", OPEN)
+        endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
+        health = Endpoint("GET", _HEALTH, "functionHealth", "Whether its workers are ready", OPEN)
+        self._endpoint = ServedEndpoint(endpoint, self._call)
+        self._open = ServedEndpoint(health, self._health)
 
     def may_be_open(self, path: str) -> bool:
         return path.startswith(_HEALTH)
 
-    def find(self, scope: Scope) -> tuple[Endpoint, AsgiApp]:
-        is_open, scope["path_params"] = self.may_be_open(scope["path"]), {"function": self.name}
-        scope["endpoint"] = self._open if is_open else self._endpoint
-        return scope["endpoint"], self._health if is_open else self._call
+    def find(self, request: HttpRequest) -> ServedEndpoint:
+        found = self._open if self.may_be_open(request.path) else self._endpoint
+        request.endpoint, request.parameters = found.endpoint, {"function": self.name}
+        return found
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await HttpResponse(b"", 200 if self._workers.readiness().ready else 503, b"text/plain").send(send)
+    async def _health(self, request: HttpRequest) -> None:
+        await request.send(HttpResponse(b"", 200 if self._workers.readiness().ready else 503, b"text/plain"))
 
-    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope) | {b"content-encoding": b"identity"}  # the handler unpacks its body
-        body = await read_body(receive, headers, self._settings)
+    async def _call(self, request: HttpRequest) -> None:
+        body = await read_encoded_body(request, self._settings)  # the handler unpacks its body
         if self._bytes and self._bytes + len(body) > _MOST_WAITING_BYTES:
             raise errors.ServerBusy(f"requests in flight have {self._bytes} bytes: send again after a pause")
         if self._workers.spec.event_timeout_seconds:
-            scope["state"][STREAMING] = True  # that ends the request, instead of the server
-        hidden, query = _CREDENTIALS if PRINCIPAL in scope else (), scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        sent: protocol.Headers = [(":method", scope["method"].encode()), (":path", target)]
-        sent += [(name.decode("latin-1"), value) for name, value in scope["headers"] if name not in hidden]
-        if tracing.tracer and (span := current_span.get()):
-            sent = [*tracing.tracer.without(sent), *span.record_headers()]
+            request.is_streaming = True  # that ends the request, instead of the server
+        hidden = _CREDENTIALS if request.principal else ()
+        target = request.target + (b"?" + request.query if request.query else b"")
+        sent: protocol.Headers = [(":method", request.method.encode()), (":path", target)]
+        sent += [(name.decode("latin-1"), value) for name, value in request.fields if name not in hidden]
+        if tracing.tracer and request.span:
+            sent = [*tracing.tracer.without(sent), *request.span.record_headers()]
         number = self._free.pop() if self._free else next(self._numbers)
         self._bytes += len(body)
-        now, identity = round(time.time() * 1000), correlation_id.get().encode()
+        now, identity = round(time.time() * 1000), request.correlation_id
         try:
             work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
-            response = await self._answer(work, functools.partial(client_closed, receive))
+            response = await self._answer(work, request.closed)
         finally:
             self._free.append(number)
             self._bytes -= len(body)
-        await response.send(send)
+        await request.send(response)
 
     async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
         """Return the handler's response, or an error without the worker's text, which is only for the log."""

@@ -70,7 +70,7 @@ class AuditEndpoints:
         check_count(results, self._max_results)
         reported = [_reported(index, result) for index, result in enumerate(results)]
         for topic in {one.topic for one in reported}:
-            require(call.scope, (READ, WRITE), "consume", topic)
+            require(call.request, (READ, WRITE), "consume", topic)
         if self._audit is None:
             raise AuditNotTaken("audit.to is none; set it to file or topic")
         return self._audit.reported(reported)

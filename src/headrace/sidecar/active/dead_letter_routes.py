@@ -19,10 +19,10 @@ from headrace.control.running_consumer import RunningConsumer, RunningConsumers
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.formats.choice import Codecs, SchemaChoice
-from headrace.http.asgi import ClientGone, Receive, Scope, Send, client_closed
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.http.messages import HttpResponse, decode_query
+from headrace.http.request import ClientGone, HttpRequest
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.timestamps import parse_time
@@ -126,12 +126,12 @@ class ActiveDeadLetterEndpoints:
         query=ActiveReplayQuery,
         errors=_ERRORS,
         effect=True,
-        asgi=True,
+        whole=True,
     )
-    async def fetch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        query = decode_query(scope, ActiveReplayQuery)
+    async def fetch(self, request: HttpRequest) -> None:
+        query = decode_query(request, ActiveReplayQuery)
         group = check_group(query.group)
-        require(scope, _FETCH.any_of, "group", group)
+        require(request, _FETCH.any_of, "group", group)
         named = [check_topic(name.strip()) for name in (query.topic or "").split(",") if name.strip()]
         origins = named or [topic for one in self._reactive() for topic in one.topics]
         if not origins:
@@ -140,13 +140,13 @@ class ActiveDeadLetterEndpoints:
             )
         topics = sorted({self._dead_letters_of(origin) for origin in origins})
         for topic in topics:
-            require(scope, _FETCH.any_of, "consume", topic)
+            require(request, _FETCH.any_of, "consume", topic)
         existing = await self._admin.topic_ids(topics, "Read")
         reads = Topics([topic for topic in topics if topic in existing])
         if not reads.names:
-            await HttpResponse([]).send(send)
+            await request.send(HttpResponse([]))
             return
-        instance = await self._instance(group, origins[0], scope)
+        instance = await self._instance(group, origins[0], request)
         if reads != instance.membership.reads:
             await instance.membership.subscribe(reads)
             await instance.wait_assigned([])
@@ -156,10 +156,10 @@ class ActiveDeadLetterEndpoints:
             max_records=_MOST_RECORDS,
             wait_seconds=max(0, min(wait_ms, _MOST_WAIT_MS)) / 1000,
         )
-        read = await run_while(reading, client_closed(receive))
+        read = await run_while(reading, request.closed())
         if read is None:
             raise ClientGone
-        await send_read(self._instances, read, instance.entries, scope, send)
+        await send_read(self._instances, read, instance.entries, request)
 
     @Endpoint(
         "POST",
@@ -192,7 +192,7 @@ class ActiveDeadLetterEndpoints:
                 record = result.record or result.consumer_record
                 if record is None:
                     raise ValueError("it has no record; send the record as it was fetched")
-                require(call.scope, _ACCESS, "consume", check_topic(record.topic))
+                require(call.request, _ACCESS, "consume", check_topic(record.topic))
                 outgoing.append(await self._dead_letter(result, record))
             except (msgspec.MsgspecError, RecursionError, ValueError, errors.FormatError) as cause:
                 text = f"result {index} is not valid, nothing was written: {str(cause)[:300]}"
@@ -266,8 +266,8 @@ class ActiveDeadLetterEndpoints:
         formats = delivery if isinstance(delivery, ReactiveConsumerConfig) else self._settings
         return formats.key_format, formats.value_format
 
-    async def _instance(self, group: str, origin: str, scope: Scope) -> ActiveInstance:
-        owner = owner_of(scope)
+    async def _instance(self, group: str, origin: str, request: HttpRequest) -> ActiveInstance:
+        owner = owner_of(request)
         settings = self._settings
         with contextlib.suppress(errors.InstanceNotFound):
             return self._instances.use(group, self._name, owner)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from headrace.errors import HeadraceError, InstanceState, InvalidRequest
-from headrace.http.asgi import LAST_BYTES, MAX_HEAD_BYTES, STREAMING, UNREAD_SECONDS, WRITTEN, Scope, Send
+from headrace.http.request import MAX_HEAD_BYTES, UNREAD_SECONDS, HttpRequest
 from headrace.records import Committed, TopicPartition
 from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.instance import ActiveInstance
@@ -64,8 +64,7 @@ def received_of(event_id: str) -> list[Processed]:
 async def stream_records(
     instance: ActiveInstance,
     entries: EntryWriter,
-    scope: Scope,
-    send: Send,
+    request: HttpRequest,
     *,
     events: bool,
     received: Sequence[Processed] = (),
@@ -75,7 +74,7 @@ async def stream_records(
 
     Args:
         instance: No other read of it is served meanwhile.
-        scope, send: Of the request.
+        request: It is responded to.
         events: Whether to send server-sent events instead of lines.
         received: What the client has received of the previous stream.
         at_most_once: Whether records count as delivered once they are sent.
@@ -89,11 +88,11 @@ async def stream_records(
     with instance.turn.stream() as token:
         await _begin(instance, received, at_most_once)
         first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # an id without data
-        scope["state"][STREAMING] = True
-        scope["state"][LAST_BYTES] = functools.partial(_error, events)
+        request.is_streaming = True
+        request.last_bytes = functools.partial(_error, events)
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": first.encode(), "more_body": True})
+        await request.start(200, head)
+        await request.write(first.encode())
         while not instance.membership.is_closed:
             read = await instance.read(
                 max_bytes=instance.spec.max_read_bytes,
@@ -101,10 +100,10 @@ async def stream_records(
                 wait_seconds=_HEARTBEAT_SECONDS,
                 stream=token,
             )
-            if not await _send_read(instance, entries, read, scope, send, events, at_most_once):
+            if not await _send_read(instance, entries, read, request, events, at_most_once):
                 return
             await asyncio.sleep(0)  # a busy stream must not block the loop
-        await send({"type": "http.response.body", "body": b""})
+        await request.end()
 
 
 async def _begin(instance: ActiveInstance, received: Sequence[Processed], at_most_once: bool) -> None:
@@ -119,13 +118,7 @@ async def _begin(instance: ActiveInstance, received: Sequence[Processed], at_mos
 
 
 async def _send_read(
-    instance: ActiveInstance,
-    entries: EntryWriter,
-    read: Read,
-    scope: Scope,
-    send: Send,
-    events: bool,
-    at_most_once: bool,
+    instance: ActiveInstance, entries: EntryWriter, read: Read, request: HttpRequest, events: bool, at_most_once: bool
 ) -> bool:
     """Send the records of a read, or a heartbeat; return False if the client left before they were written."""
     try:
@@ -135,9 +128,8 @@ async def _send_read(
         ]
         parts = _events(instance, read, texts) if events else (f"{text}\n" for text in texts)
         body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        written = scope["state"].get(WRITTEN)
-        if written is not None and not await written()(UNREAD_SECONDS):
+        await request.write(body)
+        if not await request.written(UNREAD_SECONDS):
             return False
         read.end(len(texts), arrived if at_most_once else None)
         return True

@@ -17,11 +17,11 @@ from headrace.config.section import compile_pattern
 from headrace.errors import InstanceInvalid, InvalidRequest
 from headrace.formats.choice import format_name
 from headrace.http.arrival import Arrival
-from headrace.http.asgi import WRITTEN, ClientGone, Receive, Scope, Send, client_closed, headers_of
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON as JSON_TYPE
-from headrace.http.endpoint import KAFKA, Call, CallEvent, Endpoint, Errors, Rule, owner_of, principal_of
+from headrace.http.endpoint import KAFKA, Call, CallEvent, Endpoint, Errors, Rule, owner_of
 from headrace.http.messages import JSON, HttpResponse, decode_body, decode_query
+from headrace.http.request import ClientGone, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY, check_key
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
@@ -110,9 +110,9 @@ class ActiveEndpoints:
     )
     async def create(self, call: Call[bytes, None]) -> HttpResponse:
         body = decode_body(call.body, CreateInstance, strict=False)
-        key = headers_of(call.scope).get(IDEMPOTENCY_KEY)
+        key = call.request.headers.get(IDEMPOTENCY_KEY)
         named = "" if key is None else check_key(key).decode()
-        spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.scope), named)
+        spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.request), named)
         call.event = CallEvent(f"active consumer {spec.group}/{spec.name}")
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
@@ -152,7 +152,7 @@ class ActiveEndpoints:
 
     @_changes("DELETE", INSTANCE, "deleteConsumerInstance", "Close an instance", audited="close")
     async def delete(self, call: Call[None, None]) -> None:
-        instance = self._find(call.scope)
+        instance = self._find(call.request)
         call.event = _event(call)
         await self._instances.delete(instance)
 
@@ -166,8 +166,8 @@ class ActiveEndpoints:
         errors=(*_ERRORS, errors.CommitRefused),
     )
     async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
-        instance = self._find(call.scope)
-        if call.body.offsets is None and int(headers_of(call.scope).get(b"content-length", b"0")):
+        instance = self._find(call.request)
+        if call.body.offsets is None and int(call.request.headers.get(b"content-length", b"0")):
             raise InvalidRequest("the body has no offsets; name some, or send no body to commit what was delivered")
         processed = None if call.body.offsets is None else [one.processed() for one in call.body.offsets]
         committed = await instance.commit(processed, wait=not call.query.asynchronous)
@@ -177,7 +177,7 @@ class ActiveEndpoints:
         "PUT", f"{INSTANCE}/offsets", "getCommittedOffsets", "Committed offsets of partitions", example=_PARTITION
     )
     async def committed(self, call: Call[Partitions, None]) -> CommittedOffsets:
-        found = await self._find(call.scope).membership.committed(call.body.all)
+        found = await self._find(call.request).membership.committed(call.body.all)
         return CommittedOffsets(_positions(found))
 
     @_joins(
@@ -188,8 +188,8 @@ class ActiveEndpoints:
         example={"topics": ["orders"]},
     )
     async def subscribe(self, call: Call[SubscribeRequest, None]) -> None:
-        instance = self._find(call.scope)
-        principal = principal_of(call.scope)
+        instance = self._find(call.request)
+        principal = call.request.principal
         body = call.body
 
         def may_read(topic: str) -> bool:
@@ -212,12 +212,12 @@ class ActiveEndpoints:
         "GET", f"{INSTANCE}/subscriptions", "getSubscribedTopics", "Topics of an instance", responses={200: Subscribed}
     )
     async def subscriptions(self, call: Call[None, None]) -> HttpResponse:
-        found = Subscribed(self._find(call.scope).membership.topics)
+        found = Subscribed(self._find(call.request).membership.topics)
         return HttpResponse([found] if self._settings.array_responses else found)
 
     @_changes("DELETE", f"{INSTANCE}/subscriptions", "unsubscribeTopics", "Read nothing, and leave the group")
     async def unsubscribe(self, call: Call[None, None]) -> None:
-        await self._find(call.scope).unsubscribe()
+        await self._find(call.request).unsubscribe()
 
     @_joins(
         "POST",
@@ -227,8 +227,8 @@ class ActiveEndpoints:
         example=_PARTITION,
     )
     async def assign(self, call: Call[Partitions, None]) -> None:
-        instance = self._find(call.scope)
-        principal = principal_of(call.scope)
+        instance = self._find(call.request)
+        principal = call.request.principal
         partitions = list(dict.fromkeys(call.body.all))
         for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
@@ -243,7 +243,7 @@ class ActiveEndpoints:
         responses={200: Assigned},
     )
     async def assignments(self, call: Call[None, None]) -> HttpResponse:
-        instance = self._find(call.scope)
+        instance = self._find(call.request)
         reads = instance.membership.reads
         assigned = reads.partitions if reads else None  # already, though its consumer assigns them only in a moment
         partitions = instance.assigned if assigned is None else sorted(assigned)
@@ -260,7 +260,7 @@ class ActiveEndpoints:
         audited="seek",
     )
     async def seek(self, call: Call[SeekPositions, None]) -> None:
-        instance = self._find(call.scope)
+        instance = self._find(call.request)
         call.event = _event(call)
         named = [one.processed(0) for one in call.body.offsets]
         targets = {one.partition: one.at.offset for one in named}
@@ -281,9 +281,9 @@ class ActiveEndpoints:
         audited="seek to the start",
     )
     async def first(self, call: Call[Partitions, None]) -> None:
-        instance = self._find(call.scope)
+        instance = self._find(call.request)
         call.event = _event(call)
-        is_last = call.scope["endpoint"].path.endswith("/last")
+        is_last = call.request.route.endswith("/last")
         partitions = call.body.all
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
         targets = await offsets_of(partitions)  # a missing partition is refused before the wait for an assignment
@@ -315,27 +315,25 @@ class ActiveEndpoints:
             errors.TopicRecreated,
         ),
         effect=True,
-        asgi=True,
+        whole=True,
     )
-    async def records(self, scope: Scope, receive: Receive, send: Send) -> None:
-        query = decode_query(scope, ReadQuery)
-        instance = self._find(scope)
+    async def records(self, request: HttpRequest) -> None:
+        query = decode_query(request, ReadQuery)
+        instance = self._find(request)
         entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
         spec = instance.spec
-        headers = headers_of(scope)
-        accepts = headers.get(b"accept", b"").decode("latin-1").lower()
+        accepts = request.headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accepts or NDJSON in accepts:
-            last = headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
+            last = request.headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
             streaming = stream_records(
                 instance,
                 entries,
-                scope,
-                send,
+                request,
                 events=EVENTS in accepts,
                 received=received_of(last) if last else [],
                 at_most_once=query.delivery is not None,
             )
-            await run_while(streaming, client_closed(receive))
+            await run_while(streaming, request.closed())
             return
         if query.ack:
             raise InvalidRequest("ack is only for streams; name offsets in a commit", parameter="ack")
@@ -345,14 +343,14 @@ class ActiveEndpoints:
             max_records=min(query.max_records, MOST_RECORDS),
             wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
         )
-        read = await run_while(reading, client_closed(receive))
+        read = await run_while(reading, request.closed())
         if read is None:
             raise ClientGone
         trace_read(spec.group, read.records, began_ns)
-        await send_read(self._instances, read, entries, scope, send, at_most_once=query.delivery is not None)
+        await send_read(self._instances, read, entries, request, at_most_once=query.delivery is not None)
 
-    def _find(self, scope: Scope) -> ActiveInstance:
-        return self._instances.use(scope["path_params"]["group"], scope["path_params"]["instance"], owner_of(scope))
+    def _find(self, request: HttpRequest) -> ActiveInstance:
+        return self._instances.use(request.parameters["group"], request.parameters["instance"], owner_of(request))
 
 
 def _event(call: Call[Any, Any]) -> CallEvent:
@@ -360,13 +358,7 @@ def _event(call: Call[Any, Any]) -> CallEvent:
 
 
 async def send_read(
-    instances: ActiveInstances,
-    read: Read,
-    entries: EntryWriter,
-    scope: Scope,
-    send: Send,
-    *,
-    at_most_once: bool = False,
+    instances: ActiveInstances, read: Read, entries: EntryWriter, request: HttpRequest, *, at_most_once: bool = False
 ) -> None:
     """Respond with the records of a read; if they are not written completely, they return to the instance."""
     try:
@@ -376,20 +368,18 @@ async def send_read(
         size = len(start) + len(end)
         with instances.answering(size):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
-            await send({"type": "http.response.start", "status": 200, "headers": head})
-            written = scope["state"].get(WRITTEN)
-            arrival = None
+            await request.start(200, head)
             # With TLS, the end waits only while more bytes than that are unsent; so a large response has two parts.
             for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-                if written is not None and not (arrival := await written()()):
+                await request.write(part)
+                if not (arrival := await request.written()):
                     return
             received = arrived
             if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process confirms it
                 arrival.await_close()
                 received = arrival.received
             read.end(len(texts), received)
-            await send({"type": "http.response.body", "body": b""})
+            await request.end()
     finally:
         read.end(0)
 

@@ -30,5 +30,5 @@ class ActiveStatusEndpoints:
 
     @Endpoint("GET", "/adm/consumers", "listActiveConsumers", "Every instance of active consumers in this process", SEE)
     async def list(self, call: Call[None, GroupQuery]) -> ActiveConsumers:
-        found = [one for one in await self._monitor.statuses() if may_control(call.scope, one.principal)]
+        found = [one for one in await self._monitor.statuses() if may_control(call.request, one.principal)]
         return ActiveConsumers(self._process, [one for one in found if call.query.group in (None, one.group)])

@@ -13,15 +13,15 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.errors import Draining, HeadraceError, InvalidRequest
-from headrace.http.asgi import STREAMING, Receive, Scope, Send, headers_of, throw_away
 from headrace.http.messages import encoding_refused, unknown_name
+from headrace.http.request import ClientGone, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import SchemaChoices
 from headrace.sidecar.produce.produce_stream import ProduceStream
-from headrace.sidecar.produce.transaction_routes import request_ids
+from headrace.sidecar.produce.transaction_routes import record_ids
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
 _START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]
@@ -50,52 +50,54 @@ class StreamProduceRoute:
         for stream in self._open:
             stream.end(Draining())
 
-    async def __call__(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
+    async def __call__(self, topic: str, request: HttpRequest) -> None:
+        """Write the records of a request as they arrive, and respond with a line for each."""
+        headers = request.headers
         if encoding := headers.get(b"content-encoding"):
             raise encoding_refused(encoding, "streams must not be compressed")
         if IDEMPOTENCY_KEY in headers:
             raise InvalidRequest("Idempotency-Key is not allowed with a stream: leave it out")
-        choices = choices_of(scope["query_string"])
-        stream = ProduceStream(self._service, topic, choices, request_ids(headers), self._settings, self._clock)
+        choices = choices_of(request.query)
+        stream = ProduceStream(
+            self._service, topic, choices, record_ids(request, each=True), self._settings, self._clock
+        )
         await self._service.check(topic, choices)
-        scope["state"][STREAMING] = True
-        reader = self.spawn(_read(stream, receive), "stream")
+        request.is_streaming = True
+        reader = self.spawn(_read(stream, request), "stream")
         self._open.add(stream)
         try:
-            await self._answer(stream, reader, receive, send)
+            await self._answer(stream, reader, request)
         finally:
             self._open.discard(stream)
             reader.cancel()
 
-    async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], receive: Receive, send: Send) -> None:
+    async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], request: HttpRequest) -> None:
         weaker = [] if self._service.acks == "all" else [(b"x-headrace-acks", str(self._service.acks).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": [*_START, *weaker]})
+        await request.start(200, [*_START, *weaker])
         while (receipts := await stream.receipts()) is not None:
             self._metrics.produced(receipts.requested_records, receipts.written_records)
-            await send({"type": "http.response.body", "body": receipts.text, "more_body": True})
+            await request.write(receipts.text)
         if last := stream.last_line():
             reader.cancel()
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            await request.write(last)
             # Closing with unread bytes resets the connection, and the client may lose its receipts.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(throw_away(receive), _LINGER_SECONDS)
-        await send({"type": "http.response.body", "body": b""})
+                await asyncio.wait_for(request.throw_away(), _LINGER_SECONDS)
+        await request.end()
 
 
-async def _read(stream: ProduceStream, receive: Receive) -> None:
+async def _read(stream: ProduceStream, request: HttpRequest) -> None:
     more = True
     while more:
         try:
-            message = await receive()
+            part = await request.receive()
         except HeadraceError as error:  # the caller's credentials have ended
             stream.end(error)
             return
-        if message["type"] == "http.request":
-            more = await stream.feed(message["body"], last=not message["more_body"])
-        else:  # the client is gone; drop its incomplete line
+        except ClientGone:  # drop its incomplete line
             stream.end()
             return
+        more = await stream.feed(part, last=not request.has_more)
 
 
 def choices_of(query: bytes) -> SchemaChoices:

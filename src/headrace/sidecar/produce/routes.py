@@ -5,23 +5,33 @@ headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL)
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.http import endpoint
-from headrace.http.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import Endpoint, Rule, is_admin
-from headrace.http.messages import CORRELATION, JSON, TRACEABILITY, media_type, read_body, read_json, unknown_name
+from headrace.http.messages import (
+    CORRELATION,
+    JSON,
+    TRACEABILITY,
+    HttpResponse,
+    media_type,
+    read_body,
+    read_json,
+    unknown_name,
+)
+from headrace.http.request import Headers, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import ProduceRequest
-from headrace.sidecar.produce.produce_response import Prepared, ProduceResponse
-from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing, answered_ids
+from headrace.sidecar.produce.produce_response import Prepared, ProduceResponse, Result
+from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing, record_ids
 
 PATH: Final = "/producers/{topic}"
 _LINES: Final = (
@@ -46,6 +56,14 @@ _ONCE: Final = {name.lower().encode() for name in _KNOWN}
 _ENVELOPE: Final = b"application/vnd.kafka."
 _TEXT: Final = b"text/plain"
 _ENVELOPE_TEXT: Final = re.compile(rb'\s*\{\s*"(?:records|(?:key|value)(?:Format|Schema\w*))"\s*:')
+_JSON_TYPES: Final = (b"application/json", b"application/json; charset=utf-8")
+_NOT_RAW: Final = (JSON, b"", *NDJSON)
+_UNUSUAL: Final = frozenset(
+    b"""
+    content-encoding expect idempotency-key origin sec-fetch-site transfer-encoding upgrade x-headrace-forwarded
+    x-scope-token
+    """.split()
+)
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 
@@ -57,6 +75,8 @@ class ProduceRoute:
         self._writing = writing
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
+        self.direct = {ProduceRoute.produce.id: DirectProduce(service, writing, settings)}
+        """Direct handlers by endpoint id."""
 
     @Endpoint(
         "POST",
@@ -74,40 +94,73 @@ class ProduceRoute:
         headers={**KEYED_HEADERS, **_RAW_HEADERS},
         errors=(*WRITE_ERRORS, PathNotFound),
         error_fields=ProduceResponse,
-        asgi=True,
+        whole=True,
     )
-    async def produce(self, scope: Scope, receive: Receive, send: Send) -> None:
-        topic: str = scope["path_params"]["topic"]
-        self._service.check_writable(topic, admin=is_admin(scope))
-        headers = headers_of(scope)
+    async def produce(self, request: HttpRequest) -> None:
+        topic, headers = request.parameters["topic"], request.headers
+        self._service.check_writable(topic, admin=is_admin(request))
         if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
             other = self.stream if media_type(headers) in NDJSON else self._produce_raw
-            await other(topic, scope, receive, send)
+            await other(topic, request)
             return
-        body = await read_json(receive, headers, self._settings)
+        body = await read_json(request, self._settings)
         if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
-            ids = answered_ids(headers)
-            await self._writing.produce_once(send, key, topic, body, lambda: self._service.prepare(topic, body, ids))
+            ids = record_ids(request)
+            await self._writing.produce_once(request, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
-        prepared = await self._service.prepare(topic, body, answered_ids(headers, topic))
-        await self._writing.send_response(send, await self._service.write(prepared))
+        prepared = await self._service.prepare(topic, body, record_ids(request, topic))
+        await self._writing.send_response(request, await self._service.write(prepared))
 
-    async def _produce_raw(self, topic: str, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
-        body = await read_body(receive, headers, self._settings)
-        record = raw_record(self._service, topic, scope["headers"], body)
+    async def _produce_raw(self, topic: str, request: HttpRequest) -> None:
+        headers = request.headers
+        body = await read_body(request, self._settings)
+        record = raw_record(self._service, topic, request.fields, body)
         key = headers.get(IDEMPOTENCY_KEY)
-        prepared = await self._service.prepare_record(record, answered_ids(headers, "" if key else topic))
+        prepared = await self._service.prepare_record(record, record_ids(request, "" if key else topic))
         if key is None:
-            await self._writing.send_response(send, await self._service.write(prepared))
+            await self._writing.send_response(request, await self._service.write(prepared))
             return
 
         async def as_prepared() -> Prepared:
             return prepared
 
-        parts = sorted(part for part in scope["headers"] if part[0].startswith(_PREFIX))
-        request = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
-        await self._writing.produce_once(send, key, topic, request, as_prepared)
+        parts = sorted(part for part in request.fields if part[0].startswith(_PREFIX))
+        compared = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
+        await self._writing.produce_once(request, key, topic, compared, as_prepared)
+
+
+class DirectProduce:
+    """Serves the usual request: JSON or one value of known length, in formats without a schema, to a known topic."""
+
+    def __init__(self, service: ProduceService, writing: Writing, settings: HttpConfig) -> None:
+        self._service = service
+        self._writing = writing
+        self._settings = settings
+
+    def accepts(self, request: HttpRequest) -> bool:
+        headers = request.headers
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
+            return False
+        if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
+            return False
+        if len(headers) != len(request.fields) or not 0 < int(length) <= self._settings.max_body_bytes:
+            return False
+        self._service.check_writable(request.parameters["topic"], admin=is_admin(request))
+        return True
+
+    def prepare(self, request: HttpRequest) -> Prepared | None:
+        topic, body = request.parameters["topic"], b"".join(request.chunks)
+        ids = record_ids(request, topic)
+        if request.headers.get(b"content-type") in _JSON_TYPES:
+            return self._service.begin(topic, body, ids)
+        return self._service.begin_record(raw_record(self._service, topic, request.fields, body), ids)
+
+    def start(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
+        self._service.hand_over(prepared, done)
+
+    def response(self, prepared: Prepared, results: list[Result]) -> HttpResponse:
+        return self._writing.response(self._service.answer(prepared, results))
 
 
 def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes) -> OutgoingRecord:

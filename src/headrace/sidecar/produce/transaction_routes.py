@@ -6,25 +6,15 @@ from typing import Final
 
 from headrace import errors
 from headrace.config.http import HttpConfig
-from headrace.http.asgi import Headers, Receive, Scope, Send, headers_of
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import (
-    CORRELATION,
-    TRACE_PARENT,
-    TRACEABILITY,
-    HttpResponse,
-    given_id,
-    read_json,
-    retry_after,
-)
+from headrace.http.messages import CORRELATION, TRACE_PARENT, HttpResponse, given_id, read_json, retry_after
+from headrace.http.request import Headers, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry import tracing
-from headrace.runtime.telemetry.correlation import correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.tracing import TraceSpan, current_span
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
@@ -76,7 +66,7 @@ class Writing:
 
     async def write(
         self,
-        send: Send,
+        to: HttpRequest,
         key: bytes | None,
         target: str,
         request: bytes,
@@ -88,47 +78,47 @@ class Writing:
             response = await self.transactions.write(await prepare())
         else:
             response, replayed = await self._idempotency.once(key, target, request, prepare)
-        await self.send_response(send, response, [_REPLAYED] if replayed else ())
+        await self.send_response(to, response, [_REPLAYED] if replayed else ())
 
-    async def send_response(self, send: Send, response: EncodedResponse, headers: Headers = ()) -> None:
-        """Send a response, and count its records."""
+    async def send_response(self, to: HttpRequest, response: EncodedResponse, headers: Headers = ()) -> None:
+        """Send the response to a request, and count its records."""
+        await to.send(self.response(response, headers))
+
+    def response(self, response: EncodedResponse, headers: Headers = ()) -> HttpResponse:
+        """Return a response, and count its records."""
         self._metrics.produced(response.requested_records, response.written_records)
         headers = [*retry_after(response.retry_after_seconds), *headers]
-        await HttpResponse(response.body, response.status, headers=headers).send(send)
+        return HttpResponse(response.body, response.status, headers=headers)
 
     async def produce_once(
-        self, send: Send, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
+        self, to: HttpRequest, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
     ) -> None:
         """Write a produce request as a transaction; `request` is compared when the key is repeated."""
 
         async def transaction() -> PreparedTransaction:
             return self.transactions.of_produce(await prepare())
 
-        await self.write(send, key, topic, request, transaction)
+        await self.write(to, key, topic, request, transaction)
 
 
-def request_ids(
-    headers: dict[bytes, bytes], default: bytes = b"", span: TraceSpan | None = None, topic: str = ""
-) -> RequestIds:
+def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> RequestIds:
     """Return the ids of a request for its records.
 
     Args:
-        default: The correlation id if the request has none.
-        span: The span of the request, whose context the records get; without one, they get that of the caller.
+        request: Records get its correlation id, and the context of its span; without one, that of its caller.
         topic: All records are for it, and a span of the write begins.
+        each: Whether each record gets an id if the client gave none.
     """
-    ids = given_id(headers, CORRELATION) or default, given_id(headers, TRACEABILITY)
+    correlation = request.headers.get(CORRELATION, b"") if each else request.correlation_id
+    if correlation != request.correlation_id:
+        correlation = b""  # it is not valid
+    headers, span = request.headers, request.span
     if span:
         write = begin_write(span, topic) if topic else None
-        return RequestIds(*ids, (write or span).record_headers(), write, span)
+        return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)
     names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
     trace = [(name.decode(), value) for name in names if name in headers and (value := given_id(headers, name))]
-    return RequestIds(*ids, trace)
-
-
-def answered_ids(headers: dict[bytes, bytes], topic: str = "") -> RequestIds:
-    """Return the same within a request; the default is the correlation id of the response."""
-    return request_ids(headers, correlation_id.get().encode(), current_span.get(), topic)
+    return RequestIds(correlation, request.traceability_id, trace)
 
 
 @dataclasses.dataclass(eq=False)
@@ -152,36 +142,35 @@ class TransactionRoute:
         headers=KEYED_HEADERS,
         errors=(*WRITE_ERRORS, errors.InstanceNotFound, errors.InstanceState, errors.CommitRefused),
         error_fields=TransactionResponse,
-        asgi=True,
+        whole=True,
     )
-    async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_of(scope)
-        body = await read_json(receive, headers, self._settings)
+    async def write(self, request: HttpRequest) -> None:
+        body = await read_json(request, self._settings)
         if len(body) > LONG_BODY_BYTES:
             await next_slice()
-        request = parse_transaction(body, self._settings.max_records)
-        for part in request.topics:
-            require(scope, (WRITE,), "produce", part.topic)
-            self._writing.transactions.check_writable(part.topic, admin=is_admin(scope))
-        ids = answered_ids(headers)
+        requested = parse_transaction(body, self._settings.max_records)
+        for part in requested.topics:
+            require(request, (WRITE,), "produce", part.topic)
+            self._writing.transactions.check_writable(part.topic, admin=is_admin(request))
+        ids = record_ids(request)
         transactions = self._writing.transactions
-        consumer = request.consumer
+        consumer = requested.consumer
 
         async def prepare() -> PreparedTransaction:
             instance = None
             if consumer and self._instances:
-                instance = self._instances.use(consumer.group, consumer.instance_id, owner_of(scope))
-            return await transactions.prepare(request, ids, instance)
+                instance = self._instances.use(consumer.group, consumer.instance_id, owner_of(request))
+            return await transactions.prepare(requested, ids, instance)
 
-        async def write_here(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._writing.write(send, headers.get(IDEMPOTENCY_KEY), scope["path"], body, prepare)
+        async def write_here(request: HttpRequest) -> None:
+            await self._writing.write(request, request.headers.get(IDEMPOTENCY_KEY), request.path, body, prepare)
 
         if consumer:
-            require(scope, (WRITE,), "group", consumer.group)
+            require(request, (WRITE,), "group", consumer.group)
             if self._instances is None:
                 raise errors.InvalidRequest("active consumers are disabled here (active_consumers.enabled)")
             if self._forwarder:  # only the process that has the instance knows what was delivered
                 key = consumer.group, consumer.instance_id
-                await self._forwarder.serve(write_here, scope, receive, send, key, body)
+                await self._forwarder.serve(write_here, request, key, body)
                 return
-        await write_here(scope, receive, send)
+        await write_here(request)

@@ -15,7 +15,7 @@ import pytest
 from active_harness import P0, P1, ActiveHarness, run_virtual, spec_of
 
 from headrace.client import RetryPolicy
-from headrace.client.exchange import HttpReply, HttpRequest, NewRecord, ResponseLost
+from headrace.client.exchange import ClientRequest, HttpReply, NewRecord, ResponseLost
 from headrace.client.operations import ClientOperations
 from headrace.errors import CommitRefused, HeadraceError, ReadFailed
 from headrace.records import Committed, TopicPartition
@@ -50,7 +50,7 @@ class Member:
         try:
             step = next(work)
             while True:
-                if not isinstance(step, HttpRequest):
+                if not isinstance(step, ClientRequest):
                     step = next(work)
                     continue
                 try:
@@ -62,7 +62,7 @@ class Member:
         except StopIteration as end:
             return end.value
 
-    async def serve(self, request: HttpRequest) -> Any:
+    async def serve(self, request: ClientRequest) -> Any:
         """Respond as the service does."""
         harness, one, body = self.group.harness, self.instance, msgspec.json.encode(request.body)
         match request.method, request.path.rpartition("/")[2].partition("?")[0]:

@@ -1,4 +1,4 @@
-"""The two ways a produce request can be served: which takes what, and that a client cannot distinguish them."""
+"""Produce requests that are served on their connection or by a task: a client cannot distinguish them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from headrace import errors
+from headrace.http.application import Application
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
-from headrace.sidecar.produce.fast_path import Exchange
-from headrace.sidecar.produce.produce_response import EncodedResponse
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
@@ -27,23 +26,23 @@ def post(body: bytes = RECORD, more: str = "", topic: str = "t", version: str = 
 
 
 def chunked(request: bytes) -> bytes:
-    """Return the same request in a form that the fast path does not take."""
+    """Return the same request in a form that a task serves."""
     head, _, body = request.partition(b"\r\n\r\n")
     head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
     return head + b"\r\n\r\n" + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
 @pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The statuses that the fast path has answered."""
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statuses of responses without a task."""
     statuses: list[int] = []
-    answer = Exchange.answer
+    respond = Application._respond
 
-    def recorded(self: Exchange, given: EncodedResponse) -> None:
-        statuses.append(given.status)
-        answer(self, given)
+    def recorded(self: Application, request: Any, response: Any) -> None:
+        statuses.append(response.status)
+        respond(self, request, response)
 
-    monkeypatch.setattr(Exchange, "answer", recorded)
+    monkeypatch.setattr(Application, "_respond", recorded)
     return statuses
 
 
@@ -68,20 +67,20 @@ SAME = [
     (post(FORMATS, IDS), 200),
     (post(b'{"records":[]}', IDS), 200),
     (post(b'{"records":[{"value":1,"headers":{"a":null},"correlationId":"r","partition":2,"timestamp":5}]}', IDS), 200),
-    (post(b"{", IDS), 0),
-    (post(b'{"records":[{"value":1,"partition":3}]}', IDS), 0),
-    (post(b'{"records":[{"value":"\xff"}]}', IDS), 0),
-    (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 0),
-    (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 0),
+    (post(b"{", IDS), 400),
+    (post(b'{"records":[{"value":1,"partition":3}]}', IDS), 404),
+    (post(b'{"records":[{"value":"\xff"}]}', IDS), 400),
+    (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 400),
+    (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 400),
     (post(b'{"valueFormat":"avro","records":[{"value":1}]}', IDS), 0),
     (raw(b"\x00\xff", IDS), 200),
     (raw(b"1", IDS + "X-Headrace-Key: k\r\nX-Headrace-Header-A: 1\r\nX-Headrace-Partition: 2\r\n"), 200),
     (raw(b"1", IDS + "traceparent: 00-http\r\nX-Headrace-Header-Traceparent: 00-own\r\n"), 200),
-    (raw(b"1", IDS + "X-Headrace-Timestamp: x\r\n"), 0),
-    (raw(b"1", IDS + "X-Headrace-Keys: k\r\n"), 0),
-    (raw(b"1", IDS + "X-Headrace-Partition: 3\r\n"), 0),
-    (raw(b"1", IDS + "X-Headrace-Tombstone: true\r\n"), 0),
-    (raw(b'{"records":[]}', IDS, "text/plain"), 0),
+    (raw(b"1", IDS + "X-Headrace-Timestamp: x\r\n"), 400),
+    (raw(b"1", IDS + "X-Headrace-Keys: k\r\n"), 400),
+    (raw(b"1", IDS + "X-Headrace-Partition: 3\r\n"), 404),
+    (raw(b"1", IDS + "X-Headrace-Tombstone: true\r\n"), 400),
+    (raw(b'{"records":[]}', IDS, "text/plain"), 400),
     (raw(b"1", IDS, topic="missing"), 0),
     (post(RECORD, IDS, "missing"), 0),
     (post(RECORD, IDS, "new"), 0),
@@ -89,15 +88,15 @@ SAME = [
 ]
 
 
-async def test_both_paths_answer_and_write_the_same_bytes(server: Any, fast: list[int]) -> None:
-    """Good and bad; the fast path is taken for what is good and usual."""
+async def test_both_paths_answer_and_write_the_same_bytes(server: Any, direct: list[int]) -> None:
+    """Good and bad; without a task what is usual."""
     for request, expected in SAME:
-        fast.clear()
+        direct.clear()
         response = await text_of(server, request)
-        assert fast == ([expected] if expected else []), request
+        assert direct == ([expected] if expected else []), request
         written, server.kafka.records = server.kafka.records, []
         assert await text_of(server, chunked(request)) == response
-        assert fast == ([expected] if expected else []), request
+        assert direct == ([expected] if expected else []), request
         assert server.kafka.records == written
         server.kafka.records = []
 
@@ -133,7 +132,9 @@ async def test_records_have_the_correlation_id_of_the_response(server: Any, requ
         [Produced(0, 1), errors.KafkaUnauthorized("no")],
     ],
 )
-async def test_what_kafka_says_is_reported_in_the_same_bytes(server: Any, fast: list[int], results: list[Any]) -> None:
+async def test_what_kafka_says_is_reported_in_the_same_bytes(
+    server: Any, direct: list[int], results: list[Any]
+) -> None:
     """Statuses, Retry-After and entries of records that failed."""
 
     async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
@@ -142,21 +143,21 @@ async def test_what_kafka_says_is_reported_in_the_same_bytes(server: Any, fast: 
     server.kafka.produce = produce
     request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
     response = await text_of(server, request)
-    assert len(fast) == 1
+    assert len(direct) == 1
     assert await text_of(server, chunked(request)) == response
-    assert len(fast) == 1
+    assert len(direct) == 1
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, fast: list[int], body: bytes) -> None:
+async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, direct: list[int], body: bytes) -> None:
     """At once, without the work being done twice."""
     server.kafka.failure = errors.ProducerQueueFull("full")
     response = await text_of(server, post(body, IDS))
-    assert fast == [503]
+    assert direct == [503]
     assert b"retry-after: 1" in response
     assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
     assert await text_of(server, chunked(post(body, IDS))) == response
-    assert fast == [503]
+    assert direct == [503]
     await server.web.drain(Deadline(SystemClock(), 60))
 
 
@@ -168,14 +169,13 @@ async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, fast: li
         (post(more="Origin: http://h\r\n"), 200),
         (post(more="Expect: 100-continue\r\n"), 200),
         (post(more="X-Headrace-Nothing: a\r\nX-Headrace-Nothing: b\r\n"), 200),
-        (post(topic="%74"), 200),
         (post(topic="t?q=1"), 200),
         (post(gzip.compress(RECORD, mtime=0), "Content-Encoding: gzip\r\n"), 415),
         (post(b""), 400),
     ],
 )
 async def test_what_is_unusual_is_served_by_the_application(
-    server: Any, fast: list[int], request_bytes: bytes, status: int
+    server: Any, direct: list[int], request_bytes: bytes, status: int
 ) -> None:
     """It alone knows what each of these means."""
     reader, writer = await server.connect()
@@ -184,11 +184,11 @@ async def test_what_is_unusual_is_served_by_the_application(
     while head.split()[:2][-1] == b"100" or head == b"100":
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     assert int(head.split()[1]) == status
-    assert fast == []
+    assert direct == []
 
 
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, fast: list[int]) -> None:
-    """The first is fast, those behind it wait in the server's queue, and the next is fast again."""
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, direct: list[int]) -> None:
+    """The first needs no task, those behind it wait in the server's queue, and the next needs none again."""
     reader, writer = await server.connect()
     requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
     writer.write(b"".join(requests))
@@ -200,10 +200,10 @@ async def test_requests_that_come_before_an_answer_are_answered_in_their_order(s
     assert found == [b"c-0", b"c-1", b"c-2"]
     writer.write(post())
     await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    assert fast == [200, 200]
+    assert direct == [200, 200]
 
 
-async def test_a_known_token_is_enough_and_limits_hold(opened: Any, fast: list[int]) -> None:
+async def test_a_known_token_is_enough_and_limits_hold(opened: Any, direct: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
         server.kafka.gate.clear()
@@ -213,14 +213,14 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: Any, fast: list[i
         server.kafka.gate.set()
         assert (await first).status == 200
         assert (await server.ask(post(more=BEARER))).status == 200
-        assert fast == [200, 200]
+        assert direct == [429, 200, 200]
         assert (await server.ask(post(more=BEARER, topic="_internal"))).status == 403
         assert (await server.ask(post())).status == 401
         assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
-        assert fast == [200, 200]
+        assert direct == [429, 200, 200]
 
 
-async def test_a_rate_is_counted_once_for_each_request(opened: Any, fast: list[int]) -> None:
+async def test_a_rate_is_counted_once_for_each_request(opened: Any, direct: list[int]) -> None:
     """Whichever way serves it in the end."""
     async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
         assert (await server.ask(post(b"{", BEARER))).status == 400
@@ -228,7 +228,7 @@ async def test_a_rate_is_counted_once_for_each_request(opened: Any, fast: list[i
     async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
         assert (await server.ask(post(more=BEARER))).status == 200
         assert (await server.ask(post(more=BEARER))).status == 429
-        assert fast == [200]
+        assert direct == [400, 429, 200, 429]
 
 
 @pytest.mark.parametrize("before", [1, 3])
@@ -259,11 +259,11 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
     _, writer = await server.connect()
     writer.write(first + post())
     await asyncio.wait_for(server.kafka.taken.wait(), 60)
-    (connection,) = server.web._server.server_state.connections
+    (connection,) = server.web.shared.connections
     connection.transport.abort()
     for _ in range(10):  # turns of the loop until the connection is closed
         await asyncio.sleep(0)
-    assert not server.web._server.server_state.connections
+    assert not server.web.shared.connections
     server.kafka.gate.set()
     await server.web.drain(Deadline(SystemClock(), 60))
     assert not failures
@@ -281,8 +281,7 @@ async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(f"headrace.sidecar.produce.produce.ProduceService.{method}", fail)
     async with opened(security=SECURITY) as server:
         assert (await server.ask(post(more=BEARER))).status == 500
-        fast_path = server.web._server.shared.fast_path
-        assert fast_path._authenticator.in_flight._counts == {}
+        assert server.web._application._authenticator.in_flight._counts == {}
         await server.web.drain(Deadline(SystemClock(), 60))
 
 

@@ -1,0 +1,192 @@
+"""What the connections of a server share: limits, the date, and how much each turn of the event loop reads.
+
+The event loop reads all clients that have sent something in one turn, even a thousand. `Slices` spreads their requests
+over several short turns. Otherwise health requests and new connections would wait for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from email.utils import formatdate
+from typing import Any, Final, Literal, Protocol
+
+from headrace.http.request import HttpRequest
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+RESERVED_CONNECTIONS: Final = 512
+"""Connections above `http.max_connections`, for health requests and for clients that get 503."""
+_TIME_TO_SEND_SECONDS: Final = 0.2
+"""A new connection is not closed earlier: its request may be in transit, and the 503 could be lost."""
+_SLICE_SECONDS: Final = 0.005
+_TASK_SECONDS: Final = 0.0002
+_BYTE_SECONDS: Final = 1e-7
+"""Usual processor time of a request that a task serves, and of a byte of its body."""
+
+Kind = Literal["requests", "reads"]
+"""What a connection sends: reads of active consumers, which may wait for records, or other requests."""
+
+
+class ServedConnection(Protocol):
+    """A connection of a client."""
+
+    transport: asyncio.Transport
+
+    kind: Kind | None
+    """The limit that it counts for; None until its first request other than health."""
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a response is due."""
+
+    def dismiss(self) -> None:
+        """Close a connection without a request in favour of a new one."""
+
+    def shut_down(self) -> None:
+        """Close the connection after the response that is due."""
+
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if its client is too slow, or if its request takes too long."""
+
+
+class ConnectionLimit:
+    """Admits connections to send requests. Of the others, it closes the oldest in favour of new ones.
+
+    Each kind has a separate limit, so that neither uses up the connections of the other.
+    """
+
+    def __init__(self, limits: Mapping[Kind, int]) -> None:
+        self.limits = limits
+        self.admitted: dict[Kind, int] = dict.fromkeys(limits, 0)
+        """Number of open connections that may send requests."""
+        self._others: dict[ServedConnection, float] = {}
+        """Not admitted: they sent nothing, an incomplete head, or only health requests. Least recently active first."""
+
+    def has_capacity(self) -> bool:
+        """Return whether one more may be opened. At the limit, close the oldest that had time to send a request."""
+        most = sum(self.limits.values()) + RESERVED_CONNECTIONS
+        if sum(self.admitted.values()) + len(self._others) < most:
+            return True
+        before = time.monotonic() - _TIME_TO_SEND_SECONDS
+        oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
+        if oldest is None or self._others[oldest] > before:
+            return False
+        del self._others[oldest]
+        oldest.dismiss()
+        return True
+
+    def opened(self, connection: ServedConnection) -> None:
+        """Count a new connection."""
+        self._others[connection] = time.monotonic()
+
+    def admit(self, connection: ServedConnection, kind: Kind) -> bool:
+        """Return whether a connection may send requests of a kind; if so, it counts for that kind alone."""
+        if self.admitted[kind] >= self.limits[kind]:
+            return False
+        self.closed(connection)
+        connection.kind = kind
+        self.admitted[kind] += 1
+        return True
+
+    def active(self, connection: ServedConnection) -> None:
+        """Mark a connection that is not admitted as active."""
+        if self._others.pop(connection, None) is not None:
+            self.opened(connection)
+
+    def closed(self, connection: ServedConnection) -> None:
+        """Stop counting a connection."""
+        self._others.pop(connection, None)
+        if connection.kind:
+            self.admitted[connection.kind] -= 1
+            connection.kind = None
+
+
+class Slices:
+    """Decides whether to read arrived bytes in this turn of the event loop or in a later one."""
+
+    def __init__(self) -> None:
+        self._ends_at = 0.0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def has_time(self) -> bool:
+        """Return whether a connection may read now; if not, it must `wait`."""
+        if not self._ends_at:
+            self._begin()
+        return not self._waiting and time.perf_counter() < self._ends_at
+
+    def wait(self, read: Callable[[], None]) -> None:
+        """Call a function in a later turn, after those already waiting."""
+        self._waiting.append(read)
+
+    def count(self, body_bytes: int) -> None:
+        """Count the expected time of a request that a task will serve, and of its body bytes, in this turn."""
+        if not self._ends_at:
+            self._begin()
+        self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
+
+    def _begin(self) -> None:
+        self._ends_at = time.perf_counter() + _SLICE_SECONDS
+        asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._ends_at = 0.0
+        if not self._waiting:
+            return
+        self._begin()
+        self._waiting.popleft()()
+        while self._waiting and time.perf_counter() < self._ends_at:
+            self._waiting.popleft()()
+
+
+class ServedApplication(Protocol):
+    """Serves requests."""
+
+    async def __call__(self, request: HttpRequest) -> None:
+        """Serve a request with a complete head, in a task."""
+
+    def begin(self, request: HttpRequest) -> bool:
+        """Return whether `serve` may serve a request with a complete head, once its body is complete."""
+
+    def serve(self, request: HttpRequest) -> bool:
+        """Serve a request with a complete body without waiting; return False if a task must serve it."""
+
+
+class Shared:
+    """What all connections of a server share."""
+
+    def __init__(self, limits: Mapping[Kind, int], application: ServedApplication, scheme: str, spawn: Spawn) -> None:
+        self.limit = ConnectionLimit(limits)
+        self.slices = Slices()
+        self.application = application
+        self.scheme = scheme
+        """`http` or `https`."""
+        self.spawn = spawn
+        """Starts the task of a request."""
+        self.connections: set[ServedConnection] = set()
+        """All that are open."""
+        self.receiving_bytes = 0
+        """Bytes of requests that are not complete."""
+        self.date = b""
+        """Header line of every response."""
+        self._none = asyncio.Event()
+        self.tick()
+
+    def tick(self) -> None:
+        """Renew the date of responses; call once a second."""
+        self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+
+    def lost(self, connection: ServedConnection) -> None:
+        """Forget a closed connection."""
+        self.connections.discard(connection)
+        self.limit.closed(connection)
+        if not self.connections:
+            self._none.set()
+
+    async def no_connections(self) -> None:
+        """Wait until no connection is open."""
+        while self.connections:
+            self._none.clear()
+            await self._none.wait()

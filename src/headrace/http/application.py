@@ -72,6 +72,7 @@ class Application:
             return False
         try:
             found = router.find(request)
+            request.direct = found.direct
             if found.direct is None or not found.direct.accepts(request):
                 return False
             self.checks.check(request)
@@ -84,9 +85,17 @@ class Application:
             return False  # a task serves it, and responds with the error
         return True
 
+    def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
+        """Return the same as `begin` for a request with the same head as one for which it returned true."""
+        request.endpoint, request.parameters, request.direct = before.endpoint, before.parameters, before.direct
+        if self._authenticator:
+            request.principal = self._authenticator.known(request.headers)
+            return request.principal is not None and request.principal == before.principal
+        return True
+
     def serve(self, request: HttpRequest) -> bool:
         """Serve a request with a complete body without waiting; return False if a task must serve it."""
-        direct = self._router.find(request).direct
+        direct = request.direct
         if direct is None or self.gate.disturbance or not self.gate.enter():
             return False
         identify(request)
@@ -128,7 +137,7 @@ class Application:
 
     def _respond(self, request: HttpRequest, response: HttpResponse) -> None:
         self._leave(request)
-        request.respond(response.status, response.headers, response.body)
+        request.respond(response)
         self._ended(request)
 
     def _leave(self, request: HttpRequest) -> None:

@@ -12,28 +12,20 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import unquote, unquote_to_bytes
 
 import httptools
-import msgspec
 
 from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.http.arrival import Arrival
 from headrace.http.flow import Flow
-from headrace.http.messages import retry_after
-from headrace.http.request import ALWAYS_OPEN, MAX_HEAD_BYTES, HttpRequest
-from headrace.http.shared import Kind, Shared
-from headrace.runtime.telemetry.correlation import new_correlation_id
+from headrace.http.messages import last_response
+from headrace.http.request import ALWAYS_OPEN, MAX_HEAD_BYTES, HttpRequest, request_of
+from headrace.http.shared import Kind, Shared, kind_of
 
 _ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
 _PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
-_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
-"""Path of a read or a stream, also in absolute form."""
-_QUERY: Final = re.compile(rb"[?#]")
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
-_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
-"""A usual path, which is decoded already and has no query."""
 _PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
 """Requests of one connection that may wait while an earlier one is served."""
@@ -47,6 +39,8 @@ _LEAST_BYTES_PER_SECOND: Final = 1024
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
 """After a request that could not be served without a task, this many are not tried: they are likely to be similar."""
+_MOST_REPEATED_BYTES: Final = 16_384
+"""Longest request whose head is kept."""
 _MOST_RECEIVING_BYTES: Final = 67_108_864
 _MOST_UNREAD_BYTES: Final = 65_536
 """Bytes of a body that may wait for the endpoint before the connection reads no more."""
@@ -77,7 +71,10 @@ class ClientConnection(asyncio.Protocol):
     """Whether nothing has arrived since the last response."""
     _serving: HttpRequest | None = None
     _held_bytes = 0
-    _chunk_bytes = 0
+    _chunk = b""
+    """What is being read."""
+    _begins = 0
+    """Number of the head that begins with the first byte of that; 0 if none does."""
     _head_bytes = 0
     _body_bytes = 0
     _is_refused = False
@@ -97,6 +94,8 @@ class ClientConnection(asyncio.Protocol):
     _url = b""
     _fields: list[tuple[bytes, bytes]]
     _expects_continue = False
+    _repeated: tuple[bytes, int, HttpRequest] | None = None
+    """The head of the latest direct request, the length of the request, and the request itself."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -127,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
         self.shared.receiving_bytes -= self._held_bytes
         self.shared.lost(self)
         # Each refers to this connection: a cycle that only a collection would free.
-        self.request = self._serving = self._arrival = self._parser = None
+        self.request = self._serving = self._arrival = self._parser = self._repeated = None
         self._timed = None, 0.0
         self._pipeline.clear()
 
@@ -163,8 +162,13 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         if self._is_refused or self._parser is None:
             return  # closing with unread bytes would cut off the response
-        size = self._chunk_bytes = len(data)
+        size = len(data)
         self.received_bytes += size
+        repeated = self._repeated
+        if repeated and size == repeated[1] and data.startswith(repeated[0]) and self._is_repeated(data, *repeated):
+            return
+        self._chunk = data
+        self._begins = self._heads + 1 if self._is_between() else 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -181,6 +185,31 @@ class ClientConnection(asyncio.Protocol):
                 self.request.has_long_head = True  # in time: its task has not run yet
         if self._held_bytes or (self.request and self.request.has_more):
             self.hold(size)
+        self._chunk = b""
+
+    def _is_between(self) -> bool:
+        """Return whether the next byte is the first one of a request that can be served at once."""
+        request = self.request
+        if request is None:
+            return not self._heads
+        return not self.in_head and request.is_complete and not request.has_more
+
+    def _is_repeated(self, data: bytes, head: bytes, size: int, before: HttpRequest) -> bool:
+        """Serve a request that has the same head as an earlier one, without the parser; return whether it was."""
+        if not self._is_between() or self.flow.write_paused or self.kind != "requests":
+            return False
+        request = HttpRequest(
+            self, before.method, before.target, before.query, before.fields, before.version, before.headers
+        )
+        request.path = before.path
+        if not self.shared.application.begin_again(request, before):
+            return False
+        self._heads += 1
+        self.request = self._serving = request
+        request.is_direct, request.has_more = True, False
+        request.chunks.append(data[len(head) :])
+        self._serve_directly(request)
+        return True
 
     def hold(self, size: int) -> None:
         """Count received bytes of an incomplete body; once it is complete, none of them count."""
@@ -227,7 +256,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if (self.kind != "requests" or not self._url.startswith(b"/producers/")) and not self._may_send():
             return
-        request = self._made()
+        request = request_of(self, self._parser, self._url, self._fields)
+        request.expects_continue = self._expects_continue
         waits = self.request is not None and not self.request.is_complete
         self.request, self.in_head = request, False
         if waits:
@@ -235,28 +265,13 @@ class ClientConnection(asyncio.Protocol):
             self._pipeline.append(request)
             return
         self._serving = request
-        is_checked = (self._chunk_bytes <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
+        is_checked = (len(self._chunk) <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
         if self._ordinary:
             self._ordinary -= 1
         elif is_checked and not self.flow.write_paused and self.shared.application.begin(request):
             request.is_direct = True
             return
         self._run(request)
-
-    def _made(self) -> HttpRequest:
-        """Return the request of a complete head."""
-        parser = self._parser
-        method, version = parser.get_method().decode("ascii"), parser.get_http_version()
-        if _PLAIN_PATH.fullmatch(self._url):
-            request = HttpRequest(self, method, self._url, b"", self._fields, version)
-            request.path = self._url.decode("ascii")
-        else:
-            url = httptools.parse_url(self._url)
-            request = HttpRequest(self, method, url.path, url.query or b"", self._fields, version)
-            request.path = unquote(url.path.decode("ascii"))
-        request.expects_continue = self._expects_continue
-        request.keep_alive = version != "1.0" and parser.should_keep_alive()
-        return request
 
     def _names_its_host(self) -> bool:
         """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
@@ -268,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
         if self._url.startswith(_ALWAYS_OPEN):
             limit.active(self)
             return True
-        kind: Kind = "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(self._url, 1)[0])) else "requests"
+        kind = kind_of(self._url)
         waits = self.kind == "reads" and self.is_answering
         # A client may commit on the connection it reads on, even at the limit of the other kind.
         if kind == self.kind or waits or limit.admit(self, kind) or self.kind == "reads":
@@ -299,15 +314,30 @@ class ClientConnection(asyncio.Protocol):
             return
         request.has_more = False
         if request.is_direct:
-            if not self.shared.application.serve(request):
-                request.is_direct = False
-                self._ordinary = _ORDINARY_REQUESTS
-                self.shared.slices.count(sum(map(len, request.chunks)))
-                self._run(request)
+            self._remember(request)
+            self._serve_directly(request)
             return
         self.shared.slices.count(self._body_bytes)
         self._body_bytes = 0
         request.wake()
+
+    def _remember(self, request: HttpRequest) -> None:
+        """Keep the head of a direct request that arrived in one piece."""
+        data, chunks = self._chunk, request.chunks
+        if self._begins == self._heads and len(chunks) == 1 and len(data) <= _MOST_REPEATED_BYTES:
+            end = len(data) - len(chunks[0])
+            if data.find(b"\r\n\r\n") == end - 4:  # else the next request has begun
+                self._repeated = data[:end], len(data), request
+
+    def _serve_directly(self, request: HttpRequest) -> None:
+        if self.shared.application.serve(request):
+            request.chunks = []
+            return
+        request.is_direct = False
+        self._ordinary = _ORDINARY_REQUESTS
+        self._repeated = None
+        self.shared.slices.count(sum(map(len, request.chunks)))
+        self._run(request)
 
     def _head_is_long(self) -> bool:
         return sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES
@@ -403,13 +433,7 @@ class ClientConnection(asyncio.Protocol):
     def _end(self, error: HeadraceError) -> None:
         if self.transport.is_closing():
             return
-        body = msgspec.json.encode(error.body())
-        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        head += "".join(
-            f"{name.decode()}: {value.decode()}\r\n" for name, value in retry_after(error.retry_after_seconds)
-        )
-        head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
-        self.transport.write(head.encode() + body)
+        self.transport.write(last_response(error))
         asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.transport.close)
 
     def check_deadlines(self, now: float) -> None:

@@ -13,6 +13,7 @@ from headrace import errors
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import hint
 from headrace.http.request import Headers, HttpRequest
+from headrace.runtime.telemetry.correlation import new_correlation_id
 
 T = TypeVar("T")
 
@@ -163,10 +164,14 @@ class HttpResponse:
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
         self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        self.is_plain = status == 200 and not headers and content_type is JSON
+        """Whether it is successful JSON without other headers, as most are."""
+        if self.is_plain:
+            return
         if content_type.startswith(b"text/") and b"charset" not in content_type:
             content_type += b"; charset=utf-8"
         content = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body))]
-        self.headers = [*(content if status != 204 else ()), *headers]
+        self.headers: Headers = [*(content if status != 204 else ()), *headers]
 
 
 def error_response(error: errors.HeadraceError) -> HttpResponse:
@@ -179,6 +184,15 @@ def error_response(error: errors.HeadraceError) -> HttpResponse:
     if isinstance(error, _ENDS_CONNECTION):
         headers.append((b"connection", b"close"))
     return HttpResponse(error.body(), error.status, headers=headers)
+
+
+def last_response(error: errors.HeadraceError) -> bytes:
+    """Return the bytes of a response without a request, which ends its connection."""
+    body = msgspec.json.encode(error.body())
+    head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head += "".join(f"{name.decode()}: {value.decode()}\r\n" for name, value in retry_after(error.retry_after_seconds))
+    head += f"connection: close\r\nx-correlation-id: {new_correlation_id().decode()}\r\n\r\n"
+    return head.encode() + body
 
 
 async def respond_error(request: HttpRequest, error: errors.HeadraceError) -> None:

@@ -11,6 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
 
 from headrace.errors import HeadraceError
 
@@ -27,12 +30,21 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
+"""A usual path, which is decoded already and has no query."""
 _WITHOUT_BODY: Final = (204, 304)
 
 
 STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in range(100, 600)} | {
     known.value: f"HTTP/1.1 {known.value} {known.phrase}\r\n".encode() for known in HTTPStatus
 }
+
+
+_PLAIN: Final = STATUS_LINES[200] + b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n"
+
+
+def _plain_headers(body: bytes) -> Headers:
+    return (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
 
 
 class RequestConnection(Protocol):
@@ -62,6 +74,8 @@ class WholeResponse(Protocol):
     def headers(self) -> Headers: ...
     @property
     def body(self) -> bytes: ...
+    @property
+    def is_plain(self) -> bool: ...
 
 
 class ClientGone(Exception):
@@ -77,6 +91,8 @@ class HttpRequest:
 
     path = ""
     """Decoded path."""
+    direct: Any = None
+    """The `DirectHandler` of its endpoint."""
     parameters: Mapping[str, str]
     """Path parameters, set by the router."""
     endpoint: Any = None
@@ -137,6 +153,7 @@ class HttpRequest:
         query: bytes,
         fields: list[tuple[bytes, bytes]],
         version: str,
+        headers: dict[bytes, bytes] | None = None,
     ) -> None:
         """Take a complete head.
 
@@ -147,6 +164,7 @@ class HttpRequest:
             query: Query string without `?`.
             fields: Headers in order; names are in lower case.
             version: HTTP version: `1.1` or `1.0`.
+            headers: The same by name, if they are known already.
         """
         self.connection = connection
         self.method = method
@@ -154,7 +172,7 @@ class HttpRequest:
         self.query = query
         self.fields = fields
         self.version = version
-        self.headers = dict(fields)
+        self.headers = dict(fields) if headers is None else headers
         """By name; the last one of a repeated header counts."""
         self.chunks: list[bytes] = []
         """Their number."""
@@ -242,7 +260,7 @@ class HttpRequest:
     async def send(self, response: WholeResponse) -> None:
         """Send a whole response."""
         await self._drained()
-        self.respond(response.status, response.headers, response.body)
+        self.respond(response)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Begin a response, whose length may be unknown.
@@ -271,15 +289,24 @@ class HttpRequest:
         await self._drained()
         self._write(data, last=True)
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response at once, with all headers but those of the server.
+    def respond(self, response: WholeResponse) -> None:
+        """Send a whole response without waiting.
 
         Raises:
             ValueError: A header is not valid.
         """
-        sends = self.method != "HEAD"
-        self._start(status, headers, body if sends else b"")
+        body = response.body
         self.sent_bytes += len(body)
+        if response.is_plain and self.keep_alive and self.method != "HEAD":
+            self.status = 200
+            if not self.is_disconnected:
+                ids = [b"%b: %b\r\n" % one for one in self.ids]
+                head = _PLAIN % (self.connection.shared.date, len(body), ids[0] if len(ids) == 1 else b"".join(ids))
+                self.connection.transport.write(head + body)
+                self._completed()
+            return
+        headers = _plain_headers(body) if response.is_plain else response.headers
+        self._start(response.status, headers, body if self.method != "HEAD" else b"")
         if self.is_disconnected:
             return
         if self._is_chunked or self._remaining_bytes != len(body):
@@ -357,3 +384,19 @@ class HttpRequest:
         if self.confirm:
             return await self.confirm(patience_seconds)
         return await self.connection.written(self, patience_seconds)
+
+
+def request_of(
+    connection: RequestConnection, parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]
+) -> HttpRequest:
+    """Return the request of a complete head; `parser` is that of httptools."""
+    method, version = parser.get_method().decode("ascii"), parser.get_http_version()
+    if _PLAIN_PATH.fullmatch(url):
+        request = HttpRequest(connection, method, url, b"", fields, version)
+        request.path = url.decode("ascii")
+    else:
+        found = httptools.parse_url(url)
+        request = HttpRequest(connection, method, found.path, found.query or b"", fields, version)
+        request.path = unquote(found.path.decode("ascii"))
+    request.keep_alive = version != "1.0" and parser.should_keep_alive()
+    return request

@@ -7,11 +7,13 @@ over several short turns. Otherwise health requests and new connections would wa
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import unquote_to_bytes
 
 from headrace.http.request import HttpRequest
 
@@ -28,6 +30,16 @@ _BYTE_SECONDS: Final = 1e-7
 
 Kind = Literal["requests", "reads"]
 """What a connection sends: reads of active consumers, which may wait for records, or other requests."""
+
+
+_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
+"""Path of a read or a stream, also in absolute form."""
+_QUERY: Final = re.compile(rb"[?#]")
+
+
+def kind_of(url: bytes) -> Kind:
+    """Return what a request with this target is."""
+    return "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(url, 1)[0])) else "requests"
 
 
 class ServedConnection(Protocol):
@@ -149,6 +161,9 @@ class ServedApplication(Protocol):
 
     def begin(self, request: HttpRequest) -> bool:
         """Return whether `serve` may serve a request with a complete head, once its body is complete."""
+
+    def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
+        """Return the same as `begin` for a request with the same head as one for which it returned true."""
 
     def serve(self, request: HttpRequest) -> bool:
         """Serve a request with a complete body without waiting; return False if a task must serve it."""

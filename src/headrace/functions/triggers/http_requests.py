@@ -104,6 +104,7 @@ class FunctionRequests(Router):
         has_content = int(status or 0) not in _NO_CONTENT
         response = HttpResponse(output.body if has_content else b"", int(status or 0))
         length = [("content-length", b"%d" % len(response.body))] if has_content else []
+        response.is_plain = False
         response.headers = [(name.encode(), value or b"") for name, value in [*named, *length]]
         return response
 

@@ -5,7 +5,6 @@ their own, which are read when `/metrics` is read.
 """
 
 import csv
-import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     GCCollector,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -113,9 +111,8 @@ class Metrics(Collector):
         self._requested_records = self._acknowledged_records = 0  # plain numbers: a counter costs eight times as much
         spec = BY_NAME["headrace_audit_events_total"]
         self._audit_events = Counter(spec.name, spec.help, spec.labels, registry=None)
-        spec = BY_NAME["headrace_http_request_seconds"]
-        self._requests = Histogram(spec.name, spec.help, spec.labels, registry=None, buckets=BUCKET_SECONDS)
-        self._requests_of = functools.cache(self._requests.labels)
+        self._requests: dict[tuple[str, int], DurationHistogram] = defaultdict(DurationHistogram)
+        """By route and status."""
         self._clients: dict[_Labels, int] = defaultdict(int)
         self._principals: dict[str, str] = {"": ANONYMOUS}
         self.on_request: Callable[[str, str, int, float], None] | None = None
@@ -143,7 +140,7 @@ class Metrics(Collector):
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request of the present caller; `route` is a pattern, never a path with names in it."""
-        self._requests_of(route, status).observe(seconds)
+        self._requests[route, status].add(seconds)
         principal = self._principals.get(name := caller.get()) or self._label_of(name)
         self._clients[principal, f"{status // 100}xx"] += 1
         if self.on_request:
@@ -168,7 +165,7 @@ class Metrics(Collector):
         return Snapshot([*self._registry.collect()])
 
     def collect(self) -> Iterable[Metric]:
-        families = {family.name: family for own in (self._audit_events, self._requests) for family in own.collect()}
+        families = {family.name: family for family in self._audit_events.collect()}
         samples = self._samples()
         for spec in CATALOGUE:
             name = spec.name.removesuffix("_total")
@@ -186,6 +183,9 @@ class Metrics(Collector):
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
         found[_CLIENTS] |= self._clients
+        found["headrace_http_request_seconds"] = {
+            (route, str(status)): durations for (route, status), durations in self._requests.items()
+        }
         found["headrace_produce_records_total"] = {
             ("acknowledged",): self._acknowledged_records,
             ("failed",): self._requested_records - self._acknowledged_records,

@@ -144,13 +144,11 @@ class DirectProduce:
             return False
         if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
             return False
-        if len(headers) != len(request.fields) or not 0 < int(length) <= self._settings.max_body_bytes:
-            return False
-        self._service.check_writable(request.parameters["topic"], admin=is_admin(request))
-        return True
+        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
 
     def prepare(self, request: HttpRequest) -> Prepared | None:
         topic, body = request.parameters["topic"], b"".join(request.chunks)
+        self._service.check_writable(topic, admin=is_admin(request))
         ids = record_ids(request, topic)
         if request.headers.get(b"content-type") in _JSON_TYPES:
             return self._service.begin(topic, body, ids)

@@ -24,7 +24,9 @@ from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.config.tables import SqlConfig, TableConfig
 from headrace.config.topic_names import kind_by_name
 from headrace.control.cluster.group_administration import GroupAdministration, OffsetsResponse
+from headrace.control.cluster.registered_schemas import RegisteredSchemas
 from headrace.control.cluster.routes import ClusterEndpoints
+from headrace.control.cluster.schema_routes import SchemaEndpoints
 from headrace.control.cluster.topic_administration import TopicAdministration, TopicChanges
 from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
@@ -40,7 +42,7 @@ from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.control.table.registrations import Registration
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
-from headrace.formats.registry import SchemaRegistry
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry, SubjectVersion
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
@@ -336,6 +338,17 @@ def cluster_of(kafka: Kafka) -> ClusterEndpoints:
     return ClusterEndpoints(topics, groups, SimpleNamespace(brokers=brokers, access_rules=awaits(kafka)))  # type: ignore[arg-type]
 
 
+def registry_of(kafka: Kafka) -> Any:
+    """Return a stand-in for a registry with one subject."""
+    version = SubjectVersion(1, RegisteredSchema(7, "AVRO", '"int"'))
+    return SimpleNamespace(
+        subjects=awaits(kafka, ["t-value"]),
+        version_numbers=awaits(kafka, [1]),
+        read_version=awaits(kafka, version),
+        compatibility_of=awaits(kafka, "NONE"),
+    )
+
+
 def pipeline_of(kafka: Kafka) -> Any:
     """Return a stand-in for a run, which is held and resumed."""
     run = SimpleNamespace(state="running")
@@ -421,6 +434,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
         administration(),
         cluster_of(kafka),
+        SchemaEndpoints(RegisteredSchemas(registry_of(kafka))),
     ]
 
 

@@ -10,6 +10,7 @@ import yaml
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.control.cluster.routes import ClusterEndpoints
+from headrace.control.cluster.schema_routes import SchemaEndpoints
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.health.routes import HealthEndpoints
 from headrace.control.routes import ControlEndpoints
@@ -53,6 +54,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = [
         TopicEndpoints,
         AdministrationEndpoints,
         ClusterEndpoints,
+        SchemaEndpoints,
     )
     for endpoint in endpoints_of(family)
 ]

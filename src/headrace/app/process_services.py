@@ -30,7 +30,9 @@ from headrace.config.http import HttpConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
 from headrace.control.cluster.group_administration import GroupAdministration
+from headrace.control.cluster.registered_schemas import RegisteredSchemas
 from headrace.control.cluster.routes import ClusterEndpoints
+from headrace.control.cluster.schema_routes import SchemaEndpoints
 from headrace.control.cluster.topic_administration import TopicAdministration
 from headrace.control.health.consumer_status import ConsumerStatuses
 from headrace.control.health.examination import Durability, require
@@ -157,6 +159,7 @@ class App:
         found: list[object] = [
             TopicEndpoints(settings, context.admin, context.codecs, assembly.internal.kind_of, context.audit),
             _administration(context, assembly),
+            SchemaEndpoints(RegisteredSchemas(context.registry)),
         ]
         if settings.enabled:
             shared = (owners.claim, owners.release) if owners else None

@@ -48,6 +48,13 @@ class RegisteredSchema(NamedTuple):
     references: tuple[Reference, ...] = ()
 
 
+class SubjectVersion(NamedTuple):
+    """A version of a subject."""
+
+    number: int
+    schema: RegisteredSchema
+
+
 class _RegistryResponse(msgspec.Struct):
     """Every field of a response that is read."""
 
@@ -56,12 +63,16 @@ class _RegistryResponse(msgspec.Struct):
     schemaType: str | None = None  # noqa: N815 the registry's field
     references: tuple[Reference, ...] | None = None
     subject: str = ""
+    version: int = 0
+    compatibilityLevel: str = ""  # noqa: N815 the registry's field
     error_code: int = 0
     message: str = ""
 
 
 _decode_response = msgspec.json.Decoder(_RegistryResponse).decode
 _decode_versions = msgspec.json.Decoder(list[_RegistryResponse]).decode
+_decode_names = msgspec.json.Decoder(list[str]).decode
+_decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 class SchemaRegistry:
@@ -115,16 +126,41 @@ class SchemaRegistry:
         number = "latest" if version is None else str(version)
         latest_seconds = self._settings.latest_seconds if max_age_seconds is None else max_age_seconds
         seconds = latest_seconds if version is None else _NEVER
-        path, what = f"{_path_of(subject)}/versions/{number}", f"version {number} of subject {subject}"
+        path, what = _version_of(subject, number)
         return await self._schema(("subject", subject, number), seconds, path, what)
+
+    async def subjects(self) -> list[str]:
+        """Return all subjects, without the cache.
+
+        Raises:
+            RegistryUnavailable: The registry does not answer.
+        """
+        found: list[str] = await self._request("GET", "/subjects", "its subjects", decode=_decode_names)
+        return found
+
+    async def version_numbers(self, subject: str) -> list[int]:
+        """Return the numbers of a subject's versions, without the cache; raises as `by_id`."""
+        path, what = f"{_path_of(subject)}/versions", f"subject {subject}"
+        found: list[int] = await self._request("GET", path, what, decode=_decode_numbers)
+        return found
+
+    async def read_version(self, subject: str, number: int | None = None) -> SubjectVersion:
+        """Return one version of a subject, the latest by default, without the cache; raises as `by_id`."""
+        response = await self._request("GET", *_version_of(subject, "latest" if number is None else str(number)))
+        return SubjectVersion(response.version, _schema_of(response, response.id))
+
+    async def compatibility_of(self, subject: str) -> str:
+        """Return the compatibility level of a subject, in the registry's word, without the cache; raises as `by_id`."""
+        path = f"/config/{quote(subject, safe='')}?defaultToGlobal=true"
+        level: str = (await self._request("GET", path, f"a compatibility level of {subject}")).compatibilityLevel
+        return level
 
     async def _schema(
         self, key: Hashable, fresh_seconds: float, path: str, what: str, schema_id: int | None = None
     ) -> RegisteredSchema:
         async def request() -> RegisteredSchema:
             response = await self._request("GET", path, what)
-            found_id = response.id if schema_id is None else schema_id
-            return RegisteredSchema(found_id, response.schemaType or "AVRO", response.schema, response.references or ())
+            return _schema_of(response, response.id if schema_id is None else schema_id)
 
         found: RegisteredSchema = await self._cache.get(key, fresh_seconds, request)
         return found
@@ -245,6 +281,15 @@ class SchemaRegistry:
 
 def _path_of(subject: str) -> str:
     return f"/subjects/{quote(subject, safe='')}"
+
+
+def _version_of(subject: str, number: str) -> tuple[str, str]:
+    """Return the path of a version, and what it is in sentences."""
+    return f"{_path_of(subject)}/versions/{number}", f"version {number} of subject {subject}"
+
+
+def _schema_of(response: _RegistryResponse, schema_id: int) -> RegisteredSchema:
+    return RegisteredSchema(schema_id, response.schemaType or "AVRO", response.schema, response.references or ())
 
 
 class _ResponseCache:

@@ -34,6 +34,7 @@ _TAGS: Final = (
     ("Active consumers", ("/consumers",)),
     ("Topics", ("/topics",)),
     ("Groups and cluster", ("/groups", "/cluster")),
+    ("Schemas", ("/schemas",)),
     ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
     ("Documents", ("/",)),
 )
@@ -42,6 +43,7 @@ _RECORDS: Final = {"ProduceRecord", "CountedRecord"}
 """Types that need a key or a value."""
 _PARAMETERS: Final = {
     "topic": "Name of the topic.",
+    "subject": "Name of the subject.",
     "group": "Name of the consumer group.",
     "partition": "Number of the partition.",
     "instance": "Name of the instance.",

@@ -1,1 +1,1 @@
-"""Kafka administration: topics, their configurations, groups and their offsets, brokers and access rules."""
+"""Kafka administration: topics, groups and their offsets, brokers, access rules; and what the schema registry has."""

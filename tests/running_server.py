@@ -340,13 +340,9 @@ def cluster_of(kafka: Kafka) -> ClusterEndpoints:
 
 def registry_of(kafka: Kafka) -> Any:
     """Return a stand-in for a registry with one subject."""
-    version = SubjectVersion(1, RegisteredSchema(7, "AVRO", '"int"'))
-    return SimpleNamespace(
-        subjects=awaits(kafka, ["t-value"]),
-        version_numbers=awaits(kafka, [1]),
-        read_version=awaits(kafka, version),
-        compatibility_of=awaits(kafka, "NONE"),
-    )
+    found: Any = {"subjects": ["t-value"], "version_numbers": [1], "compatibility_of": "NONE"}
+    found["read_version"] = SubjectVersion(1, RegisteredSchema(7, "AVRO", "1"))
+    return SimpleNamespace(**{name: awaits(kafka, value) for name, value in found.items()})
 
 
 def pipeline_of(kafka: Kafka) -> Any:

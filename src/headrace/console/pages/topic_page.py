@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from nicegui import background_tasks, ui
 
 from headrace.console.actions import Action, action_row, dry_run
 from headrace.console.pages.topics_page import SETTINGS_LABEL, changes_text, topic_body
-from headrace.console.parts import badge, change_badge, excerpt, heading, number, path_of, text_in, visible
+from headrace.console.parts import badge, change_badge, excerpt, heading, link, number, path_of, text_in, visible
 from headrace.console.server_api import ApiProblem
 from headrace.console.table import Table, TableColumn
 from headrace.console.topic_records import (
@@ -30,6 +31,7 @@ _EXCERPT: Final = 300
 _LIVE_ROWS: Final = 200
 _LIVE_BATCH: Final = 100
 _SETTINGS_SECONDS: Final = 30.0
+_SCHEMA_SECONDS: Final = 60.0
 _PARTITIONS: Final = (
     TableColumn("at", "Partition", "number"),
     TableColumn("state", "State", "state"),
@@ -55,6 +57,9 @@ async def topic(view: View) -> None:
     one = OneTopic(view, view.query.get("name", ""))
     await view.follow(one.path, one.show)
     await view.follow(f"{one.path}/configs", one.show_settings, seconds=_SETTINGS_SECONDS)
+    with one.schemas:
+        for part in ("key", "value"):
+            await _link_schema(view, f"{view.query.get('name', '')}-{part}")
     await view.follow("/tables", one.sql.show, seconds=_SETTINGS_SECONDS, optional=True)
     await one.records.read()
 
@@ -70,6 +75,7 @@ class OneTopic:
         heading(name)
         self._state = badge("", "ok")
         self._facts = ui.label()
+        self.schemas = ui.row()
         action_row(view, self._actions())
         self.records = TopicRecords(view, name)
         self.sql = TopicSql(view, name)
@@ -140,6 +146,19 @@ class OneTopic:
         await self._view.refresh()
         count = number(self._details.get("records"))
         return f"{self._name} and its {count} records would be deleted, for every reader and for ever"
+
+
+async def _link_schema(view: View, subject: str) -> None:
+    """Show a link to a subject, if the registry has it."""
+    shown = link(f"Schema {subject}", "/schema", name=subject)
+    shown.set_visibility(False)
+
+    def show(found: Mapping[str, Any]) -> None:
+        shown.set_visibility(any(one["subject"] == subject for one in found["subjects"]))
+
+    # By name, so the subject itself is the first with this prefix.
+    path = f"/schemas?{urlencode({'prefix': subject, 'limit': 1})}"
+    await view.follow(path, show, seconds=_SCHEMA_SECONDS, optional=True)
 
 
 class TopicRecords:

@@ -86,15 +86,15 @@ class RegisteredSchemas:
         self._requests = asyncio.Semaphore(_REQUESTS)
         self._views = 0
 
-    async def subjects(self, wanted: Callable[[str], bool], offset: int, limit: int) -> SubjectList:
-        """Return the subjects whose names are wanted.
+    async def subjects(self, selected: Callable[[str], bool], offset: int, limit: int) -> SubjectList:
+        """Return the subjects whose names are selected.
 
         Raises:
             RegistryUnavailable: The registry does not answer, or not in time.
             TooManyRequests: This process reads it for too many others.
         """
         async with self._reading():
-            names = sorted(filter(wanted, await self._registry.subjects()))
+            names = sorted(filter(selected, await self._registry.subjects()))
             found = await asyncio.gather(*map(self._subject, names[offset : offset + limit]))
             return SubjectList(len(names), [one for one in found if one])
 

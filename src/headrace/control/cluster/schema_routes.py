@@ -55,11 +55,11 @@ class SchemaEndpoints:
         query, principal = call.query, principal_of(call.scope)
         part = query.contains.lower()
 
-        def wanted(subject: str) -> bool:
+        def selected(subject: str) -> bool:
             fits = subject.startswith(query.prefix) and part in subject.lower()
             return fits and (principal is None or principal.may(_READERS, "consume", topic_of(subject) or subject))
 
-        return await self._schemas.subjects(wanted, query.offset, query.limit)
+        return await self._schemas.subjects(selected, query.offset, query.limit)
 
     @Endpoint(
         "GET",

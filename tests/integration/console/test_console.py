@@ -22,6 +22,8 @@ PAGES = [
     ("/consumer?name={name}", "Partitions"),
     ("/groups", "{name}-push"),
     ("/group?name={name}-push", "{name}-1"),
+    ("/schemas", "{name}-value"),
+    ("/schema?name={name}-value", "Versions"),
     ("/jobs", "Started by"),
     ("/pipelines", "Lineage"),
     ("/pipeline?name=none", "Lineage"),
@@ -79,6 +81,21 @@ def act(page: Any, button: str, **fields: str) -> str:
     return said
 
 
+def check_schemas(page: Any, url: str, name: str) -> None:
+    """Find the subject of a topic, compare its versions, and go to the topic and back; its text is text."""
+    page.goto(f"{url}/schemas")
+    page.get_by_label("Text in the subject").fill(name.upper())
+    page.get_by_role("button", name="Read", exact=True).press("Enter")
+    page.get_by_role("link", name=f"{name}-value").click()
+    page.get_by_text(f'-  "doc": "{HOSTILE}"').wait_for()
+    page.get_by_label("Compared with version").fill("7")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("a version is one of these numbers: 2, 1").wait_for()
+    page.get_by_role("link", name=f"Topic {name}").click()
+    page.get_by_role("link", name=f"Schema {name}-value").click()
+    page.get_by_role("heading", name="Version 2", exact=True).wait_for()
+
+
 def check_other_pages(page: Any, url: str) -> None:
     """Press each button of functions, queries and log levels, and find it in the audit."""
     page.goto(f"{url}/functions")
@@ -101,12 +118,18 @@ def check_other_pages(page: Any, url: str) -> None:
 
 
 @pytest.mark.long  # a browser, and minutes on a busy machine
-def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, tmp_path: Path) -> None:
+def test_a_consumer_is_repaired_in_a_browser(
+    push: Any, site: Any, topic: Any, schema_registry: Any, tmp_path: Path
+) -> None:
     """Every page is without errors, wide and light or narrow and dark; each button does what the API says."""
     name = topic(2)
     trigger = {"kind": "kafka-cluster", "attributes": {"topics": [name], "consumerGroup": f"{name}-work"}}
     code = f"def handler(context, event):\n    raise ValueError({HOSTILE!r})\n"
     more = {"functions": [function_file(tmp_path, code, {"in": trigger})], "console": {"port": 0}}
+    more |= {"schema_registry": {"url": schema_registry.url}}
+    for doc, field in ((HOSTILE, ""), ("plain", '{"name":"n","type":"int","default":1}')):
+        schema = {"schema": f'{{"type":"record","name":"R","doc":"{doc}","fields":[{field}]}}'}
+        assert send("POST", f"{schema_registry.url}/subjects/{name}-value/versions", schema).status == 200
     more |= {"tables": {"stock": {"topic": name, "kind": "log"}}, "audit": {"to": "topic", "topic": f"{name}-audit"}}
     process = push(name, more=more)
     site.write(name, OutgoingRecord(name, b"k", b"text", None, 0))
@@ -139,6 +162,7 @@ def test_a_consumer_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, t
             page.goto(f"{url}/jobs")
             for verb in ("Pause", "Resume", "Stop"):
                 assert "Audit:" in act(page, f"{verb} {job}")
+            check_schemas(page, url, name)
             check_other_pages(page, url)
     process.terminate()
     assert process.exit_code == 0

@@ -37,7 +37,7 @@ BIRTHS = {
     "start_new_thread",
 }
 DOORS = {
-    "difflib": {"config", "console", "pipelines"},  # config/spelling.py; tests of pipelines and schemas show what differs
+    "difflib": {"config", "console", "pipelines"},  # config/spelling.py; what differs: of tests, of schemas
     "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
     "uvicorn": {"console"},
     "httpx": {"client", "console"},

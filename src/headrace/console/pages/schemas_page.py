@@ -18,6 +18,7 @@ from headrace.console.view import View, page
 
 SCHEMAS: Final = "/schemas"
 _PAGE: Final = 50
+_AGAIN_SECONDS: Final = 5.0
 _MOST_VERSIONS: Final = 200
 _MOST_LINES: Final = 2_000
 _LIST: Final = (
@@ -40,7 +41,9 @@ _VERSIONS: Final = (
 @page("/schemas", "Schemas", position=55)
 async def schemas(view: View) -> None:
     """Build the list."""
-    await Subjects(view).read()
+    subjects = Subjects(view)
+    await subjects.read()
+    ui.timer(_AGAIN_SECONDS, subjects.read_again)
 
 
 class Subjects:
@@ -85,6 +88,11 @@ class Subjects:
             {**one, "id": str(one["id"]), "_link": path_of("/schema", name=one["subject"])} for one in found["subjects"]
         )
 
+    async def read_again(self) -> None:
+        """Read if the last attempt has failed, as while the registry starts."""
+        if self._problem.text and self._view.visible:
+            await self.read()
+
     async def _turn(self, rows: int) -> None:
         self._first = max(0, self._first + rows)
         await self.read()
@@ -103,7 +111,7 @@ async def schema(view: View) -> None:
     if found["topic"]:
         link(f"Topic {found['topic']}", "/topic", name=found["topic"])
     level = found["compatibility"] or f"unknown ({found['problem']})"
-    ui.label(visible(f"compatibility {level}, {number(found['total'])} versions"))
+    ui.label(visible(f"compatibility {level}; versions: {number(found['total'])}"))
     if len(found["versions"]) < found["total"]:
         ui.label(f"only the newest {len(found['versions'])} versions are shown")
     versions = {one["version"]: one for one in found["versions"]}

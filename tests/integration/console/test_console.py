@@ -89,7 +89,7 @@ def check_schemas(page: Any, url: str, name: str) -> None:
     page.get_by_role("link", name=f"{name}-value").click()
     page.get_by_text(f'-  "doc": "{HOSTILE}"').wait_for()
     page.get_by_label("Compared with version").fill("7")
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Show", exact=True).click()
     page.get_by_text("a version is one of these numbers: 2, 1").wait_for()
     page.get_by_role("link", name=f"Topic {name}").click()
     page.get_by_role("link", name=f"Schema {name}-value").click()

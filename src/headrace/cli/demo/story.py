@@ -74,6 +74,20 @@ def _is_live(url: str) -> bool:
         return bool(response.status == 200)
 
 
+async def _offsets(session: aiohttp.ClientSession, url: str, body: bytes) -> list[dict[str, Any]]:
+    """Post one request and return its offsets. What gets 503 has written nothing, so it is sent again."""
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        async with session.post(url, data=body) as response:
+            if response.status == 200:
+                offsets: list[dict[str, Any]] = (await response.json())["offsets"]
+                return offsets
+            if response.status != 503 or time.monotonic() > end:
+                raise HeadraceError(f"posting flights: {(await response.text())[:500]}")
+            pause = float(response.headers.get("Retry-After", 1))
+        await asyncio.sleep(pause)
+
+
 class Story:
     """One run of the demo, in its own folder."""
 
@@ -183,10 +197,7 @@ class Story:
                 async def work() -> None:
                     nonlocal acknowledged
                     for records, body in bodies:
-                        async with session.post(url, data=body) as response:
-                            if response.status != 200:
-                                raise HeadraceError(f"posting flights: {(await response.text())[:500]}")
-                            offsets = (await response.json())["offsets"]
+                        offsets = await _offsets(session, url, body)
                         acknowledged += sum("offset" in entry for entry in offsets)
                         assert len(offsets) == records
                         show(acknowledged, made.expected.flights)

@@ -1,10 +1,12 @@
 """SQL over bounded slices of topics, in memory: which records are read, what their columns are, and who runs it."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -26,6 +28,9 @@ from headrace.queries.engine.table_file import TableFile
 from headrace.queries.inference import Structure, format_of, inferred, merged, structure_of
 from headrace.queries.registered_columns import registered_columns
 from headrace.records import Offsets, Record, RecordBatch, TopicPartition
+from headrace.runtime import LoopThread, run_blocking
+
+T = TypeVar("T")
 
 MOST_BYTES: Final = 128 << 20
 """Of the keys and values of a topic."""
@@ -34,7 +39,8 @@ _APPLIED: Final = 50_000
 _INFERRED: Final = 10_000
 _VALUES: Final = "FROM (SELECT TRY_CAST(value AS JSON) AS v FROM slice)"
 _IS_OBJECT: Final = "json_type(v) = 'OBJECT'"
-_INTERRUPTED: Final = "Query interrupted"
+_INTERRUPTS: Final = 100
+_INTERRUPT_SECONDS: Final = 0.05
 _TOO_LARGE: Final = (
     f"the statement needs more than {IN_MEMORY} of memory: select fewer rows or columns, or read fewer records (--last)"
 )
@@ -156,17 +162,16 @@ class SliceReader:
             StatementRejected: It is not one SELECT over the tables, fails, or needs too much memory.
             KeyboardInterrupt: The user has interrupted it.
         """
-        self._check(sql, [*self.columns])
-        with _in_words():
-            cursor = self._connection.cursor().execute(sql)
-            results = RowWriter(cursor, "objects")
+        _run(self._connection, lambda: self._check(sql, [*self.columns]))
+        cursor = self._connection.cursor()
+        results = _run(cursor, lambda: RowWriter(cursor.execute(sql), "objects"))
         return [column.name for column in results.columns], _texts(cursor, results)
 
     def write_parquet(self, sql: str, file: IO[bytes]) -> None:
         """Run a statement, and write its rows as a Parquet file; raises as `rows`."""
-        self._check(sql, [*self.columns])
-        with _in_words():
-            _write_parquet(self._connection.cursor().sql(sql).to_arrow_reader(), file)
+        _run(self._connection, lambda: self._check(sql, [*self.columns]))
+        cursor = self._connection.cursor()
+        _run(cursor, lambda: _write_parquet(cursor.sql(sql).to_arrow_reader(), file))
 
 
 def arrow_to_parquet(stream: bytes, file: IO[bytes]) -> None:
@@ -176,11 +181,7 @@ def arrow_to_parquet(stream: bytes, file: IO[bytes]) -> None:
 
 
 def _texts(cursor: duckdb.DuckDBPyConnection, results: RowWriter) -> Iterator[bytes]:
-    while True:
-        with _in_words():
-            rows = cursor.fetchmany(_CHUNK)
-        if not rows:
-            return
+    while rows := _run(cursor, lambda: cursor.fetchmany(_CHUNK)):
         yield from results.texts(rows)
 
 
@@ -228,7 +229,36 @@ def _in_words() -> Iterator[None]:
         raise StatementRejected(_TOO_LARGE) from None
     except duckdb.Error as cause:
         raise refused(cause) from None
-    except RuntimeError as cause:
-        if _INTERRUPTED in str(cause):
-            raise KeyboardInterrupt from None
+
+
+@functools.cache
+def _loop() -> LoopThread:
+    return LoopThread("headrace-sql")
+
+
+def _run(connection: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
+    """Run a call of DuckDB away from this thread, which an interrupt then ends at once.
+
+    DuckDB's own handling of Ctrl-C waits for its threads, which do not know of it.
+    """
+    with _in_words():
+        return _loop().call(_until_interrupted(connection, call))
+
+
+async def _until_interrupted(connection: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
+    ended: list[bool] = []
+
+    def run() -> T:
+        try:
+            return call()
+        finally:
+            ended.append(True)
+
+    try:
+        return await run_blocking(run)
+    except asyncio.CancelledError:
+        for _ in range(_INTERRUPTS):  # the statement may begin only now
+            if not ended:
+                connection.interrupt()
+                await asyncio.sleep(_INTERRUPT_SECONDS)
         raise

@@ -62,7 +62,10 @@ class ReadyAnnouncer(Service):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._clock.sleep(_READY_CHECK_SECONDS)
         log.info("ready after %.1f s", self._clock.monotonic() - started_at)
-        self._announce()
+        try:
+            self._announce()
+        except OSError as cause:  # a full disk is no reason to end
+            log.warning("cannot print the line that begins with `ready`: %s", cause.strerror)
         for _ in range(_READY_ATTEMPTS):  # the manager waits for this one
             if self._manager.send(READY="1", STATUS="ready"):
                 return

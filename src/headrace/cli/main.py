@@ -1,6 +1,8 @@
 """The command `headrace`: imports the subcommand, and turns errors into a paragraph and an exit code."""
 
 import atexit
+import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -46,6 +48,7 @@ _MODULES = {"ready": "configuration", "config": "configuration"}
 _MODULES |= {"sql": "sql_command", "tables": "sql_tables", "produce": "produce_command", "consume": "consume_command"}
 _MODULES |= {"jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
+_OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EXTRAS = {"console": "console", "dev": "devcluster", "demo": "demo"}
 """Commands whose modules need packages that are not always installed, and the extras that have these."""
 
@@ -124,18 +127,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
                 signal.signal(number, signal.default_int_handler)
     words = (["--debug"] if debug else []) + words
+    _open_standard_files()
     try:
         code = root.main(words, "headrace", standalone_mode=False) or 0
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         # Clean-up is done. A normal exit would join threads, which may still wait for Kafka or the terminal.
         click.echo("interrupted", err=True)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            sys.stdout.flush()
         sys.stderr.flush()
         os._exit(130)
     except BrokenPipeError:
         # The reader of the output has closed it (`headrace consume t | head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = 0
     except SystemExit as ended:  # during the start of `run`
         code = ended.code if isinstance(ended.code, int) else 0
@@ -144,6 +149,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments is None and "run" in words[:3]:
         _end_at_once(code)
     sys.exit(code)
+
+
+def _open_standard_files() -> None:
+    """Open what the parent has closed as /dev/null, and let output wait for a slow reader: it may share its file."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    with contextlib.suppress(OSError):
+        os.set_blocking(1, True)
+
+
+def _discard_output() -> None:
+    """Let the rest of the output go nowhere: a flush at the end would fail again, and change the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_at_once(code: int) -> NoReturn:
@@ -166,6 +186,10 @@ def _explain(cause: Exception, debug: bool) -> int:
     if isinstance(cause, HeadraceError):
         click.echo(cause.description, err=True)
         return 78 if isinstance(cause, ConfigError | FunctionInvalid | PipelineInvalid) else 1
+    if isinstance(cause, OSError) and cause.errno in _OUTPUT_FAILED and not cause.filename:
+        _discard_output()
+        click.echo(f"cannot write the output: {cause.strerror}", err=True)
+        return 1
     click.echo(
         f"A defect of Headrace: {type(cause).__name__}: {cause}. Please report it with the output of the same command "
         "with --debug",

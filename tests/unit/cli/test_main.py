@@ -176,6 +176,15 @@ def test_interrupt_exits_130_at_once(failing: Any, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
+@pytest.mark.parametrize(("output", "code"), [(">/dev/full", "1"), (">&-", "0")])
+def test_output_that_cannot_be_written_is_no_defect(output: str, code: str) -> None:
+    """A full disk is an error, also at the last flush; an output that the parent has closed gets nothing."""
+    script = f"{sys.executable} -m headrace.cli.main config schema {output}; echo $? >&2"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    full = "cannot write the output: No space left on device\n" if code == "1" else ""
+    assert done.stderr == f"{full}{code}\n"
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     """`headrace config schema | head -1` ends quietly."""
     script = f"{sys.executable} -m headrace.cli.main config schema | head -1; echo ${{PIPESTATUS[0]}}"

@@ -249,19 +249,58 @@ async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n"
         yield [rest]
 
 
+class _CsvLines:
+    """The lines of a CSV file as texts, with their ends; it tells whether one is there without waiting."""
+
+    def __init__(self, file: IO[bytes], count: ByteCount) -> None:
+        self._file = file
+        self._count = count
+        self._lines: list[bytes] = []
+        """The next one is the last."""
+        self._rest = b""
+        self._encoding = "utf-8-sig"
+
+    def __iter__(self) -> "_CsvLines":
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __next__(self) -> str:
+        while not self._lines:
+            data = self._file.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
+            self._count.read += len(data)
+            self._lines = (self._rest + data).splitlines(keepends=True)[::-1]
+            if not self._lines:
+                raise StopIteration
+            self._rest = self._lines.pop(0) if data and self._lines[0][-1:] != b"\n" else b""
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: the input must be CSV")
+        text = self._lines.pop().decode(self._encoding)
+        self._encoding = "utf-8"
+        return text
+
+
 async def read_rows(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[dict[str, str]]]:
-    """Yield the rows of a CSV file by the names in its first row.
+    """Yield the available rows of a CSV file by the names in its first row, without waiting for more.
 
     Raises:
         InvalidRequest: It is not CSV with a first row of names, or a row is longer or shorter than that.
     """
-    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+    lines = _CsvLines(file, count)
+    reader = csv.reader(lines, strict=True)
+
+    def available() -> list[list[str]]:
+        rows = [*islice(reader, 1)]
+        while rows and lines and len(rows) < _ROWS:
+            rows += islice(reader, 1)
+        return rows
+
     try:
         names: list[str] = await run_blocking(next, reader, [])
         if not names or len(set(names)) < len(names):
             raise InvalidRequest("the first row must have the names of the columns, each once")
-        while rows := await run_blocking(lambda: [*islice(reader, _ROWS)]):
-            count.read = min(count.total or 0, file.tell()) if count.total else 0
+        while rows := await run_blocking(available):
             if wrong := [row for row in rows if row and len(row) != len(names)]:
                 text = f"a row before line {reader.line_num + 1} has {len(wrong[0])} cells, and the first {len(names)}"
                 raise InvalidRequest(f"{text}: {','.join(wrong[0])[:60]}")

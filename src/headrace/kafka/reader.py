@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import functools
 import gc
+import json
 import operator
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import confluent_kafka
 
@@ -21,10 +22,11 @@ from headrace.kafka.client.properties import client_properties
 from headrace.records import Header, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import run_blocking
 
-T = TypeVar("T")
 _BATCH = 500
 _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
+_LOOK_MS = 10_000
+"""How often the client tells how far it has fetched: records of aborted transactions arrive, and are not returned."""
 _END = confluent_kafka.KafkaError._PARTITION_EOF
 _APPENDED = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -102,6 +104,8 @@ class ReadPart(NamedTuple):
     """Partitions that were read to their end, with the offset of the next record there."""
     append_times: frozenset[TopicPartition] = frozenset()
     """Partitions whose records have the time of the broker (LogAppendTime), by the first record of each batch."""
+    has_fetched: bool = False
+    """Whether the client has fetched more since an earlier part, be it of aborted transactions only."""
 
 
 async def read_records(
@@ -161,7 +165,9 @@ async def read_batches(
     next_offsets = dict(starts)
     topics = {partition.topic for partition in starts}
     only_topic = topics.pop() if len(topics) == 1 else ""
-    open_client = functools.partial(_open_client, kafka, properties, next_offsets)
+    fetched = _Fetched()
+    watched = {"statistics.interval.ms": _LOOK_MS, "stats_cb": fetched.look, **properties}
+    open_client = functools.partial(_open_client, kafka, watched, next_offsets)
     security = ClientSecurity(kafka.security, open_client)
     client = open_client()
     try:
@@ -178,20 +184,40 @@ async def read_batches(
                     raise to_error(event.error(), f"read {partition}", kafka, Right("Read", "topic", partition.topic))
                 reached[partition] = event.offset()
             next_offsets.update((batch.topic_partition, batch.offsets[-1] + 1) for batch in batches)
-            yield ReadPart(batches, reached, append_times)
+            yield ReadPart(batches, reached, append_times, fetched.has_moved())
     finally:
         await run_blocking(client.close)
+
+
+class _Fetched:
+    """How far a client has fetched, by its statistics."""
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._moved = False
+
+    def look(self, statistics: str) -> None:
+        """Take the client's statistics; on the thread that polls it."""
+        topics = json.loads(statistics)["topics"].values()
+        found = [partition["next_offset"] for topic in topics for partition in topic["partitions"].values()]
+        self._moved, self._offsets = self._moved or found != self._offsets, found
+
+    def has_moved(self) -> bool:
+        """Return whether it has moved since the call before."""
+        moved, self._moved = self._moved, False
+        return moved
 
 
 async def read_window(kafka: KafkaConfig, starts: Offsets, ends: Offsets) -> AsyncGenerator[list[Record], None]:
     """Read partitions from `starts` to before `ends`, in batches; see `read_records`.
 
     Raises:
-        KafkaUnavailable: No records were received for 30 s before the end.
+        KafkaUnavailable: Nothing was received for 30 s before the end.
     """
-    async with contextlib.aclosing(_never_silent(read_records(kafka, starts, ends), kafka)) as reading:
-        async for batch in reading:
-            yield batch
+    async with contextlib.aclosing(read_columns(kafka, starts, ends, _NO_PROPERTIES, _BATCH)) as reading:
+        async for part in reading:
+            if records := [record for batch in part.batches for record in batch]:
+                yield records
 
 
 async def read_columns(
@@ -204,7 +230,7 @@ async def read_columns(
 
     Raises:
         KafkaError: Kafka refuses the read, or a start offset is no longer in the log.
-        KafkaUnavailable: No records were received for 30 s before the end.
+        KafkaUnavailable: Nothing was received for 30 s before the end.
     """
     parts = _read_parts(kafka, starts, ends, properties, most_records)
     async with contextlib.aclosing(parts if ends is None else _never_silent(parts, kafka)) as reading:
@@ -212,14 +238,14 @@ async def read_columns(
             yield part
 
 
-async def _never_silent(reading: AsyncGenerator[T, None], kafka: KafkaConfig) -> AsyncGenerator[T, None]:
+async def _never_silent(reading: AsyncGenerator[ReadPart, None], kafka: KafkaConfig) -> AsyncGenerator[ReadPart, None]:
     async with contextlib.aclosing(reading) as reader:
         while True:
             try:
                 async with asyncio.timeout(_SILENT_SECONDS):  # wait_for may lose a cancellation before Python 3.12
-                    batch = await anext(reader)
-                    while isinstance(batch, ReadPart) and not batch.batches and not batch.reached:
-                        batch = await anext(reader)
+                    part = await anext(reader)
+                    while not (part.batches or part.reached or part.has_fetched):
+                        part = await anext(reader)
             except StopAsyncIteration:
                 return
             except TimeoutError as cause:
@@ -227,7 +253,7 @@ async def _never_silent(reading: AsyncGenerator[T, None], kafka: KafkaConfig) ->
                     f"reading stopped: no records from Kafka at {kafka.bootstrap_servers} for {_SILENT_SECONDS:g} s. "
                     "Check the brokers (headrace dev status, headrace topics describe) and start again"
                 ) from cause
-            yield batch
+            yield part
 
 
 async def read_slice(

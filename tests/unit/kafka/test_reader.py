@@ -85,18 +85,18 @@ async def test_a_cancellation_is_never_lost(monkeypatch: pytest.MonkeyPatch, tur
     """Also in the turn of the loop in which a batch arrives."""
     batch = asyncio.get_running_loop().create_future()
 
-    async def records(*_: Any) -> AsyncGenerator[list[Any], None]:
+    async def parts(*_: Any) -> AsyncGenerator[reader.ReadPart, None]:
         yield await batch
         await asyncio.Event().wait()
 
     async def read() -> None:
-        async for _ in reader.read_window(KafkaConfig(), {}, {}):
+        async for _ in reader.read_columns(KafkaConfig(), {}, {}, {}, 1):
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(reader, "read_records", records)
+    monkeypatch.setattr(reader, "_read_parts", parts)
     task = asyncio.create_task(read())
     await asyncio.sleep(0.01)
-    batch.set_result([])
+    batch.set_result(reader.ReadPart([], {P0: 1}))
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()

@@ -11,6 +11,7 @@ from headrace.control.health.lag import lag_of
 from headrace.control.runs.selection import unhealthy
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
 from headrace.kafka import PartitionInfo, read_window, reader, window
+from headrace.kafka.reader import ReadPart
 from headrace.records import TopicPartition
 from headrace.testing.memory_cluster import MemoryCluster
 
@@ -52,19 +53,26 @@ def test_windows_beyond_the_log_are_refused(partition: int, offset: int, kind: t
 
 
 def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that stops answering does not hold a command for ever."""
+    """A broker that stops answering does not hold a command for ever; aborted records that arrive are no silence."""
+    fetched: list[int] = []
 
-    async def silent(*_: object) -> AsyncGenerator[list[Any], None]:
-        yield []
-        await asyncio.Event().wait()
+    async def silent(*_: object) -> AsyncGenerator[ReadPart, None]:
+        for _ in range(5):
+            fetched.append(1)
+            yield ReadPart([], {}, has_fetched=True)
+            await asyncio.sleep(0.03)
+        while True:
+            yield ReadPart([], {})
+            await asyncio.sleep(0)
 
     async def read() -> int:
         return len([batch async for batch in read_window(KafkaConfig(), {P0: 0}, {P0: 1})])
 
-    monkeypatch.setattr(reader, "read_records", silent)
-    monkeypatch.setattr(reader, "_SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(reader, "_read_parts", silent)
+    monkeypatch.setattr(reader, "_SILENT_SECONDS", 0.1)
     with pytest.raises(KafkaUnavailable, match="no records from Kafka"):
         asyncio.run(read())
+    assert len(fetched) == 5
 
 
 def test_lag_covers_partitions_without_a_committed_offset() -> None:

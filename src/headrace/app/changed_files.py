@@ -15,6 +15,9 @@ from headrace.runtime import ChildProcess, Clock, Service, Signals, run_blocking
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 0.3
+_INVALID_SECONDS: Final = 1.0
+"""Until invalid files are checked again: what makes them valid may be a file that is not watched."""
+_OTHER: Final = "another file"
 _PIPELINE_FILES: Final = (".yaml", ".yml", ".sql", ".py")
 
 
@@ -22,7 +25,10 @@ class ChangedFiles(Service):
     """Drains the process once a file has changed and the new ones are valid; the caller then starts it again."""
 
     def __init__(self, file: Path | None, config: HeadraceConfig, clock: Clock) -> None:
-        """Prepare to watch a file, None for a run without one, and the files of functions and pipelines in it."""
+        """Prepare to watch a file, None for a run without one, and the files of functions and pipelines in it.
+
+        What changes from now on is seen, so call this before the files are read for the run.
+        """
         super().__init__("changed files")
         self.changed = False
         """Whether the process ends because of a change."""
@@ -31,6 +37,7 @@ class ChangedFiles(Service):
         self._file = file
         self._config = config
         self._clock = clock
+        self._seen = self._stamps()
 
     @property
     def starts_again(self) -> bool:
@@ -38,18 +45,21 @@ class ChangedFiles(Service):
         return self.changed and not (self.signals and self.signals.stop_requested.is_set())
 
     async def run(self) -> None:
-        seen = await run_blocking(self._stamps)
+        known = ""
         while self._file and not self.changed:
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self._clock.sleep(_INVALID_SECONDS if known else _LOOK_SECONDS)
             found = await run_blocking(self._stamps)
-            if found == seen:
+            if found == self._seen and not known:
                 continue
-            paths = ", ".join(sorted({path.name for path, _ in found.items() ^ seen.items()}))
-            seen = found
-            if problems := await self._problems(self._file):
-                log.error("%s changed, keeping the running configuration: %s", paths, problems)
+            paths = ", ".join(sorted({path.name for path, _ in found.items() ^ self._seen.items()}))
+            self._seen = found
+            problems = await self._problems(self._file)
+            if problems and (paths or problems != known):
+                log.error("%s changed, keeping the running configuration: %s", paths or _OTHER, problems)
+            known = problems
+            if problems:
                 continue
-            log.info("%s changed: starting again", paths)
+            log.info("%s changed: starting again", paths or _OTHER)
             if self.signals and not self.signals.drain_requested.is_set():
                 self.changed = True
                 self.signals.drain_requested.set()

@@ -5,7 +5,9 @@ import logging
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -13,10 +15,15 @@ from headrace.cli.cluster_options import DEFAULT_FILE, file_option, load_setting
 from headrace.cli.development import development_settings
 from headrace.config.light4j.folder import folders_of
 from headrace.config.load import read_config
+from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 
 log = logging.getLogger(__name__)
 
 _STANDARD_ERROR = 2
+_STARTED_AGAIN = "_HEADRACE_STARTED_AGAIN"
+"""A variable of the process that follows another after a change."""
+_INVALID_SECONDS = 1.0
+_CHECK_SECONDS = 60.0
 
 
 @click.command()
@@ -39,25 +46,52 @@ def run(file: Path, dev: bool, program: tuple[str, ...]) -> int:
     if program and not shutil.which(program[0]):
         raise click.UsageError(f"cannot start {program[0]}: no such program; the configuration file is named with -c")
     path = None if dev and file == DEFAULT_FILE and not file.exists() else file
-    settings = development_settings(path) if dev else load_settings(file)
+    follows = os.environ.pop(_STARTED_AGAIN, "")
+    try:
+        code, starts_again = _run(file, path, dev, program)
+    except (ConfigError, FunctionInvalid, PipelineInvalid) as problem:
+        if not follows:
+            raise
+        click.echo(f"{problem.description}\nwaiting until the files are valid", err=True)
+        _wait_until_valid(file)
+        starts_again = True
+    if starts_again:
+        _start_again()
+    return code
+
+
+def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...]) -> tuple[int, bool]:
+    """Return the exit code, and whether a change asks for another run."""
     from headrace.app.changed_files import ChangedFiles
     from headrace.app.process_services import run as run_everything
     from headrace.runtime import SystemClock
     from headrace.runtime.telemetry.logs import configure_logging
 
+    files = ChangedFiles(path, load_settings(path), SystemClock()) if dev else None
+    settings = development_settings(path) if dev else load_settings(file)
     configure_logging(settings.log_level, settings.log_format)
     for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
-    files = ChangedFiles(path, settings, SystemClock()) if dev else None
     code = run_everything(
         settings, announce=click.echo, read_again=lambda: load_settings(file), program=program, files=files
     )
-    if files and files.starts_again:
-        sys.stdout.flush()
-        words = sys.orig_argv[1:]
-        _inherit_standard_files_only()
-        os.execv(sys.executable, [sys.executable, *words])
-    return code
+    return code, bool(files and files.starts_again)
+
+
+def _wait_until_valid(file: Path) -> None:
+    from headrace.runtime import run_program
+
+    check = [sys.executable, "-m", "headrace.cli.main", "config", "check", "-c", str(file)]
+    while run_program(check, _CHECK_SECONDS)[0]:
+        time.sleep(_INVALID_SECONDS)
+
+
+def _start_again() -> NoReturn:
+    """Become a new process of the same command."""
+    sys.stdout.flush()
+    words = sys.orig_argv[1:]
+    _inherit_standard_files_only()
+    os.execve(sys.executable, [sys.executable, *words], {**os.environ, _STARTED_AGAIN: "1"})
 
 
 def _inherit_standard_files_only() -> None:

@@ -7,6 +7,7 @@ SIGTERM and SIGINT to the group are for the program. When the parent dies, the w
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -43,11 +44,14 @@ class LineCopy(threading.Thread):
 
 
 def _write(target: int, content: bytes) -> None:
-    try:
-        while content:
-            content = content[os.write(target, content) :]
-    except OSError:  # the reader has gone: the program continues
-        return
+    rest = memoryview(content)
+    while rest:
+        try:
+            rest = rest[os.write(target, rest) :]
+        except BlockingIOError:  # another process has made the file non-blocking
+            select.select([], [target], [])
+        except OSError:  # the reader has gone: the program continues
+            return
 
 
 def _end_with_parent(parent: int) -> None:
@@ -68,7 +72,7 @@ def main(parent: int, prefix: str, command: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     _end_with_parent(parent)
     launched = [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *command]
-    child = subprocess.Popen(launched, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(launched, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout
     assert child.stderr
     copies = [LineCopy(child.stdout, 1, prefix.encode()), LineCopy(child.stderr, 2, prefix.encode())]

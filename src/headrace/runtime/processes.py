@@ -32,7 +32,7 @@ def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
 def group_command(command: Sequence[str], prefix: str) -> list[str]:
     """Return the command that runs a user's program, with a prefix before each line that it prints.
 
-    Whatever the program starts in its process group ends with this process. It does not read standard input.
+    Whatever the program starts in its process group ends with this process. It has the standard input of the launcher.
     """
     return [sys.executable, "-I", "-S", _LAUNCH_GROUP, str(os.getpid()), prefix, *command]
 
@@ -101,7 +101,8 @@ class ChildProcess:
         Args:
             command: Program and arguments; never a shell line.
             on_exit: Called once on the loop with the exit code (negative: the signal that ended it).
-            options: Of `asyncio.create_subprocess_exec` (`pass_fds`, `env`, `stdout`, `cwd`, `limit`, ...).
+            options: Of `asyncio.create_subprocess_exec` (`pass_fds`, `env`, `stdout`, `cwd`, `limit`, ...). Without
+                `stdin` it reads nothing.
         """
         options.setdefault("stdin", asyncio.subprocess.DEVNULL)
         process = await asyncio.create_subprocess_exec(

@@ -29,7 +29,7 @@ class Run:
         self._log = folder / "run.log"
         command = [sys.executable, "-m", "headrace.cli.main", "run", *words]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     @property
     def printed(self) -> str:
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for one in made:
         one.process.kill()
-        one.process.wait()
+        one.process.communicate()
 
 
 def alive(pid: int) -> bool:
@@ -70,13 +70,21 @@ def alive(pid: int) -> bool:
 
 
 def test_the_program_ends_the_run_with_its_code(run: Any, site: Scenario, topic: Any) -> None:
-    """It starts even if a consumer waits for it, knows the address and no secret, and leaves nothing running."""
+    """It starts even if a consumer waits for it, has the standard input, knows the address and no secret.
+
+    It leaves nothing running.
+    """
     consumer = {"topics": [topic()], "group": "g", "backend": {"url": "http://127.0.0.1:9/", "health": {"path": "/"}}}
-    script = BACKGROUND + "echo url=$HEADRACE_URL token=$HEADRACE_TOKEN arguments=$*; printf last; exit 7"
+    script = BACKGROUND + "cat; echo url=$HEADRACE_URL token=$HEADRACE_TOKEN arguments=$*; printf last; exit 7"
     words = ("--", "sh", "-c", script, "sh", "--debug")
     started = run(*words, config={**site.config, "reactive_consumers": {"push": consumer}}, HEADRACE_TOKEN="t0ken")
-    assert started.process.wait(120) == 7
-    for expected in (r"^app \| url=http://127.0.0.1:\d+ token= arguments=--debug$", r"^app \| last$"):
+    started.process.communicate(b"typed\n", 120)
+    assert started.process.returncode == 7
+    for expected in (
+        r"^app \| typed$",
+        r"^app \| url=http://127.0.0.1:\d+ token= arguments=--debug$",
+        r"^app \| last$",
+    ):
         assert re.search(expected, started.printed, re.MULTILINE), started.printed
     assert "ready http=" not in started.printed, "the consumer's backend is not there"
     site.wait_until(lambda: not alive(started.pid()), "the end of the background process")
@@ -96,7 +104,7 @@ def test_the_run_ends_the_program(run: Any, site: Scenario, number: int) -> None
 
 
 def test_a_valid_change_starts_the_run_again(run: Any, site: Scenario, tmp_path: Path) -> None:
-    """A file that is not valid is reported, and what runs continues; a signal ends the run even while it restarts."""
+    """A file that is not valid is reported, and what runs continues, or waits; a signal ends it while it restarts."""
     started = run(
         "--dev", "--", "sh", "-c", "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done", config=site.config
     )
@@ -108,12 +116,18 @@ def test_a_valid_change_starts_the_run_again(run: Any, site: Scenario, tmp_path:
     (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 7}))
     started.wait("headrace.yaml changed: starting again")
     started.wait("starting the program sh", times=2)
-    assert len([*files.iterdir()]) < before + 5, "the first run has left files open"
+    site.wait_until(lambda: len([*files.iterdir()]) < before + 5, "the end of files that the first run has left open")
     (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 8}))
     started.wait("headrace.yaml changed: starting again", times=2)
+    (tmp_path / "headrace.yaml").write_text("not a mapping")
+    started.wait("waiting until the files are valid")
+    (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 9}))
+    started.wait("starting the program sh", times=3)
+    (tmp_path / "headrace.yaml").write_text(json.dumps({**site.config, "drain_seconds": 8}))
+    started.wait("headrace.yaml changed: starting again", times=3)
     started.process.terminate()
     assert started.process.wait(120) == 0
-    assert started.printed.count("ready http=") == 2
+    assert started.printed.count("ready http=") == 3
 
 
 def test_a_run_for_development_needs_no_file_and_no_kafka(run: Any, tmp_path: Path) -> None:

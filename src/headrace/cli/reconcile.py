@@ -108,7 +108,8 @@ def _reader_of(config: HeadraceConfig, name: str, topic: str) -> _CountedConsume
             known, dead_letters = f"{function.name}.{trigger.name}", trigger.dead_letters.topic_for(topic)
             readers[known] = _CountedConsumer(known, trigger.kafka.group, dead_letters, trigger.retry, False)
     if name not in readers:
-        raise click.UsageError(f"consumer {name[:60]!r} is not in the file: {hint(name, sorted(readers))}")
+        text = f"consumer {name[:60]!r} is not in the file: {hint(name, sorted(readers))}"
+        raise click.UsageError(f"{text}. A registered consumer needs a file with its settings under this name")
     return readers[name]
 
 

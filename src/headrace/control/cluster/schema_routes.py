@@ -8,7 +8,7 @@ from msgspec import Meta
 from headrace import errors
 from headrace.control.cluster.registered_schemas import RegisteredSchemas, SubjectList, SubjectVersions, topic_of
 from headrace.http.auth.principals import ADMIN, READ
-from headrace.http.endpoint import Call, Endpoint, Errors, Rule, principal_of, require
+from headrace.http.endpoint import Call, Endpoint, Errors, Rule, require
 
 _READERS: Final = (READ, ADMIN)
 _READ: Final = Rule(_READERS, "consume")
@@ -52,7 +52,7 @@ class SchemaEndpoints:
         errors=_ERRORS,
     )
     async def subjects(self, call: Call[None, SubjectQuery]) -> SubjectList:
-        query, principal = call.query, principal_of(call.scope)
+        query, principal = call.query(call.request)
         part = query.contains.lower()
 
         def selected(subject: str) -> bool:
@@ -71,5 +71,5 @@ class SchemaEndpoints:
     )
     async def versions(self, call: Call[None, VersionQuery]) -> SubjectVersions:
         subject = call.parameters["subject"]
-        require(call.scope, _READERS, "consume", topic_of(subject) or subject)
+        require(call.request, _READERS, "consume", topic_of(subject) or subject)
         return await self._schemas.versions(subject, call.query.offset, call.query.limit)

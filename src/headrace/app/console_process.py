@@ -93,6 +93,8 @@ class ConsoleProcess(Service):
         options: dict[str, object] = {"url": urls["http"], "host": settings.host, "port": settings.port}
         options |= {"management-url": urls["management"]} if "management" in urls else {}
         if tls.certificate:
-            options |= {"server-certificate": tls.certificate, "certificate": tls.certificate, "key": tls.key}
-        hosts = [word for name in self._http.allowed_hosts for word in ("--allowed-host", name)]
-        return [word for name, value in options.items() for word in (f"--{name}", str(value))] + hosts
+            options |= {"certificate": tls.certificate, "key": tls.key}
+        given = [*options.items(), *(("allowed-host", name) for name in self._http.allowed_hosts)]
+        listeners = [tls, *([self._http.management.tls] if self._http.management else [])]
+        given += [("server-certificate", one.certificate) for one in listeners if one.certificate]
+        return [word for name, value in given for word in (f"--{name}", str(value))]

@@ -26,7 +26,9 @@ from headrace.cli.cluster_options import config_option, find_settings
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), default=None, help="For HTTPS, in PEM.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its private key.")
 @click.option("--allowed-host", "hosts", multiple=True, help="Host name that browsers may use; may be repeated.")
-@click.option("--server-certificate", hidden=True, default="", help="The only one that the API may have.")
+@click.option(
+    "--server-certificate", "server_certificates", hidden=True, multiple=True, help="All that the API may have."
+)
 @click.option("--management-url", default="", hidden=True)
 @config_option
 def console(urls: Sequence[str], config: Path | None, certificate: str | None, key: str | None, **given: Any) -> None:

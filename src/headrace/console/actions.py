@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from nicegui import ui
 
+from headrace.console.audit_reads import event_of
 from headrace.console.parts import heading, visible
 from headrace.console.server_api import ApiProblem, ApiReply
 from headrace.console.view import View
@@ -123,12 +124,16 @@ class _Form:
             self._report(str(problem))
             return
         self.confirming.disable()
-        self._report(await _run(self._view, self._action, body))
+        text, correlation_id = await _run(self._view, self._action, body)
+        self._report(text)
         self.closing.set_text("Close")
         await self._view.refresh()
+        if correlation_id and (event := await event_of(self._view, correlation_id)):
+            self._report("\n".join([f"Audit: {event}; correlation id {correlation_id}", *text.split("\n")[1:]]))
 
     def _report(self, text: str) -> None:
-        self._result.set_text(visible(text))
+        if not self._result.is_deleted:  # the user has closed the dialog
+            self._result.set_text(visible(text))
 
     def _body(self) -> dict[str, Any]:
         action, reason = self._action, self._reason
@@ -141,16 +146,16 @@ class _Form:
         return {**action.body, **given, **({"reason": reason.value} if reason and reason.value else {})}
 
 
-async def _run(view: View, action: Action, body: Mapping[str, Any]) -> str:
-    """Send the request, and return the line that the audit has of it, or the sentence of the error."""
+async def _run(view: View, action: Action, body: Mapping[str, Any]) -> tuple[str, str]:
+    """Send the request, and return what was done, and its correlation id; or the sentence of the error, and nothing."""
     sent = None if action.method == "DELETE" else [body] if action.listed else body
     try:
         reply = await view.send(action.method, action.path, sent, action.query)
     except ApiProblem as problem:
         if problem.status == 403:
             view.session.refused.setdefault(action.scopes[0], str(problem))
-        return f"Not done: {problem}"
-    return _line(action, body, reply)
+        return f"Not done: {problem}", ""
+    return _line(action, body, reply), reply.correlation_id
 
 
 def _line(action: Action, body: Mapping[str, Any], reply: ApiReply) -> str:

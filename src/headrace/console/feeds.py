@@ -99,7 +99,7 @@ class Feed:
                 raise ApiProblem("the session has ended: log in again", 401)
             # Readiness is a report with both of its statuses; elsewhere 503 is an error.
             expected = (503,) if self._path.startswith("/health/") else ()
-            reply = await self._servers.send(self._session.token, "GET", self._path, expected=expected)
+            reply = await self._servers.send(self._session, "GET", self._path, expected=expected)
             self.value, self.problem = reply.body, None
         except ApiProblem as problem:
             self.problem = problem

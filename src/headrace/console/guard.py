@@ -25,6 +25,7 @@ SESSION: Final = "headrace.session"
 LOOPBACK: Final = frozenset(("127.0.0.1", "localhost", "::1"))
 _SOCKET: Final = "/_nicegui_ws"
 _MOST_BODY_BYTES: Final = 20_000
+_MOST_LOGINS: Final = 8
 _FORM: Final = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Log in - Headrace</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 :root{{color-scheme:light dark}}body{{font:16px sans-serif;max-width:26rem;margin:10vh auto;padding:0 1rem}}
@@ -58,6 +59,8 @@ class Guard:
         self._hosts = {name.lower() for name in hosts}
         self._cookie = cookie
         self._secure = secure
+        # Logins that are tried now.
+        self._trying = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -98,7 +101,10 @@ class Guard:
         if scope["path"].startswith(_SOCKET):
             if scope["type"] != "websocket":
                 return "only web sockets are served here"
-            client = Client.instances.get(QueryParams(scope["query_string"]).get("client_id", ""))
+            named = QueryParams(scope["query_string"]).getlist("client_id")
+            if len(named) != 1:  # NiceGUI refuses a handshake for another page only if the address names this one
+                return "a web socket belongs to one page"
+            client = Client.instances.get(named[0])
             if client and client.request.scope.get(SESSION) is not session:
                 return "the session has ended: load the page again"
         return ""
@@ -139,10 +145,15 @@ class Guard:
         token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
         if not token.isascii() or not token.isprintable() or " " in token or len(body) > _MOST_BODY_BYTES:
             return self._form("not a valid token: it is one word of ASCII")
+        if self._trying >= _MOST_LOGINS:
+            return self._form("too many others log in now: try again in a moment")
+        self._trying += 1
         try:
-            info = await self._servers.send(token, "GET", "/adm/server/info", expected=(401, 403))
+            info = await self._servers.send(Session(token), "GET", "/adm/server/info", expected=(401, 403))
         except ApiProblem as problem:
             return self._form(str(problem))
+        finally:
+            self._trying -= 1
         if info.status == 401:
             return self._form(str(info.body.get("description", "the token is refused")))
         cookie = self._sessions.open(token)
@@ -166,7 +177,7 @@ def _protect(headers: MutableHeaders, nonce: str) -> None:
     )
     headers["X-Frame-Options"] = "DENY"
     headers["X-Content-Type-Options"] = "nosniff"
-    headers["Referrer-Policy"] = "no-referrer"
+    headers["Referrer-Policy"] = "same-origin"  # without referrers, browsers hide the origin of forms, too
     headers.setdefault("Cache-Control", "no-store")
 
 

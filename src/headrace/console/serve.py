@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
+from nicegui import Client, background_tasks, core, ui
 from nicegui import app as nicegui_app
-from nicegui import core, ui
 from starlette.responses import Response
 
 from headrace.console import frame, pages
@@ -27,6 +27,9 @@ from headrace.console.view import PAGES, Page, View
 from headrace.errors import ConfigError, EnvironmentProblem
 
 _BACKLOG: Final = 128
+_BUILD_SECONDS: Final = 1.0
+_RESPONSE_SECONDS: Final = 30.0
+_MOST_UNOPENED: Final = 100
 _HISTORY_MESSAGES: Final = 200
 
 
@@ -41,15 +44,15 @@ class ConsoleSettings(NamedTuple):
     certificate: str = ""
     key: str = ""
     hosts: Sequence[str] = ()
-    server_certificate: str = ""
-    """The only certificate that the API may have; without it, the authorities of the system decide."""
+    server_certificates: Sequence[str] = ()
+    """The only certificates that the API may have; without them, the authorities of the system decide."""
 
 
 class Console:
     """What all pages of a process share."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
-        self.servers = Servers(settings.urls, settings.management, settings.server_certificate)
+        self.servers = Servers(settings.urls, settings.management, settings.server_certificates)
         self.sessions = Sessions(settings.token)
         self.history = History()
         self._feeds = Feeds(self.servers, self.sessions)
@@ -64,14 +67,33 @@ class Console:
     def _register(self, page: Page) -> None:
         async def build(request: Request) -> Response | None:
             session: Session = request.scope.get(SESSION, self.sessions.shared)
-            if not session.token and await self.servers.needs_token():
+            client = ui.context.client
+            _drop_unopened()
+            if not session.token and await self.servers.needs_token(_BUILD_SECONDS):
+                client.delete()
                 return RedirectResponse("/login", 303)
-            view = View(ui.context.client, session, self.servers, self._feeds, self.history)
-            await frame.build(page, view)
+            view = View(client, session, self.servers, self._feeds, self.history)
+
+            async def built() -> None:
+                if not client.is_deleted:
+                    with client:
+                        await frame.build(page, view)
+
+            task = background_tasks.create(built(), name=f"build {page.path}")
+            await asyncio.wait({task}, timeout=_BUILD_SECONDS)  # the rest comes over the web socket
+            if task.done():
+                task.result()
             return None
 
         build.__annotations__ = {"request": Request}
-        ui.page(page.path, title=f"{page.title} - Headrace")(build)
+        ui.page(page.path, title=f"{page.title} - Headrace", response_timeout=_RESPONSE_SECONDS)(build)
+
+
+def _drop_unopened() -> None:
+    """Forget the oldest pages that no browser has opened, if there are many."""
+    unopened = [one for one in Client.instances.values() if not one.has_socket_connection]
+    for client in sorted(unopened, key=lambda one: one.created)[:-_MOST_UNOPENED]:
+        client.delete()
 
 
 def serve(settings: ConsoleSettings, announce: Callable[[str], object]) -> None:
@@ -143,7 +165,7 @@ def _listen(settings: ConsoleSettings) -> socket.socket:
 
 
 async def _check_open(settings: ConsoleSettings) -> None:
-    servers = Servers(settings.urls, settings.management, settings.server_certificate)
+    servers = Servers(settings.urls, settings.management, settings.server_certificates)
     try:
         protected = bool(settings.certificate) and not settings.token and await servers.needs_token()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
@@ -11,13 +12,16 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from headrace.console.sessions import Session
+
 REQUEST_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 2.0
-_MOST_CONNECTIONS: Final = 20
+_MOST_CONNECTIONS: Final = 100
 UNREACHABLE_STATUS: Final = 502
 _NOT_HERE: Final = ("ERR10007", "ERR10008")
 """Codes of a path or method that this listener does not have."""
 _ADMINISTRATION: Final = ("/adm/", "/metrics")
+_BUSY: Final = "Headrace is slow, and too many requests of the console wait for it: try again in some seconds"
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -42,18 +46,19 @@ class ApiReply(NamedTuple):
 class Servers:
     """The processes of one deployment. If one does not respond, the next gets the request."""
 
-    def __init__(self, urls: Sequence[str], management: str = "", certificate: str = "") -> None:
+    def __init__(self, urls: Sequence[str], management: str = "", certificates: Sequence[str] = ()) -> None:
         """Prepare without connecting.
 
         Args:
             urls: Base URLs of the processes.
             management: That of a listener for administration, if there is one.
-            certificate: File of the only certificate that they may have; by default, the system's authorities decide.
+            certificates: Files of the only certificates that they may have; by default, the system's authorities
+                decide.
         """
         settings: dict[str, Any] = {
             "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
             "timeout": httpx.Timeout(REQUEST_SECONDS, connect=_CONNECT_SECONDS),
-            "verify": _only(certificate) if certificate else True,
+            "verify": _only(certificates) if certificates else True,
         }
         self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
         self._management = httpx.AsyncClient(base_url=management, **settings) if management else None
@@ -69,7 +74,7 @@ class Servers:
 
     async def send(
         self,
-        token: str,
+        session: Session,
         method: str,
         path: str,
         body: Any = None,
@@ -80,17 +85,25 @@ class Servers:
     ) -> ApiReply:
         """Send a request and return the response; an error with an expected status is a response, too.
 
-        `seconds` limits how long it takes.
+        `seconds` limits how long each process may take.
 
         Raises:
-            ApiProblem: No process responds, or the request was refused.
+            ApiProblem: No process responds, too many requests wait, or the request was refused.
         """
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Authorization": f"Bearer {session.token}"} if session.token else {}
         request = {"json": body, "params": query or None, "headers": headers}
         request["timeout"] = httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
         if body is None:
             del request["json"]
-        response = await self._response(method, path, request)
+        try:
+            async with asyncio.timeout(seconds):
+                await session.turns.acquire()
+        except TimeoutError:
+            raise ApiProblem(_BUSY, 503) from None
+        try:
+            response = await self._response(method, path, request)
+        finally:
+            session.turns.release()
         if response.status_code >= 400 and response.status_code not in expected:
             raise _problem_of(response)
         try:
@@ -100,10 +113,12 @@ class Servers:
             found = response.text
         return ApiReply(found, response.status_code, response.headers.get("x-correlation-id", ""))
 
-    async def needs_token(self) -> bool:
-        """Return whether requests without a token are refused; false while no process responds."""
+    async def needs_token(self, seconds: float = REQUEST_SECONDS) -> bool:
+        """Return whether requests without a token are refused; false while no process responds in time."""
         try:
-            return (await self.send("", "GET", "/adm/server/info", expected=(401, 403))).status == 401
+            path = "/adm/server/info"
+            reply = await self.send(Session(""), "GET", path, expected=(401, 403), seconds=seconds)
+            return reply.status == 401
         except ApiProblem:
             return False
 
@@ -124,6 +139,8 @@ class Servers:
                 response = await client.request(method, path, **request)
                 if self._management and client is not self._management and _lacks_path(response):
                     response = await self._management.request(method, path, **request)
+            except httpx.PoolTimeout:
+                raise ApiProblem(_BUSY, 503) from None
             except httpx.RequestError as cause:
                 reasons.append(f"{client.base_url}: {str(cause) or type(cause).__name__}")
                 if self._present == at:
@@ -146,9 +163,11 @@ def _lacks_path(response: httpx.Response) -> bool:
     return response.status_code in (404, 405) and _problem_of(response).code in _NOT_HERE
 
 
-def _only(certificate: str) -> ssl.SSLContext:
-    """Return TLS that accepts this certificate, under any host name, and no other."""
-    context = ssl.create_default_context(cafile=certificate)
+def _only(certificates: Sequence[str]) -> ssl.SSLContext:
+    """Return TLS that accepts these certificates, under any host name, and no others."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for file in certificates:
+        context.load_verify_locations(file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context

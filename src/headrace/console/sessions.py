@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
@@ -10,6 +11,7 @@ from typing import Final
 
 _MOST_SESSIONS: Final = 100
 _IDLE_SECONDS: Final = 1800.0
+_MOST_REQUESTS: Final = 30
 
 
 class Session:
@@ -18,6 +20,8 @@ class Session:
     def __init__(self, token: str) -> None:
         self.token = token
         self.used_at = time.monotonic()
+        self.turns = asyncio.Semaphore(_MOST_REQUESTS)
+        """Requests to the API that this login may have at a time, so that others have connections left."""
         self.dark: bool | None = None
         """Which colours the user has chosen; None for those of the system."""
         self.refused: dict[str, str] = {}

@@ -111,7 +111,7 @@ class View:
             ApiProblem: It was refused, or no process responds. The text is for people.
         """
         self.session.touch()
-        return await self.servers.send(self.session.token, method, path, body, query, seconds=seconds)
+        return await self.servers.send(self.session, method, path, body, query, seconds=seconds)
 
     async def refresh(self) -> None:
         """Ask again now for everything that the page follows, as after an action."""

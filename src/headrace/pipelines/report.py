@@ -44,6 +44,8 @@ class FlowStatus(FlowMetrics, kw_only=True, rename="camel"):
     state: State = "starting"
     group: str = ""
     """Consumer group that shows the progress of the flow; it has no members."""
+    sink: str = ""
+    """What the flow writes to: its kind and name, such as `topic orders`."""
     worked_seconds: float = 0.0
     """Sum of the durations of all micro-batches."""
     first_batch_seconds: float | None = None

@@ -66,7 +66,9 @@ class PipelineRun(Service):
         self._source = InputSource(spec, kafka, registry, (state_dir / spec.name).absolute(), admin)
         # What is known and reported
         self._publisher = OffsetPublisher(admin.alter_group_offsets, clock)
-        self._status = RunStatus(spec.name, self.groups)
+        self._status = RunStatus(
+            spec.name, self.groups, {name: flow.sink.described for name, flow in spec.running.items()}
+        )
         self._flows = FlowWatch(spec, self._status, clock)
         # What operators want
         self._stopping = False

@@ -31,7 +31,7 @@ _LATEST: Final = ("batch_id", "watermark", "records_per_second", *_GAUGES)
 class RunStatus:
     """A whole run."""
 
-    def __init__(self, pipeline: str, groups: dict[str, str]) -> None:
+    def __init__(self, pipeline: str, groups: Mapping[str, str], sinks: Mapping[str, str]) -> None:
         self.pipeline = pipeline
         self.state: State = "starting"
         self.reason = "not started"
@@ -39,7 +39,7 @@ class RunStatus:
         self.starts = 0
         self.waits_for_folder = False
         """Whether the driver waits for another process."""
-        self.flows = {name: FlowStatus(group=group) for name, group in groups.items()}
+        self.flows = {name: FlowStatus(group=group, sink=sinks[name]) for name, group in groups.items()}
 
     def driver_started(self, *, planned: bool = False) -> None:
         """Count the start of a driver process; a `planned` one leaves the run ready."""

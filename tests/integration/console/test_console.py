@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
 from headrace.console.parts import excerpt, visible
+from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
+from headrace.testing import PlannedResponse
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
-from tests.chromium import check_page, chromium, tab
+from tests.chromium import LIMIT_MS, check_page, chromium, tab
 from tests.function_calls import function_file
+from tests.raw_server import Authority
 
 PAGES = [
     ("/", "Needs a person now"),
@@ -55,6 +65,10 @@ TEXTS = r"""<img src=x onerror=RUN>|<svg onload=RUN>|<input autofocus onfocus=RU
 PAYLOADS = TEXTS.replace("RUN", RUN).replace("\n", "|").split("|")
 PAYLOADS += ["\x00\x01\x1b[31m\x7f", "\u202egnp.exe\u2066", "\ufeff\u200b\u2028\u2029", "x\u0301" * 50, "<b>" * 40_000]
 
+TOKEN = "a-token-of-ann-on-duty"
+ANN = {"token": TOKEN, "scopes": ["admin", "kafka:r", "kafka:w"]}
+SECURITY = {"mode": "token", "principals": {"ann": ANN}}
+
 
 def dead_letter(topic: str, text: str, into: str = "") -> OutgoingRecord:
     """A dead letter of a topic that has this text wherever a backend, a producer or a group can write one."""
@@ -65,8 +79,21 @@ def dead_letter(topic: str, text: str, into: str = "") -> OutgoingRecord:
     return OutgoingRecord(into or f"{topic}.dlq", text.encode(), text.encode(), headers, 0)
 
 
-def act(page: Any, button: str, **fields: str) -> str:
-    """Press a button, fill the dialog, confirm, and return what it says then."""
+@contextlib.contextmanager
+def console(*urls: str) -> Iterator[str]:
+    """Run the command and return its address."""
+    command = [sys.executable, "-m", "headrace.cli.main", "console", "--port", "0"]
+    command += [word for url in urls for word in ("--url", url)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
+
+
+def act(page: Any, button: str, event: str = "", **fields: str) -> str:
+    """Press a button, fill the dialog, confirm, and return what it says then; of the audit, if that is awaited."""
     page.get_by_role("button", name=button, exact=True).first.click()
     dialog = page.get_by_role("dialog")
     for label, value in fields.items():
@@ -75,6 +102,8 @@ def act(page: Any, button: str, **fields: str) -> str:
         preview.click()
     dialog.get_by_role("button", name=button.split()[0], exact=True).click()
     dialog.get_by_role("button", name="Close").wait_for()
+    if event:
+        dialog.get_by_text(f"Audit: {event}").wait_for()
     said: str = dialog.locator(".hr-result").inner_text()
     dialog.get_by_role("button", name="Close").click()
     dialog.wait_for(state="detached")
@@ -94,6 +123,12 @@ def check_schemas(page: Any, url: str, name: str) -> None:
     page.get_by_role("link", name=f"Topic {name}").click()
     page.get_by_role("link", name=f"Schema {name}-value").click()
     page.get_by_role("heading", name="Version 2", exact=True).wait_for()
+
+
+def address_of(process: Any) -> str:
+    """The address of the console that a process has started."""
+    Scenario.wait_until(lambda: "console http" in process.output, "the console")
+    return str(re.search(r"console (https?://[\d.:]+)", process.output)[1])  # type: ignore[index]
 
 
 def check_other_pages(page: Any, url: str) -> None:
@@ -134,8 +169,7 @@ def test_a_consumer_is_repaired_in_a_browser(
     process = push(name, more=more)
     site.write(name, OutgoingRecord(name, b"k", b"text", None, 0))
     site.write(f"{name}.dlq", dead_letter(name, "text"))
-    site.wait_until(lambda: "console http" in process.output, "the console")
-    url = re.search(r"console (http://[\d.:]+)", process.output)[1]
+    url = address_of(process)
     site.write_json(name, *range(40))
     job = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, "rate": 0.1}).body["id"]
     status = f"{process.url}/adm/reactive-consumers/{name}"
@@ -177,8 +211,7 @@ def test_foreign_text_is_text_and_dead_letters_are_repaired(push: Any, site: Any
     broken = OutgoingRecord(other, b"\xff<b>", b"\xff<script>", [("a", b"\xff<b>"), ("a", None)], 0)
     site.write(other, *(dead_letter(name, one, other) for one in PAYLOADS), broken)
     site.write(dlq, *(dead_letter(name, one) for one in PAYLOADS))
-    site.wait_until(lambda: "console http" in process.output, "the console")
-    url = re.search(r"console (http://[\d.:]+)", process.output)[1]
+    url = address_of(process)
     ended = f"{process.url}/adm/dead-letters/{dlq}/statistics?state=ended"
     with chromium() as browser, tab(browser) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
@@ -214,3 +247,61 @@ def test_foreign_text_is_text_and_dead_letters_are_repaired(push: Any, site: Any
         assert "partitions: 2 -> 3" in act(page, "Add partitions", Partitions="3")
         assert "Audit:" in act(page, "Delete", Name=made)
         assert send("GET", f"{process.url}/topics/{made}").status == 404
+
+
+def test_a_console_reaches_https_and_administration(site: Any, headrace: Any, tmp_path: Path) -> None:
+    """`headrace run` gives it the certificates of both listeners, and each page asks the one that has its path."""
+    authority, tls = Authority(tmp_path), {}
+    for name in ("main", "management"):
+        authority.issue(name)
+        (tmp_path / f"{name}.key").chmod(0o600)
+        tls[name] = {"certificate": str(tmp_path / f"{name}.pem"), "key": str(tmp_path / f"{name}.key")}
+    http = {"tls": tls["main"], "management": {"port": free_ports(1)[0], "tls": tls["management"]}}
+    process = headrace({**site.config, "http": http, "security": SECURITY, "console": {"port": 0}})
+    url, trust = address_of(process), ssl.create_default_context(cafile=authority.file)
+    with httpx.Client(base_url=url, verify=trust, follow_redirects=True, headers={"Origin": url}) as client:
+        assert "needs a token" in client.get("/").text
+        client.post("/login", data={"token": TOKEN})
+        for path, text in {"/": "Kafka responds", "/log-levels": "ROOT"}.items():
+            site.wait_until(lambda path=path, text=text: text in client.get(path).text, text)
+
+
+@pytest.mark.long  # a browser, and minutes on a busy machine
+def test_an_outage_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, backend: Any) -> None:
+    """The overview says why, and its buttons help; bad records are found, redriven and counted; the audit has who."""
+    name = topic()
+    more = {"security": SECURITY, "audit": {"to": "topic", "topic": f"{name}-audit"}}
+    backend.response = PlannedResponse(503)
+    process = push(name, more=more)
+    values = [{"n": number, "bad": number < 3} for number in range(20)]
+    site.write_json(name, *values)
+    with console("http://127.0.0.1:9", process.url) as url, chromium() as browser, tab(browser) as page:
+        page.goto(url)
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("row", name=f"reactive consumer {name} the breaker").wait_for()
+        assert "reason: mend it" in act(page, f"Pause reactive consumer {name}", "SUCCESS ann pause", Reason="mend it")
+        backend.response = PlannedResponse(fails=lambda record: record["value"]["bad"], stacktrace="BadAmount: below 0")
+        assert "Audit:" in act(page, f"Resume reactive consumer {name}")
+        page.get_by_role("row", name=f"topic {name}.dlq 3 dead letters are left").get_by_role("link").click()
+        page.get_by_role("link", name="BadAmount").click()
+        page.get_by_label("Text in error").fill("below 0")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("3 found").wait_for()
+        backend.response = PlannedResponse()
+        page.goto(url)
+        said = act(page, f"Redrive topic {name}.dlq", per="50", Consumer=name, Reason="amounts were right")
+        assert "is waiting" in said
+        page.get_by_role("table", name="Needs a person now").get_by_text("nothing").wait_for(timeout=3 * LIMIT_MS)
+        assert sorted(record["value"]["n"] for record in backend.accepted) == [*range(20)]
+        page.goto(f"{url}/audit")
+        page.get_by_role("row", name=re.compile("ann.*amounts were right")).first.wait_for()
+        page.goto(url)
+        page.evaluate("window.__loaded = 1")
+        process.terminate()
+        banner = page.locator(".hr-banner").get_by_text("Headrace is unreachable")
+        banner.wait_for()
+        process.start()
+        banner.wait_for(state="detached", timeout=3 * LIMIT_MS)
+        page.get_by_role("row", name=f"{name} runs").wait_for()
+        assert page.evaluate("window.__loaded") == 1, "it recovers without a reload"

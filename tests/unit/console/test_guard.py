@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -48,6 +49,10 @@ async def test_a_login_is_a_cookie_and_other_sites_are_refused(opened: Any) -> N
                 await client.get("/_nicegui_ws/socket.io/?transport=polling"),
             ]
             assert [one.status_code for one in refused] == [403] * 4
+            headers, closed = [(b"host", b"127.0.0.1"), (b"origin", b"http://127.0.0.1")], list[Any]()
+            socket = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "query_string": b"", "headers": headers}
+            await guard(socket, client.get, AsyncMock(side_effect=closed.append))
+            assert closed[0]["reason"] == "a web socket belongs to one page"
             wrong = await client.post("/login", data={"token": "<b>" + "x" * 20}, headers=own)
             assert wrong.status_code == 401 and "<b>" not in wrong.text and not wrong.cookies
             done = await client.post("/login", data=form, headers=own)
@@ -84,7 +89,7 @@ async def test_polls_continue_whatever_responds(opened: Any) -> None:
     """Requests at the same time find the process that lives; a response that is no response is an outage."""
     async with opened() as server:
         servers = Servers(["http://127.0.0.1:9", server.web.url])
-        await asyncio.gather(*(servers.send("", "GET", "/health/liveness") for _ in range(4)))
+        await asyncio.gather(*(servers.send(Session(""), "GET", "/health/liveness") for _ in range(4)))
         await servers.close()
     text = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}"
     async with await asyncio.start_server(
@@ -97,6 +102,32 @@ async def test_polls_continue_whatever_responds(opened: Any) -> None:
         await feed.refresh()
         await servers.close()
     assert delivered[0][1].status == 502
+
+
+async def test_a_silent_server_and_a_busy_user_do_not_stop_others() -> None:
+    """One login has 30 requests at a time, and the next one still has a connection; of many logins, 8 are tried."""
+    connections = asyncio.Queue[asyncio.StreamWriter]()
+    async with await asyncio.start_server(lambda *pair: connections.put_nowait(pair[1]), "127.0.0.1", 0) as silent:
+        servers = Servers([f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"])
+        guard = Guard(shown, servers=servers, sessions=Sessions(), hosts=["127.0.0.1"], cookie="c", secure=False)
+        async with (
+            httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=SELF) as client,
+            asyncio.timeout(30),
+        ):
+            busy = Session("busy")
+            waiting = [servers.send(session, "GET", "/x") for session in [busy] * 200 + [Session("")]]
+            waiting += [client.post("/login", data={"token": "x"}, headers={"Origin": SELF}) for _ in range(9)]
+            tasks = [*map(asyncio.ensure_future, waiting)]
+            [refused], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            assert "too many others log in now" in (await refused).text
+            writers = [await connections.get() for _ in range(30 + 1 + 8)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert connections.empty()
+            for writer in writers:
+                writer.close()
+        await servers.close()
 
 
 def test_no_page_makes_html_of_text() -> None:

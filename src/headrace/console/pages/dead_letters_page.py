@@ -10,7 +10,6 @@ from urllib.parse import quote, urlencode
 from nicegui import background_tasks, ui
 
 from headrace.console.actions import Action, action_button, confirm, dry_run
-from headrace.console.pages.overview_page import DEAD_LETTER_SECONDS, DEAD_LETTERS
 from headrace.console.pages.topic_page import header_table, text_block
 from headrace.console.parts import excerpt, heading, number, path_of, visible
 from headrace.console.server_api import ApiProblem
@@ -18,6 +17,8 @@ from headrace.console.table import Table, TableColumn
 from headrace.console.topic_records import moment_of
 from headrace.console.view import View, page
 
+DEAD_LETTERS: Final = "/adm/dead-letters"
+DEAD_LETTER_SECONDS: Final = 10.0
 JOBS: Final = "/adm/jobs"
 TOPIC_PAGE: Final = "/dead-letter-topic"
 KINDS: Final = ("redrive", "quarantine", "drop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from headrace.client.attention import Need, kafka_outage, needs_of
 from headrace.console.actions import Action, confirm
 from headrace.console.feeds import History
 from headrace.console.frame import READINESS
+from headrace.console.pages.dead_letters_page import DEAD_LETTER_SECONDS, DEAD_LETTERS, run_action
 from headrace.console.parts import Level, badge, change_badge, number, path_of, points_of
 from headrace.console.table import Table, TableColumn
 from headrace.console.view import View, page
@@ -19,8 +21,6 @@ from headrace.console.view import View, page
 CONSUMERS: Final = "/adm/reactive-consumers"
 PIPELINES: Final = "/adm/pipelines"
 TABLES: Final = "/tables"
-DEAD_LETTERS: Final = "/adm/dead-letters"
-DEAD_LETTER_SECONDS: Final = 10.0
 CONTROL: Final = ("admin", "consumers:w")
 
 
@@ -56,7 +56,7 @@ async def overview(view: View) -> None:
         "Needs a person now",
         [TableColumn("what", "What"), TableColumn("why", "Why")],
         empty="nothing",
-        buttons={"Resume": lambda key: _resume(view, key)},
+        buttons={button: partial(_help, view, button) for button in ("Resume", "Pause", "Redrive")},
         refusal=view.session.problem_with(*CONTROL),
     )
 
@@ -184,15 +184,25 @@ def row_of(one: Mapping[str, Any], history: History) -> dict[str, Any]:
 
 
 def _attention_row(need: Need) -> dict[str, Any]:
-    words, _, name = need.about.rpartition(" ")
-    kind = words.rpartition(" ")[2]
-    row: dict[str, Any] = {"what": need.about, "why": need.why, "_key": name, "_link": "/"}
+    kind, name = _kind_and_name(need.about)
+    row: dict[str, Any] = {"what": need.about, "why": need.why, "_link": "/", "_buttons": []}
     if kind in _PAGES:
         row["_link"] = path_of(_PAGES[kind], name=name)
-    row["_buttons"] = ["Resume"] if need.severity == "paused" and _PAGES.get(kind) == "/consumer" else []
+        helps = {"pipeline": "Resume", "topic": "Redrive"}
+        row["_buttons"] = [helps.get(kind) or ("Resume" if need.severity == "paused" else "Pause")]
     return row
 
 
-def _resume(view: View, name: str) -> None:
-    path = f"{CONSUMERS}/{quote(name, safe='')}/resume"
-    confirm(view, Action(f"Resume {name}", "POST", path, scopes=CONTROL))
+def _kind_and_name(about: str) -> tuple[str, str]:
+    words, _, name = about.rpartition(" ")
+    return words.rpartition(" ")[2], name
+
+
+def _help(view: View, button: str, about: str) -> None:
+    kind, name = _kind_and_name(about)
+    if kind == "topic":
+        confirm(view, run_action(view, name, "redrive", dict))
+        return
+    path = f"{PIPELINES if kind == 'pipeline' else CONSUMERS}/{quote(name, safe='')}/{button.lower()}"
+    reason = "" if kind == "pipeline" else "optional"
+    confirm(view, Action(f"{button} {name}", "POST", path, reason=reason, scopes=CONTROL))

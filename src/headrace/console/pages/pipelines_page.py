@@ -42,6 +42,7 @@ _FLOWS: Final = (
     TableColumn("bad", "Bad rows"),
     TableColumn("error", "Last error"),
 )
+_READERS: Final = ("reactive", "function", "table", "flow")
 Edges = list[tuple[GraphNode, GraphNode]]
 
 
@@ -128,7 +129,7 @@ class _Lineage:
         self._parts[part] = edges
         shown = [edge for each in self._parts.values() for edge in each]
         starts = [one for one, _ in shown if one[0] == "topic"]
-        ends = [other for _, other in shown if other[0] in ("destination", "pipeline")]
+        ends = [other for _, other in shown if other[0] not in _READERS and other not in starts]
         middle = [node for edge in shown for node in edge if node not in starts and node not in ends]
         self.graph.show((starts, middle, ends), shown)
 
@@ -142,19 +143,20 @@ async def _flow_topics(view: View, lineage: _Lineage, only: str = "") -> None:
     for one in found:
         for flow, status in one["flows"].items():
             if status.get("group") and only in ("", one["name"]):
-                await _flow_of(view, lineage, one["name"], flow, status["group"])
+                await _flow_of(view, lineage, f"{one['name']}.{flow}", status)
 
 
-async def _flow_of(view: View, lineage: _Lineage, name: str, flow: str, group: str) -> None:
-    this = "flow", f"{name}.{flow}"
+async def _flow_of(view: View, lineage: _Lineage, name: str, status: Mapping[str, Any]) -> None:
+    this = "flow", name
+    kind, _, sink = status["sink"].partition(" ")
+    written: Edges = [(this, ("topic", sink) if kind == "topic" else ("sink", status["sink"]))]
 
     def show(found: Mapping[str, Any]) -> None:
         topics = dict.fromkeys(one["topic"] for one in found["offsets"])
-        edges: Edges = [(("topic", topic), this) for topic in topics]
-        lineage.put(f"flow {this[1]}", [*edges, (this, ("pipeline", name))])
+        lineage.put(f"flow {name}", [*((("topic", topic), this) for topic in topics), *written])
 
-    lineage.put(f"flow {this[1]}", [(this, ("pipeline", name))])
-    await view.follow(f"{GROUPS}/{quote(group, safe='')}", show, seconds=_SECONDS, optional=True)
+    lineage.put(f"flow {name}", [*written])
+    await view.follow(f"{GROUPS}/{quote(status['group'], safe='')}", show, seconds=_SECONDS, optional=True)
 
 
 def _bad(flow: Mapping[str, Any]) -> dict[str, int]:

@@ -61,7 +61,7 @@ async def test_progress_and_failures_are_in_the_status(started: Started, caplog:
         flow = harness.flow
         assert (flow["batch_id"], flow["input_records"], flow["lag_records"]) == (2, 30, 0)
         assert (flow["corrupt_records"], flow["tombstone_records"], flow["state"]) == (3, 1, "running")
-        assert flow["last_error"] == "CAST_INVALID_INPUT: cannot cast"
+        assert (flow["last_error"], flow["sink"]) == ("CAST_INVALID_INPUT: cannot cast", "topic late")
         assert harness.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
         assert caplog.text.count("dropped 2 of 10 records that do not match the schema of their source") == 1
 

@@ -129,7 +129,7 @@ class StandIn:
 
 def _topic(name: str) -> dict[str, Any]:
     fields = {"name": name, "replication_factor": 3, "records": 7, "under_replicated": 0, "kind": ""}
-    return {**fields, "internal": False, "configs": [], "partitions": []}
+    return {**fields, "internal": False, "configs": {}, "partitions": []}
 
 
 def _group(name: str) -> dict[str, Any]:

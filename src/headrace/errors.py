@@ -458,7 +458,7 @@ class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503
 
 
 class OwnerUnavailable(HeadraceError, code="ERR40082", message="OWNER_UNAVAILABLE", status=503, retry_after_seconds=2):
-    """The process that has the instance does not respond now."""
+    """The process that has the instance, or the idempotency key, does not respond now."""
 
 
 class ServerBusy(HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retry_after_seconds=1):

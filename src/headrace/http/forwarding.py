@@ -24,12 +24,13 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.errors import Draining, ForwardRefused, InstanceGone, InstanceNotFound, OwnerUnavailable
+from headrace.errors import Draining, ForwardRefused, InstanceGone, InstanceNotFound, KafkaTimeout, OwnerUnavailable
 from headrace.http.auth import Principal
 from headrace.http.endpoint import Endpoint, Serve, owner_of
 from headrace.http.messages import read_body
-from headrace.http.peer_connection import PeerConnection
+from headrace.http.peer_connection import PeerConnection, PeerResponseLost
 from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
+from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import InstanceOwner
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
@@ -37,6 +38,8 @@ from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.tracing import current_span
 
 _HEADER: Final = b"x-headrace-forwarded"
+_RECORD: Final = b"x-headrace-"
+"""Beginning of the headers that describe a record."""
 _FRESH_SECONDS: Final = 30.0
 """Maximum age of a signature, and so the maximum difference between the clocks of two processes."""
 _CONFIRM_SECONDS: Final = 30.0
@@ -130,6 +133,7 @@ class Forwarder:
             InstanceGone: Its process has ended.
             InstanceNotFound: It belongs to another principal.
             OwnerUnavailable: Its process does not respond.
+            KafkaTimeout: The request writes records; its process may have served it, and the response is lost.
         """
         forwarded: _Forwarded | None = request.forwarded
         key = key or (request.parameters["group"], request.parameters["instance"])
@@ -151,6 +155,32 @@ class Forwarder:
             await self._serve_read(key, here, request)
         else:
             await here(request)
+
+    async def forward(self, url: str, request: HttpRequest, body: bytes) -> None:
+        """Pass a request that writes records, and its response, on to another process.
+
+        Raises:
+            OwnerUnavailable: That process does not respond.
+            KafkaTimeout: It may have served the request, and its response is lost.
+        """
+        await self._forward(InstanceOwner("", url, ""), request, body)
+
+    async def ask(self, url: str, request: HttpRequest, body: bytes = b"") -> tuple[int, bytes]:
+        """Send a request to another process as well; return status and body of its response.
+
+        Raises:
+            OSError: That process does not respond.
+        """
+        connection = await self._send(url, self._head(InstanceOwner("", url, ""), request, len(body)) + body)
+        try:
+            parts = []
+            while part := await connection.next_part():
+                parts.append(part)
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(url, connection)
+        return connection.status, b"".join(parts)
 
     async def _serve_read(self, key: tuple[str, str], here: Serve, request: HttpRequest) -> None:
         """Serve a read that another process forwarded; its records are delivered when that process confirms them."""
@@ -189,12 +219,13 @@ class Forwarder:
         await run_while(here(request), follow())
 
     async def _forward(self, owner: InstanceOwner, request: HttpRequest, body: bytes | None) -> None:
+        what = "instance" if owner.process else "key"
         if owner.url not in self._settings.peers:
-            raise OwnerUnavailable(f"the process {owner.url} has the instance, and is missing in cluster.peers here")
+            raise OwnerUnavailable(f"the process {owner.url} has the {what}, and is missing in cluster.peers here")
         if self._in_flight[owner.url] >= self._settings.max_forwarded:
             limit = self._settings.max_forwarded
             raise OwnerUnavailable(f"already forwarding {limit} requests to {owner.url}, which is the limit")
-        reads = _is_read(request)
+        reads, writes = _is_read(request), body is not None
         if body is None:
             body = b"" if reads else await read_body(request, self._http)
         sent = self._head(owner, request, None if reads else len(body)) + body
@@ -223,7 +254,10 @@ class Forwarder:
                 return
             self._owners.suspect()
             why = str(cause) or "timed out"
-            raise OwnerUnavailable(f"the process {owner.url} has the instance and does not respond: {why}") from cause
+            if writes and isinstance(cause, PeerResponseLost):
+                text = f"the process {owner.url} has the {what}, and its response is lost: {why}"
+                raise KafkaTimeout(text, retriable=IDEMPOTENCY_KEY in request.headers) from cause
+            raise OwnerUnavailable(f"the process {owner.url} has the {what} and does not respond: {why}") from cause
         finally:
             self._in_flight[owner.url] -= 1
 
@@ -270,23 +304,38 @@ class Forwarder:
         except BaseException:
             connection.close()
             raise
+        self._keep(url, connection)
+        return True
+
+    def _keep(self, url: str, connection: PeerConnection) -> None:
         if len(self._kept[url]) < _MOST_KEPT:
             self._kept[url].append(connection)
         else:
             connection.close()
-        return True
 
     async def _send(self, url: str, request: bytes) -> PeerConnection:
-        """Send a request on a kept connection, or on a new one if the kept one has been closed."""
+        """Send a request on a kept connection, or on a new one if the kept one has been closed.
+
+        Raises:
+            PeerResponseLost: The other process may have got it.
+            OSError: It has not.
+        """
+        lost: OSError | None = None
         while True:
             kept = self._kept[url].pop() if self._kept[url] else None
-            connection = kept or await PeerConnection.open(url, self._tls)
+            try:
+                connection = kept or await PeerConnection.open(url, self._tls)
+            except OSError as cause:
+                if not lost:
+                    raise
+                raise PeerResponseLost(str(lost)) from cause
             try:
                 await connection.send(request)
                 return connection
-            except ConnectionError:
-                if not kept:
-                    raise
+            except OSError as cause:
+                lost = cause
+                if not kept or not isinstance(cause, ConnectionError):
+                    raise PeerResponseLost(str(cause)) from cause
             finally:
                 if not connection.status:
                     connection.close()
@@ -297,6 +346,7 @@ class Forwarder:
         forwarded = _Forwarded(owner.process, self._clock.time(), request.principal)
         payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(forwarded))
         given = {name: value for name, value in request.headers.items() if name in _REQUEST_HEADERS}
+        of_record = [pair for pair in request.fields if pair[0].startswith(_RECORD) and pair[0] != _HEADER]
         if span := current_span.get():
             given |= {name.encode(): value.encode() for name, value in span.headers()}
         headers = [
@@ -305,6 +355,7 @@ class Forwarder:
             (b"X-Correlation-Id", correlation_id.get().encode()),
             (b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", b"%d" % length),
             *given.items(),
+            *of_record,
         ]
         lines = [request.method.encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
         return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -16,6 +16,10 @@ _SILENT_SECONDS: Final = 45.0
 _MOST_AT_ONCE: Final = 65_536
 
 
+class PeerResponseLost(OSError):
+    """The other process may have served the request, and its response is lost."""
+
+
 class PeerConnection:
     """A persistent connection, for one request at a time. OSError means that the other process does not respond."""
 

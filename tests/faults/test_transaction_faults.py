@@ -7,14 +7,19 @@ import concurrent.futures
 import http.client
 import itertools
 import json
+import os
 import random
+import signal
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.testing import Fault
 from tests.active_client import send
-from tests.faults.ledger import Ledger
+from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
@@ -29,6 +34,12 @@ def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
         return 0, None
 
 
+def children_of(run: Any) -> list[int]:
+    """Return the process ids that a run of several has started."""
+    pid = run.server.id.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
     """Return where each id is; one that is there twice fails."""
     places = [(json.loads(record.value or b""), (record.partition, record.offset)) for record in ledger.records(topic)]
@@ -36,11 +47,15 @@ def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
     return dict(places)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_a_key_writes_once_though_the_process_is_killed(ledger: Ledger, headrace: Any, kills: int) -> None:
+def test_a_key_writes_once_though_the_process_is_killed(
+    ledger: Ledger, headrace: Any, kills: int, processes: int
+) -> None:
     """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the response says."""
     name = ledger.new_topic(3)
-    process = headrace({**ledger.config, "producer": {"idempotency": {"topic": f"{name}-keys"}}})
+    keys = {"producer": {"idempotency": {"topic": f"{name}-keys"}}}
+    process = headrace({**ledger.config, **keys, "processes": processes})
     moments, responses, numbers = random.Random(), {}, itertools.count()
 
     def send(number: int) -> None:
@@ -57,15 +72,19 @@ def test_a_key_writes_once_though_the_process_is_killed(ledger: Ledger, headrace
             wave = list(itertools.islice(numbers, CLIENTS))
             sent = [clients.submit(send, number) for number in wave]
             threading.Event().wait(moments.uniform(0, 0.06))
-            process.kill()
+            victims = [process.server.id.pid] if processes == 1 else children_of(process)
+            os.kill(moments.choice(victims), signal.SIGKILL)
             concurrent.futures.wait(sent)
-            process.start()
-            process.wait_ready()
+            if processes == 1:
+                process.kill()
+                process.start()
+                process.wait_ready()
             list(clients.map(send_until_answered, wave))
     ledger.wait_until(lambda: len(ledger.records(name)) >= len(responses), "the last commit to be visible")
     places = {number: (entry["partition"], entry["offset"]) for number, entry in responses.items()}
     assert len(places) == 1 + kills * CLIENTS
     assert ids_in(ledger, name) == places
+    assert process.terminate() == 0
 
 
 @pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.long), "killed"])
@@ -116,3 +135,23 @@ def test_transactions_are_whole_though_brokers_fail(
     # One whose outcome is unknown may be committed between two looks.
     ledger.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), "whole transactions")
     assert not failed & set(ids_in(ledger, first))
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: Any, keyed: bool) -> None:
+    """What was acknowledged is there once, and the run starts the killed one again; none outlives the run."""
+    name = ledger.new_topic(3)
+    run = headrace({**ledger.config, "processes": 2, "producer": {"idempotency": {"topic": f"{name}-keys"}}})
+    with Poster(run.url, name, 5, clients=8, keyed=keyed) as clients:
+        clients.wait_for_more(300)
+        begin = time.monotonic()
+        for victim in (0, 1):
+            os.kill(children_of(run)[victim], signal.SIGKILL)
+            clients.wait_for_more(300)
+            ledger.wait_until(lambda: run.output.count("ready after") == 3 + victim, "it to be ready again")  # noqa: B023
+        end = time.monotonic()
+        clients.wait_for_more(300)
+    ledger.check_acknowledged(name, clients, [Fault(begin, end)])
+    children = children_of(run)
+    run.kill()
+    ledger.wait_until(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children), "their end")

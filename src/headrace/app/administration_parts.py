@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.app.assembly import Assembly
 from headrace.app.context import ProcessContext
+from headrace.app.shared_work import Several
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.control.administration.chaos import Assault, Chaos, Disturbance
@@ -29,6 +30,7 @@ class Administration:
         assembly: Assembly,
         services: Callable[[], Sequence[Service]],
         shut_down: Callable[[], None],
+        several: Several | None = None,
     ) -> None:
         """Make it.
 
@@ -36,6 +38,7 @@ class Administration:
             assembly: The consumers and functions of this process.
             services: Returns every service.
             shut_down: Begins the drain.
+            several: Set in one of several processes.
         """
         self.read_again: Callable[[], HeadraceConfig] | None = None
         """Reads the configuration again; None if it is in no file."""
@@ -61,7 +64,9 @@ class Administration:
             shut_down,
             self._secrets,
             PassThrough(config.admin.pass_through, BackendClient),
+            several.others if several else None,
         )
+        self._link = several.link if several else None
 
     def open(self) -> None:
         """Begin to keep log records."""
@@ -98,19 +103,24 @@ class Administration:
     async def _change_level(self) -> None:
         level = (await self._read()).log_level
         self._levels.change(ROOT, logging.getLevelName(level.upper()), None)
-        self.endpoints.config = self.endpoints.config.model_copy(update={"log_level": level})
+        self._changed(log_level=level)
 
     async def _change_consumers(self) -> None:
         config = await self._read()
         await self._assembly.change(config)
-        changed = {"reactive_consumers": config.reactive_consumers}
-        self.endpoints.config = self.endpoints.config.model_copy(update=changed)
+        self._changed(reactive_consumers=config.reactive_consumers)
 
     async def _change_security(self) -> None:
         assert self.authenticator
         security = (await self._read()).security
         self.authenticator.change(security)
-        self.endpoints.config = self.endpoints.config.model_copy(update={"security": security})
+        self._changed(security=security)
+
+    def _changed(self, **sections: object) -> None:
+        """Show sections that were read again, and have a process that starts later get them, too."""
+        self.endpoints.config = self.endpoints.config.model_copy(update=sections)
+        if self._link:
+            self._link.send(RELOADED=next(iter(sections)))
 
     def _disturb(self, disturbance: Disturbance | None) -> None:
         for gate in self.gates:

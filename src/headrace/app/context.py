@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import socket
 from collections.abc import Sequence
 
@@ -41,6 +42,18 @@ class ProcessContext:
     audit: Audit | None
     audit_producer: Producer | None
     """Writes the audit topic, with a separate byte limit, so events never use up the limit of records."""
+    number: int | None = None
+    """That of one of several processes of a run."""
+
+    @property
+    def host(self) -> str:
+        """Name of this machine, with the number of this process if it has one."""
+        return socket.gethostname() + ("" if self.number is None else f".{self.number}")
+
+    @property
+    def member(self) -> str:
+        """Name of this process as people see it: host, port and process id."""
+        return f"{self.host}:{self.config.http.port} (pid {os.getpid()})"
 
     @property
     def services(self) -> list[Service]:
@@ -67,8 +80,8 @@ class ProcessContext:
         return self.audit.audited(produce, audit_type) if self.audit else produce
 
 
-def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
-    """Make the clients of a process; nothing is started or contacted."""
+def make_context(config: HeadraceConfig, clock: Clock, number: int | None = None) -> ProcessContext:
+    """Make the clients of a process; nothing is started or contacted. `number` is that of one of several processes."""
     metrics = Metrics()
     reachability = Reachability(config.kafka, clock)
     admin = Admin(config.kafka, reachability)
@@ -89,6 +102,7 @@ def make_context(config: HeadraceConfig, clock: Clock) -> ProcessContext:
         Codecs(registry, plain_unions=config.schema_registry.avro_unions == "plain"),
         audit,
         audit_producer,
+        number,
     )
 
 

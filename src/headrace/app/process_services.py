@@ -5,7 +5,6 @@ import gc
 import itertools
 import logging
 import os
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
 from headrace.app.ready_announcer import ReadyAnnouncer
 from headrace.app.registered_consumers import RegisteredConsumers
+from headrace.app.shared_work import Several
 from headrace.app.topic_requirements import examination
 from headrace.app.user_program import UserProgram
 from headrace.config.format_list import SCHEMA_TYPES
@@ -49,6 +49,7 @@ from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.endpoint import OPEN
 from headrace.http.forwarding import Forwarder
+from headrace.http.other_processes import OtherProcesses
 from headrace.http.server import WebService
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, Lease, TopicCreator, TransactionalProducers
 from headrace.kafka.client.properties import check_properties
@@ -88,8 +89,8 @@ _COLLECT_AFTER = 20_000, 50, 100
 class App:
     """The services of one process, downstream first."""
 
-    def __init__(self, config: HeadraceConfig, clock: Clock) -> None:
-        """Make every service; nothing is started or contacted.
+    def __init__(self, config: HeadraceConfig, clock: Clock, several: Several | None = None) -> None:
+        """Make every service; nothing is started or contacted. `several` is set in one of several processes.
 
         Raises:
             ConfigError: A client property is not allowed, or the files of TLS are not usable.
@@ -97,7 +98,8 @@ class App:
             PipelineInvalid: A pipeline file is not usable.
         """
         _check(config)
-        self.context = context = make_context(config, clock)
+        self._several = several
+        self.context = context = make_context(config, clock, several.share.number if several else None)
         assembly = Assembly(context, config, engine=_engine(config, clock) if config.tables else None)
         self._examine = examination(config, assembly.function_specs, context.admin)
         self.services: list[Service] = [*_measuring(context), *context.services, *_preparation(context, assembly)]
@@ -105,8 +107,7 @@ class App:
         lag = LagMonitor(lambda: groups_of(running.values(), assembly.parts.other_groups), clock)
         context.metrics.lag_of = lag.all
         table = _control_table(context, assembly)
-        member = f"{socket.gethostname()}:{config.http.port} (pid {os.getpid()})"
-        control = ConsumerControl(table, running, member, lag.of, clock)
+        control = ConsumerControl(table, running, context.member, lag.of, clock)
         for consumer in assembly.parts.consumers:
             control.add(consumer)
         assembly.parts.on_made = control.add
@@ -118,7 +119,7 @@ class App:
             table.missing = "this process runs no consumer: send the request to another, or add one to its file"
             self.services += [*assembly.services, lag]
         functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads)
-        controls = ControlEndpoints(control, ConsumerStatuses(control, lag.of, clock), Commands(control, clock))
+        controls = self._controls(control, ConsumerStatuses(control, lag.of, clock))
         families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
         if config.registrations.backends:
             registered = RegisteredConsumers(context, assembly, table, control)
@@ -129,7 +130,7 @@ class App:
             self.services.append(Durability(self._examine, clock))
         self._instances: ActiveInstances | None = None
         owners = self._owners(table) if config.cluster.peers else None
-        families += self._active(assembly, running, member, owners)
+        families += self._active(assembly, running, owners)
         self.signals = Signals()
         self.administration = self._administration(assembly)
         self.supervisor = Supervisor(self.services, clock, config.drain_seconds)
@@ -139,6 +140,13 @@ class App:
         # Last to start and first to drain; it still answers health requests while the others drain.
         self.supervisor.add(self.web)
 
+    @property
+    def _others(self) -> OtherProcesses | None:
+        return self._several.others if self._several else None
+
+    def _controls(self, control: ConsumerControl, statuses: ConsumerStatuses) -> ControlEndpoints:
+        return ControlEndpoints(control, statuses, Commands(control, self.context.clock), self._others)
+
     def _administration(self, assembly: Assembly) -> Administration:
         """Make the administration, and add the service of assaults if they are allowed."""
         administration = Administration(
@@ -146,14 +154,13 @@ class App:
             assembly,
             lambda: self.supervisor.services,
             self.signals.drain_requested.set,  # a request during the drain is no second signal
+            self._several,
         )
         if self.context.config.admin.chaos != "none":
             self.services.append(administration.chaos)
         return administration
 
-    def _active(
-        self, assembly: Assembly, running: RunningConsumers, member: str, owners: InstanceOwners | None
-    ) -> list[object]:
+    def _active(self, assembly: Assembly, running: RunningConsumers, owners: InstanceOwners | None) -> list[object]:
         """Make the endpoints that clients read records with, and add the services that they need."""
         context, settings = self.context, self.context.config.active_consumers
         found: list[object] = [
@@ -166,14 +173,15 @@ class App:
             instances = ActiveInstances(settings, context.admin, context.codecs, context.clock, context.audit, shared)
             instances.own_groups = lambda: groups_of(running.values(), assembly.parts.other_groups)
             self._instances = instances
-            monitor, others = instances.monitor, context.metrics.lag_of
-            context.metrics.lag_of = lambda: itertools.chain(others(), monitor.lags())
+            monitor, consumers = instances.monitor, context.metrics.lag_of
+            context.metrics.lag_of = lambda: itertools.chain(consumers(), monitor.lags())
             self.services += [monitor, instances]
-            found += [ActiveEndpoints(settings, instances, context.admin, ""), ActiveStatusEndpoints(monitor, member)]
+            status = ActiveStatusEndpoints(monitor, context.member, self._others)
+            found += [ActiveEndpoints(settings, instances, context.admin, ""), status]
             ensure = context.admin.ensure_topic_like if context.config.kafka.create_topics else None
             produce, codecs = context.audited_produce(), context.codecs
             # Each process has an instance of its own in the group, so that no call depends on another process.
-            name = f"{INSTANCE}-{socket.gethostname()}-{context.config.http.port}" if owners else INSTANCE
+            name = f"{INSTANCE}-{context.host}-{context.config.http.port}" if owners else INSTANCE
             found.append(
                 ActiveDeadLetterEndpoints(settings, instances, context.admin, codecs, running, produce, ensure, name)
             )
@@ -230,7 +238,7 @@ class App:
         tls = TlsFiles(config.http.tls, clock) if config.http.tls.certificate else None
         for service in [*(authenticator.services if authenticator else ()), *([tls] if tls else ())]:
             supervisor.add(service)
-        writing = self._writing(produce)
+        writing = self._writing(produce, forwarder)
         readiness = supervisor.readiness
         register_gauge("headrace_ready", lambda: int(all(service.ready for service in readiness().values())))
         audit, metrics = context.audit, context.metrics
@@ -238,7 +246,7 @@ class App:
         families = [
             produce_route,
             TransactionRoute(writing, config.http, self._instances, forwarder),
-            HealthEndpoints(readiness, audit.service_id if audit else "headrace", metrics, config.health),
+            self._health(),
             self.administration.endpoints,
             DocumentEndpoints(_document),
             AuditEndpoints(audit, config.http.max_records),
@@ -251,6 +259,10 @@ class App:
         application = Application(http, router, metrics, authenticator, audit, forwarder)
         context_of_tls = tls.context if tls else None
         self.listeners = [management] if management else []
+        if self._several:
+            self._several.others.forwarder = forwarder
+            everything = Application(http, Router.of(families, http, audit), metrics, authenticator, audit, forwarder)
+            supervisor.add(self._several.listen_privately(http, everything, clock))
         if assembly.functions.listening:
             self._listen(assembly, http, authenticator, context_of_tls)
         self.administration.gates.append(application.gate)
@@ -288,7 +300,13 @@ class App:
         supervisor.add(web, outlives=True)
         return web
 
-    def _writing(self, produce: ProduceService) -> Writing:
+    def _health(self) -> HealthEndpoints:
+        context, several, own = self.context, self._several, self.supervisor.readiness
+        readiness = (lambda: {**own(), **several.link.others()}) if several else own
+        name = context.audit.service_id if context.audit else "headrace"
+        return HealthEndpoints(readiness, name, context.metrics, context.config.health, self._others)
+
+    def _writing(self, produce: ProduceService, forwarder: Forwarder | None) -> Writing:
         """Make what serves transactions and idempotency keys."""
         context, config = self.context, self.context.config
         name = transactional_id(config)
@@ -299,7 +317,10 @@ class App:
         )
         self.supervisor.add(producers)
         self.supervisor.add(idempotency)
-        return Writing(transactions, idempotency, context.metrics)
+        keys = self._several.key_owners(forwarder) if self._several and forwarder else None
+        if keys:
+            idempotency.is_own = keys.is_own
+        return Writing(transactions, idempotency, context.metrics, keys)
 
     async def run(
         self, announce: Callable[[str], None], program: Sequence[str] = (), files: ChangedFiles | None = None
@@ -312,8 +333,9 @@ class App:
         self.administration.open()
         webs = [self.web, *self.listeners]
         line = lambda: announce("ready " + " ".join(f"{web.name}={web.url}" for web in webs))  # noqa: E731
-        announcer = ReadyAnnouncer(self.supervisor, self.context.clock, line, Notifications(os.environ))
-        self.supervisor.add(announcer)
+        several = self._several
+        manager = several.link if several else Notifications(os.environ)
+        self.supervisor.add(ReadyAnnouncer(self.supervisor, self.context.clock, line, manager))
         config = self.context.config
         if config.console:
             urls = lambda: {web.name: web.url for web in webs}  # noqa: E731
@@ -326,6 +348,8 @@ class App:
         if program:
             self.supervisor.add(user)  # the last to start, and the first to drain
         try:
+            if several:
+                several.open(webs, ended)
             for web in webs:
                 web.claim()  # the web starts last, and consumers would have begun by then
             if self.context.config.durability == "strict":
@@ -397,10 +421,9 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
 def _measuring(context: ProcessContext) -> list[Service]:
     """Return the services that send spans, measure the event loop and push metrics."""
     config, metrics = context.config, context.metrics
-    host = socket.gethostname()
-    targets: list[PushTarget] = [*filter(None, [otlp_target(os.environ, f"{host}:{config.http.port}")])]
+    targets: list[PushTarget] = [*filter(None, [otlp_target(os.environ, f"{context.host}:{config.http.port}")])]
     if config.metrics.influxdb:
-        database = InfluxDb(config.metrics.influxdb, config.audit.service_id, host)
+        database = InfluxDb(config.metrics.influxdb, config.audit.service_id, context.host)
         metrics.on_request = database.request
         targets.append(database)
     return [*configure_tracing(), LoopDelay(), *(MetricsPush(target, metrics, context.clock) for target in targets)]
@@ -426,6 +449,7 @@ def run(
     read_again: Callable[[], HeadraceConfig] | None = None,
     program: Sequence[str] = (),
     files: ChangedFiles | None = None,
+    several: Several | None = None,
 ) -> int:
     """Run everything the configuration names, in the foreground.
 
@@ -434,6 +458,7 @@ def run(
         read_again: Reads the configuration again when an operator reloads a part of it.
         program: The user's program and its arguments, which runs with the process.
         files: Watches files, and ends the process when they have changed.
+        several: Set in one of several processes.
 
     Returns:
         Exit code: 0 after a drain by signal, 1 after a service died; that of the program when it ended by itself.
@@ -441,10 +466,10 @@ def run(
     Raises:
         ConfigError, FunctionInvalid, PipelineInvalid, PortTaken: Nothing was started.
     """
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.log_level, config.log_format, several.share.number if several else None)
 
     async def main() -> int:
-        app = App(config, SystemClock())
+        app = App(config, SystemClock(), several)
         app.administration.read_again = read_again
         return await app.run(announce, program, files)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.kafka import hanging_consumers
 from headrace.runtime import Clock, Deadline, Service, Supervisor
-from headrace.runtime.notification import Notifications
+from headrace.runtime.process_link import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class ReadyAnnouncer(Service):
     """Announces once that everything in the file is ready, and tells the service manager what the process does."""
 
     def __init__(
-        self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None], manager: Notifications
+        self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None], manager: ServiceManager
     ) -> None:
         super().__init__("announcer")
         self._supervisor = supervisor

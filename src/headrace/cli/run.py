@@ -15,6 +15,7 @@ from headrace.cli.cluster_options import DEFAULT_FILE, file_option, load_setting
 from headrace.cli.development import development_settings
 from headrace.config.light4j.folder import folders_of
 from headrace.config.load import read_config
+from headrace.config.process_share import process_count
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,9 @@ _CHECK_SECONDS = 60.0
 @click.command()
 @file_option
 @click.option("--dev", is_flag=True, help="For development: start a Kafka if none responds, restart on a change.")
+@click.option("--share", is_flag=True, hidden=True, help="One of several processes; the first one starts it.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def run(file: Path, dev: bool, program: tuple[str, ...]) -> int:
+def run(file: Path, dev: bool, share: bool, program: tuple[str, ...]) -> int:
     """Run everything that the file names, in the foreground; with a PROGRAM after `--`, run that as well.
 
     Prints one line `ready http=...` on standard output when everything is ready; logs go to standard error. After
@@ -43,6 +45,8 @@ def run(file: Path, dev: bool, program: tuple[str, ...]) -> int:
 
     Example: headrace run --dev -- node app.js
     """
+    if share:
+        return _run_share(file)
     if program and not shutil.which(program[0]):
         raise click.UsageError(f"cannot start {program[0]}: no such program; the configuration file is named with -c")
     path = None if dev and file == DEFAULT_FILE and not file.exists() else file
@@ -63,7 +67,6 @@ def run(file: Path, dev: bool, program: tuple[str, ...]) -> int:
 def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...]) -> tuple[int, bool]:
     """Return the exit code, and whether a change asks for another run."""
     from headrace.app.changed_files import ChangedFiles
-    from headrace.app.process_services import run as run_everything
     from headrace.runtime import SystemClock
     from headrace.runtime.telemetry.logs import configure_logging
 
@@ -72,6 +75,14 @@ def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...]) -> 
     configure_logging(settings.log_level, settings.log_format)
     for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
+    if settings.processes != 1 and not dev and process_count(settings) > 1:
+        if program:
+            raise click.UsageError("a PROGRAM needs one process: write processes: 1, or start it by itself")
+        from headrace.app.several_processes import run_processes
+
+        return run_processes(settings, file, read_again=lambda: load_settings(file), announce=click.echo), False
+    from headrace.app.process_services import run as run_everything
+
     code = run_everything(
         settings, announce=click.echo, read_again=lambda: load_settings(file), program=program, files=files
     )
@@ -92,6 +103,23 @@ def _start_again() -> NoReturn:
     words = sys.orig_argv[1:]
     _inherit_standard_files_only()
     os.execve(sys.executable, [sys.executable, *words], {**os.environ, _STARTED_AGAIN: "1"})
+
+
+def _run_share(file: Path) -> int:
+    """Run one of several processes, which gets its configuration from the one that started it."""
+    from headrace.app.process_services import run as run_everything
+    from headrace.app.shared_work import Several
+    from headrace.runtime.process_link import ProcessLink
+
+    link = ProcessLink()
+    settings, share = link.received
+    link.watchdog_seconds = share.watchdog_seconds
+    return run_everything(
+        share.of(settings),
+        announce=lambda line: setattr(link, "ready_line", line),
+        read_again=lambda: share.of(load_settings(file)),
+        several=Several(share, link),
+    )
 
 
 def _inherit_standard_files_only() -> None:

@@ -2,7 +2,7 @@
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -17,7 +17,7 @@ from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.remote_server import KsqldbConfig
-from headrace.config.section import PositiveSeconds, Section, TopicName
+from headrace.config.section import Number, PositiveSeconds, Section, TopicName
 from headrace.config.standing_query import StandingQueryConfig
 from headrace.config.tables import SqlConfig, TableConfig, TableName
 
@@ -91,6 +91,8 @@ class HeadraceConfig(Section):
     """When set, the web console is served, too."""
     state_dir: Path = Path(".headrace/state")
     """Folder for checkpoints of pipelines and for tables, relative to this file."""
+    processes: Annotated[int, Field(ge=1, le=16), Number] | Literal["auto"] = 1
+    """Processes that serve the port together and share the work. `auto`: as many as cores, at most 4."""
     drain_seconds: PositiveSeconds = 30.0
     """How long a process waits for work in flight after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -137,6 +139,17 @@ class HeadraceConfig(Section):
             raise ValueError(
                 f"console.host is {host}, but TLS and authentication are not both on: set http.tls and security.mode, "
                 "or listen on 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        alone = {name: getattr(self, name) for name in ("pipelines", "tables", "queries")}
+        alone["cluster.peers"] = self.cluster.peers
+        if self.processes != 1 and (found := [name for name, value in alone.items() if value]):
+            raise ValueError(
+                f"processes is {self.processes}, and {found[0]} needs one process: write processes: 1, or move "
+                f"{found[0]} to a file of its own"
             )
         return self
 

@@ -9,12 +9,14 @@ import msgspec
 from headrace import errors
 from headrace.config.spelling import hint
 from headrace.control.health.consumer_status import ConsumerStatuses, Details, Summary
+from headrace.control.health.joined_status import joined, joined_details
 from headrace.control.running_consumer import RunningConsumer
 from headrace.control.table.commands import Commands, PartitionsRequest, SeekRequest, SettingsRequest, SkipRequest
 from headrace.control.table.consumer_control import CommandResponse, ConsumerControl
 from headrace.errors import NotFound
 from headrace.http.endpoint import CHANGE, KAFKA, SEE, Call, CallEvent, Endpoint, Errors, caller_name, may_control
 from headrace.http.messages import HttpResponse
+from headrace.http.other_processes import OtherProcesses
 
 CONSUMERS: Final = "/adm/reactive-consumers"
 CONSUMER: Final = CONSUMERS + "/{name}"
@@ -46,7 +48,15 @@ class CancelledCommand(msgspec.Struct):
 class ControlEndpoints:
     """Status and control of the consumers of this deployment."""
 
-    def __init__(self, control: ConsumerControl, statuses: ConsumerStatuses, commands: Commands) -> None:
+    def __init__(
+        self,
+        control: ConsumerControl,
+        statuses: ConsumerStatuses,
+        commands: Commands,
+        others: OtherProcesses | None = None,
+    ) -> None:
+        """Serve them; `others` are the other processes of the run, if there are several."""
+        self._others = others
         self._control = control
         self._statuses = statuses
         self._commands = commands
@@ -54,11 +64,14 @@ class ControlEndpoints:
     @Endpoint("GET", CONSUMERS, "listConsumers", "Every reactive consumer and function", SEE)
     async def list(self, call: Call[None, None]) -> Consumers:
         shown = [self._statuses.summary(one) for one in self._visible(call)]
+        if self._others:
+            shown = joined([shown, *(one.consumers for one in await self._others.ask(call, Consumers))])
         return Consumers(sorted(shown, key=lambda one: one.name))
 
     @Endpoint("GET", CONSUMER, "showConsumer", "Status of a consumer and its partitions", SEE, errors=(NotFound,))
     async def show(self, call: Call[None, None]) -> Details:
-        return await self._statuses.details(self._consumer(call))
+        found = await self._statuses.details(self._consumer(call))
+        return joined_details([found, *await self._others.ask(call, Details)]) if self._others else found
 
     @_changes(
         "POST",

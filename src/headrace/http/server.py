@@ -103,6 +103,8 @@ class WebService(Service):
         """What its connections share."""
         self.url = ""
         """The URL once started, with the actual port if the setting is 0."""
+        self.reuse_port = False
+        """Whether other processes of this machine listen on the same port. Set before it is claimed."""
 
     def claim(self) -> None:
         """Bind the address before other services start. Clients that connect are served after `start`.
@@ -159,7 +161,7 @@ class WebService(Service):
         host, port = self._settings.host, self._settings.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=self.reuse_port)
             for option, value in _KEEP_ALIVE:  # inherited by connections: a client may disappear without closing
                 listener.setsockopt(*option, value)
             return listener

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from headrace.control.administration.server_info import ServerInfo, server_info
 from headrace.errors import Forbidden, InvalidRequest, NotFound, RequestBodyMissing, RequestError
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors, caller_name
 from headrace.http.messages import HttpResponse, unknown_name
+from headrace.http.other_processes import OtherProcesses
 from headrace.runtime import run_blocking
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
@@ -121,6 +122,8 @@ class AdministrationEndpoints:
     _shut_down: Callable[[], None]
     _mask: SecretMask
     _backend: PassThrough
+    _others: OtherProcesses | None = None
+    """The other processes of the run, if there are several."""
 
     @_passed(
         "GET",
@@ -168,7 +171,15 @@ class AdministrationEndpoints:
         call.event = CallEvent("loggers", detail=detail)
         for change in changes:
             self._levels.change(change.name, _LEVELS[change.level], change.for_seconds)
+        await self._ask_others(call)
         return self._states()
+
+    async def _ask_others(self, call: Call[bytes, None]) -> Mapping[int, bytes | None]:
+        """Have the other processes do the same; return their responses by number, None of one that gives none."""
+        others = self._others
+        if not others or not others.concern(call.request):
+            return {}
+        return {**dict.fromkeys(others.numbers), **await others.responses(call.request, call.body)}
 
     def _states(self) -> list[LoggerLevel]:
         return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
@@ -231,6 +242,9 @@ class AdministrationEndpoints:
                 raise unknown_name("module", name, known)
         call.event = CallEvent("modules", detail=", ".join(dict.fromkeys(names)))
         result = await self._modules.reload(names)
+        for number, text in (await self._ask_others(call)).items():
+            failed = msgspec.json.decode(text, type=Reloads).failed if text else {"ALL": "it does not respond"}
+            result.failed |= {f"{name} of process {number}": why for name, why in failed.items()}
         if result.failed:
             call.event = call.event._replace(outcome="FAILURE", reason=f"failed: {', '.join(result.failed)}")
         return result

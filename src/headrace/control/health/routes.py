@@ -11,8 +11,10 @@ from headrace.errors import PathNotFound
 from headrace.http.auth.principals import ADMIN, METRICS
 from headrace.http.endpoint import OPEN, TEXT, Call, Endpoint, Rule
 from headrace.http.messages import HttpResponse
+from headrace.http.other_processes import OtherProcesses
 from headrace.kafka import hanging_consumers
 from headrace.runtime import Readiness, run_blocking
+from headrace.runtime.telemetry.joined_metrics import joined_metrics
 from headrace.runtime.telemetry.metrics import CONTENT_TYPE, Metrics, text_of
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,15 @@ class HealthEndpoints:
         service_id: str,
         metrics: Metrics,
         settings: HealthConfig = _DEFAULTS,
+        others: OtherProcesses | None = None,
     ) -> None:
-        """Make the endpoints; `readiness` returns the readiness of every service by its name."""
+        """Make the endpoints.
+
+        Args:
+            readiness: Returns the readiness of every service by its name.
+            others: The other processes of the run, if there are several.
+        """
+        self._others = others
         self._readiness = readiness
         self._settings = settings
         self._service_id = service_id
@@ -113,4 +122,8 @@ class HealthEndpoints:
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
     async def metrics(self, call: Call[None, None]) -> HttpResponse:
         text = await run_blocking(text_of, self._metrics.snapshot())
+        others = self._others
+        if others and others.concern(call.request):
+            found = {**dict.fromkeys(others.numbers, b""), **await others.responses(call.request), others.number: text}
+            text = await run_blocking(joined_metrics, found)
         return HttpResponse(text, 200, CONTENT_TYPE.encode())

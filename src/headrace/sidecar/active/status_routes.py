@@ -3,11 +3,12 @@
 import msgspec
 
 from headrace.http.endpoint import SEE, Call, Endpoint, may_control
+from headrace.http.other_processes import OtherProcesses
 from headrace.sidecar.active.monitor import InstanceStatus, ReadMonitor
 
 
 class ActiveConsumers(msgspec.Struct):
-    """The instances of one process that the caller may see."""
+    """The instances of one process, or of several that share a port, that the caller may see."""
 
     process: str
     """Host, port and process id."""
@@ -24,11 +25,16 @@ class GroupQuery(msgspec.Struct, forbid_unknown_fields=True):
 class ActiveStatusEndpoints:
     """Status of the instances of active consumers."""
 
-    def __init__(self, monitor: ReadMonitor, process: str) -> None:
+    def __init__(self, monitor: ReadMonitor, process: str, others: OtherProcesses | None = None) -> None:
+        """Serve those of this process, and of the other processes of the run if there are several."""
+        self._others = others
         self._monitor = monitor
         self._process = process
 
     @Endpoint("GET", "/adm/consumers", "listActiveConsumers", "Every instance of active consumers in this process", SEE)
     async def list(self, call: Call[None, GroupQuery]) -> ActiveConsumers:
         found = [one for one in await self._monitor.statuses() if may_control(call.request, one.principal)]
-        return ActiveConsumers(self._process, [one for one in found if call.query.group in (None, one.group)])
+        shown = [one for one in found if call.query.group in (None, one.group)]
+        if self._others:
+            shown += [one for other in await self._others.ask(call, ActiveConsumers) for one in other.consumers]
+        return ActiveConsumers(self._process, shown)

@@ -3,7 +3,8 @@
 The records of a request and the entry of its key are one transaction, so after a crash both exist or neither does.
 Entries are in a compacted topic, which is read back at start; until then requests with keys wait. A request that
 certainly failed is not remembered, so it may be sent again. If its outcome is unknown, its key stays in use until the
-outcome of the transaction is known. Processes that run at the same time do not see each other's entries.
+outcome of the transaction is known. Processes that run at the same time do not see each other's entries; those of one
+run divide the keys (see `key_owners`).
 """
 
 import asyncio
@@ -102,6 +103,8 @@ class Idempotency(Service):
         clock: Clock,
     ) -> None:
         super().__init__("idempotency")
+        self.is_own: Callable[[bytes], bool] = lambda _: True
+        """Whether this process remembers a key, by its digest; others remember the rest."""
         self.window = RememberedRequests(settings.window_seconds, clock)
         self._window_seconds = settings.window_seconds
         self._transactions = transactions
@@ -142,7 +145,7 @@ class Idempotency(Service):
         check_key(key)
         if not self._ready.is_set():
             await self._wait_ready((await prepare()).records)
-        scope = _digest(caller.get().encode(), target.encode(), key)
+        scope = key_digest(target, key)
         digest = _digest(request)
         known = self.window.find(scope)
         if digest != (known.request if known else self._running.get(scope, digest)):
@@ -206,10 +209,15 @@ class Idempotency(Service):
 
     def _take(self, record: Record) -> None:
         value = record.value or b""
-        if record.key and value[:1] == _VERSION:
+        if record.key and value[:1] == _VERSION and self.is_own(record.key):
             digest = value[1 : 1 + _DIGEST_BYTES]
             response = value[1 + _DIGEST_BYTES :]
             self.window.remember(record.key, digest, response, record.timestamp_ms / 1000)
+
+
+def key_digest(target: str, key: bytes) -> bytes:
+    """Return the digest of a key of the present caller for a topic or path."""
+    return _digest(caller.get().encode(), target.encode(), key)
 
 
 def _digest(*parts: bytes) -> bytes:

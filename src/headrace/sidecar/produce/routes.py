@@ -105,6 +105,8 @@ class ProduceRoute:
             return
         body = await read_json(request, self._settings)
         if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
+            if await self._writing.forward_key(request, topic, body):
+                return
             ids = record_ids(request)
             await self._writing.produce_once(request, key, topic, body, lambda: self._service.prepare(topic, body, ids))
             return
@@ -114,6 +116,8 @@ class ProduceRoute:
     async def _produce_raw(self, topic: str, request: HttpRequest) -> None:
         headers = request.headers
         body = await read_body(request, self._settings)
+        if await self._writing.forward_key(request, topic, body):
+            return
         record = raw_record(self._service, topic, request.fields, body)
         key = headers.get(IDEMPOTENCY_KEY)
         prepared = await self._service.prepare_record(record, record_ids(request, "" if key else topic))

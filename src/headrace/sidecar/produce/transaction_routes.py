@@ -17,6 +17,7 @@ from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
+from headrace.sidecar.produce.key_owners import KeyOwners
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
 from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared
 from headrace.sidecar.produce.transactions import (
@@ -59,10 +60,18 @@ _REPLAYED: Final = (b"idempotency-replayed", b"true")
 class Writing:
     """Writes transactions and sends their responses; writes once per `Idempotency-Key`."""
 
-    def __init__(self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics) -> None:
+    def __init__(
+        self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics, keys: KeyOwners | None = None
+    ) -> None:
+        """Prepare; `keys` finds the process of a key where several divide them."""
         self.transactions = transactions
+        self._keys = keys
         self._idempotency = idempotency
         self._metrics = metrics
+
+    async def forward_key(self, request: HttpRequest, target: str, body: bytes) -> bool:
+        """Have the process of the key serve a request; False if that is this one, or there is no key."""
+        return self._keys is not None and await self._keys.forward(request, target, body)
 
     async def write(
         self,
@@ -173,4 +182,6 @@ class TransactionRoute:
                 key = consumer.group, consumer.instance_id
                 await self._forwarder.serve(write_here, request, key, body)
                 return
+        elif await self._writing.forward_key(request, request.path, body):
+            return
         await write_here(request)

@@ -9,7 +9,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Any, Final
 
 from headrace.config.audit import AuditConfig
 from headrace.errors import HeadraceError, InternalError, ProducerQueueFull
@@ -22,11 +23,14 @@ from headrace.runtime.telemetry.audit_events import (
     Line,
     RangeEvent,
     RecordEnd,
+    WrittenRecord,
     consumed_events,
     consumed_ranges,
+    ids_of,
     key_hash,
     produced_events,
     reason_of,
+    written_events,
     written_ranges,
 )
 from headrace.runtime.telemetry.audit_targets import AuditTarget
@@ -47,10 +51,15 @@ _SLICE_EVENTS: Final = 250
 """Events that are made before the event loop does other work."""
 
 
-class _EventBatch(NamedTuple):
-    events: Iterable[AuditEvent]
-    number: int
-    size_bytes: int
+class _EventBatch:
+    """Events that were handed over together, or written records of one loop turn after the other."""
+
+    __slots__ = ("events", "number", "size_bytes")
+
+    def __init__(self, events: Iterable[AuditEvent], number: int, size_bytes: int) -> None:
+        self.events = events
+        self.number = number
+        self.size_bytes = size_bytes
 
 
 class _EventQueue:
@@ -64,6 +73,10 @@ class _EventQueue:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._batches: deque[_EventBatch] = deque()
+        self._open: _EventBatch | None = None
+        """The last batch, if it may get more written records."""
+        self._written: list[WrittenRecord] = []
+        """The records of that batch."""
 
     def has_capacity(self, size_bytes: int) -> bool:
         """Return whether this many more bytes fit; into an empty queue everything fits."""
@@ -71,14 +84,32 @@ class _EventQueue:
 
     def put(self, batch: _EventBatch) -> None:
         self._batches.append(batch)
+        self._open = None
         self.events += batch.number
         self._size_bytes += batch.size_bytes
         self.empty.clear()
         self.filled.set()
 
+    def put_written(self, record: WrittenRecord, service_id: str) -> None:
+        """Append a written record; its event is made when it is written, so that its cost is shared."""
+        batch = self._open
+        if batch is None:
+            self._written = []
+            batch = _EventBatch(written_events(service_id, self._written), 0, 0)
+            self.put(batch)
+            self._open = batch
+        self._written.append(record)
+        batch.number += 1
+        batch.size_bytes += _EVENT_BYTES
+        self.events += 1
+        self._size_bytes += _EVENT_BYTES
+        if batch.number == _PORTION_EVENTS:
+            self._open = None
+
     def next_portion(self) -> list[_EventBatch]:
         """Return the batches to write next; they count until `release`."""
         portion: list[_EventBatch] = []
+        self._open = None
         events = 0
         while self._batches and events < _PORTION_EVENTS:
             portion.append(self._batches.popleft())
@@ -97,7 +128,7 @@ class Audit(Service):
     def __init__(self, settings: AuditConfig, target: AuditTarget, metrics: Metrics, clock: Clock) -> None:
         super().__init__("audit")
         self.service_id = settings.service_id
-        self._settings = settings
+        self._which = settings.records
         self._target = target
         self._metrics = metrics
         self._clock = clock
@@ -151,12 +182,25 @@ class Audit(Service):
         *,
         size_bytes: int | None = None,
         audit_type: str = "PRODUCER",
+        who: str | None = None,
     ) -> None:
-        """Audit the records of one request; `audit_type` is `STREAMING_PRODUCER` for records of a function or a job."""
-        which, written = self._settings.records, list(map(type, results)).count(Produced)
-        if which == "none" or (which == "failed" and written == len(results)):
+        """Audit the records of one request.
+
+        Args:
+            audit_type: `STREAMING_PRODUCER` for records of a function or a job.
+            who: The caller's name; None for the present caller.
+        """
+        which = self._which
+        if which == "none":
             return
-        common = self._event(audit_type, "SUCCESS", caller=caller.get())
+        if len(results) == 1 and type(results[0]) is Produced:
+            if which != "failed":
+                self._written_one(records[0], results[0], audit_type, caller.get() if who is None else who)
+            return
+        written = list(map(type, results)).count(Produced)
+        if which == "failed" and written == len(results):
+            return
+        common = self._event(audit_type, "SUCCESS", caller=caller.get() if who is None else who)
         if written and which == "summary":
             self._put_list(written_ranges(common, records, results))
         elif written and which == "all":
@@ -167,9 +211,22 @@ class Audit(Service):
         if written < len(results):
             self._put_list(list(produced_events(common, records, results, failed=True)))
 
+    def _written_one(self, record: OutgoingRecord, result: Produced, audit_type: str, who: str) -> None:
+        """Audit the only record of a request, at a small part of the request's cost."""
+        queue = self._queue
+        if not queue.has_capacity(_EVENT_BYTES):
+            self._miss("dropped", 1)
+            return
+        correlation, traceability, _ = ids_of(record.headers)
+        now, key = int(self._clock.time() * 1000), None if record.key is None else key_hash(record.key)
+        queue.put_written(
+            (audit_type, now, who, record.topic, result.partition, result.offset, key, correlation, traceability),
+            self.service_id,
+        )
+
     def not_sent(self, topic: str, error: HeadraceError, count: int = 0) -> None:
         """Audit a produce request, or `count` lines of a stream, that were rejected before anything was sent."""
-        if self._settings.records != "none":
+        if self._which != "none":
             status = "UNKNOWN" if isinstance(error, InternalError) else "FAILURE"
             self._put_one("PRODUCER", status, topic=topic[:249], count=count, stacktrace=reason_of(error))
 
@@ -187,7 +244,7 @@ class Audit(Service):
         self, who: Consumption, records: Sequence[Record], size_bytes: int, how: str, ends: Sequence[RecordEnd]
     ) -> None:
         """Audit completed records; `ends` is empty if they succeeded, or if there is no report on them."""
-        which, well = self._settings.records, how == "delivered"
+        which, well = self._which, how == "delivered"
         if which == "none" or (which == "failed" and well):
             return
         common = self._event(
@@ -300,9 +357,10 @@ class Audit(Service):
         for batch in portion:
             made = len(lines)
             try:
-                for event in batch.events:
-                    lines.append(event.line)
-                    if len(lines) % _SLICE_EVENTS == 0:
+                events = iter(batch.events)
+                while slice_of := [event.line for event in islice(events, _SLICE_EVENTS)]:
+                    lines += slice_of
+                    if len(slice_of) == _SLICE_EVENTS:
                         await next_slice()
             except Exception:  # boundary: the user sees lost events counted and logged, and work continues
                 log.exception("audit: lost %d events because of a defect", batch.number)

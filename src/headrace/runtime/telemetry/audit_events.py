@@ -104,6 +104,11 @@ class Consumption(NamedTuple):
     """`read` of records that a client received."""
 
 
+WrittenRecord = tuple[str, int, str, str, int, int, str | None, str, str]
+"""A record that one request wrote: type of the audit, milliseconds, caller, topic, partition, offset, hash of the key,
+correlation id, traceability id."""
+
+
 class ClientReport(NamedTuple):
     """The report of a client on a record that it fetched."""
 
@@ -133,7 +138,7 @@ def produced_events(
     for record, result, identity in zip(records, results, new_correlation_ids(len(records)), strict=True):
         if isinstance(result, HeadraceError) is not failed:
             continue
-        correlation, traceability, _ = _ids_of(record.headers)
+        correlation, traceability, _ = ids_of(record.headers)
         event = replace(
             common,
             id=identity.decode(),
@@ -147,6 +152,17 @@ def produced_events(
             event.partition, event.offset, event.stacktrace = record.partition or 0, 0, reason_of(result)
         else:
             event.partition, event.offset = result.partition, result.offset
+        yield event
+
+
+def written_events(service_id: str, records: Sequence[WrittenRecord]) -> Iterator[RangeEvent]:
+    """Yield an event for each of these records; only until the next one, because all are the same object."""
+    event = RangeEvent(service_id=service_id, audit_type="", audit_status="SUCCESS", timestamp=0)
+    for record, identity in zip(records, new_correlation_ids(len(records)), strict=True):
+        event.audit_type, event.timestamp, event.caller, event.topic, event.partition = record[:5]
+        event.offset, event.key, correlation, event.traceability_id = record[5:]
+        event.id = identity.decode()
+        event.correlation_id = correlation or event.id
         yield event
 
 
@@ -168,7 +184,7 @@ def consumed_events(
 ) -> Iterator[RangeEvent]:
     """Yield an event for each completed record; `ends` has a report on each failed one."""
     for index, (record, identity) in enumerate(zip(records, new_correlation_ids(len(records)), strict=True)):
-        correlation, traceability, redrive_of = _ids_of(record.read_headers())
+        correlation, traceability, redrive_of = ids_of(record.read_headers())
         details = dict(ends[index].details) if ends else _NO_DETAILS
         # As in a delivery: a record without a correlation id has that of its delivery.
         correlation = correlation or details.get("correlation_id", "")
@@ -237,7 +253,7 @@ def _shared_correlation(all_headers: Iterable[list[Header] | None]) -> str:
     return _text(shared)
 
 
-def _ids_of(headers: Sequence[Header] | None) -> tuple[str, str, str]:
+def ids_of(headers: Sequence[Header] | None) -> tuple[str, str, str]:
     """Return correlation id, traceability id and first position of a record; each empty where no header has it."""
     correlation = traceability = redrive_of = ""
     for name, value in headers or ():

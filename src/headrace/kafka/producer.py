@@ -240,7 +240,7 @@ class Producer(Service):
         self, client: ProducerClient, request: Request, records: Sequence[OutgoingRecord], first: int = 0
     ) -> None:
         client.hand_over(request, records, first)
-        client.wake(crowded=self._open_requests > _CROWD_REQUESTS or len(records) > _CROWD_RECORDS)
+        client.wake(crowded=self._open_requests > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""

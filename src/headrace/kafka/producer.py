@@ -33,6 +33,8 @@ from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slic
 _RECORD_OVERHEAD_BYTES = 64
 _CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
 """More of them fill batches, so the client need not send at once."""
+_MANY_REQUESTS = 32
+"""More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
 _SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 
 
@@ -150,7 +152,7 @@ class Producer(Service):
 
     async def start(self) -> None:
         self._bridge = LoopBridge(asyncio.get_running_loop(), self._finish)
-        self._client.start(self.die)
+        self._client.start(self.die, self._bridge.collect)
         self.publish("headrace_producer_pending_bytes", lambda: self._budget.pending_bytes, producer=self.name)
 
     async def produce(
@@ -240,7 +242,9 @@ class Producer(Service):
         self, client: ProducerClient, request: Request, records: Sequence[OutgoingRecord], first: int = 0
     ) -> None:
         client.hand_over(request, records, first)
-        client.wake(crowded=self._open_requests > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS)
+        waiting = self._open_requests
+        crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
+        client.wake(crowded=crowded, many=waiting > _MANY_REQUESTS)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""
@@ -304,6 +308,7 @@ class Producer(Service):
         if self._alone is None:
             settings = self._settings.with_properties({"batch.size": 1})
             client = ProducerClient(f"{self.name}_alone", self._admin, settings)
-            client.start(self.die)
+            assert self._bridge is not None
+            client.start(self.die, self._bridge.collect)
             self._alone = client
         return self._alone

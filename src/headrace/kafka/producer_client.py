@@ -9,6 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka
@@ -35,6 +36,9 @@ _FLUSH_SECONDS = 0.02
 _THREAD_STOP_SECONDS = 5.0
 _REPLACE_SECONDS = 5.0
 _CROWD_SECONDS = 0.05
+_LOOP_POLL_SECONDS = 0.001
+_MOST_ON_LOOP = 4000
+"""Most records whose reports may run on the loop: they take some milliseconds."""
 _REFUSED_SECONDS, _IDLE_REFUSED_SECONDS = 1.0, 30.0
 """Seconds until a client without any right to write is replaced: with records that wait, and without."""
 _BACKOFF_MS = 5
@@ -168,7 +172,8 @@ class ProducerClient:
         self._health = _Health()
         self._client = self._new_client()
         # For a moment
-        self._crowded_at = -1.0
+        self._crowded_at = self._many_at = -1.0
+        self._polls_on_loop = False
 
     @property
     def problem(self) -> str:
@@ -180,9 +185,13 @@ class ProducerClient:
         """Whether its thread takes reports."""
         return self._thread is not None and not self._thread.stop_requested.is_set()
 
-    def start(self, on_death: Callable[[BaseException], None]) -> None:
-        """Start the thread; `on_death` is called on the loop if it ends with an error."""
-        self._replacement.open(self._name, asyncio.get_running_loop(), self._use, self._work.set)
+    def start(self, on_death: Callable[[BaseException], None], collect: Callable[[Callable[[], object]], None]) -> None:
+        """Start the thread; `on_death` is called on the loop if it ends with an error.
+
+        `collect` runs a call on the loop that takes reports, and finishes the requests that these complete.
+        """
+        self._loop, self._on_death, self._collect = asyncio.get_running_loop(), on_death, collect
+        self._replacement.open(self._name, self._loop, self._use, self._work.set)
         self._thread = OwnedThread(self._name, self._serve_reports, on_death)
         self._thread.start()
 
@@ -222,14 +231,20 @@ class ProducerClient:
                 why = f"produce to {record.topic}: the client did not take the record: {defect!r}"
                 request.refuse(index, errors.RecordRefused(why))
 
-    def wake(self, *, crowded: bool) -> None:
-        """Have the thread serve what was handed over; with many requests, records fill batches and may wait a moment.
+    def wake(self, *, crowded: bool, many: bool) -> None:
+        """Have what was handed over served. If it is `crowded`, records fill batches and may wait a moment.
 
-        A single request is sent at once: no other one would fill its batch.
+        A single request is sent at once: no other one would fill its batch. Of `many` requests, the reports are taken
+        on the loop. There they wait up to a millisecond, but the thread does not take the interpreter for each.
         """
         if crowded:
-            self._crowded_at = time.monotonic()
-        if not self._work.is_set():
+            self._crowded_at = now = time.monotonic()
+            if many:
+                self._many_at = now
+                if not self._polls_on_loop and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
+                    self._polls_on_loop = True
+                    self._poll_later()
+        if not (self._polls_on_loop or self._work.is_set()):
             self._work.set()
 
     def written(self) -> None:
@@ -265,10 +280,35 @@ class ProducerClient:
         with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
             self._client.flush(_THREAD_STOP_SECONDS / 2)
 
+    def _poll_later(self) -> None:
+        # In a context of its own, as each report.
+        self._loop.call_later(_LOOP_POLL_SECONDS, self._poll_on_loop, context=Context())
+
+    def _poll_on_loop(self) -> None:
+        client = self._client
+        try:
+            if self.is_running and time.monotonic() - self._many_at < _CROWD_SECONDS and len(client) <= _MOST_ON_LOOP:
+                with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
+                    self._collect(functools.partial(client.poll, 0))
+                if not self._health.fatal:
+                    self._poll_later()
+                    return
+        except confluent_kafka.KafkaException as cause:
+            self._note_error(cause.args[0])
+        except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from the thread
+            self._on_death(cause)
+        self._polls_on_loop = False
+        self._work.set()
+
     def _poll(self) -> None:
         client = self._client
         if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
-            client.poll(_POLL_SECONDS)
+            # Race: the loop changes the flag, then sets the event. If that is cleared here, the flag is new already.
+            self._work.clear()
+            if self._polls_on_loop:
+                self._work.wait(_POLL_SECONDS)
+            else:
+                client.poll(_POLL_SECONDS)
         elif len(client):
             # The client sends at once while it is flushed; requests in numbers still share their batches.
             client.flush(_FLUSH_SECONDS)

@@ -47,6 +47,14 @@ class LoopBridge(Generic[T]):
             except RuntimeError:
                 self._items.clear()
 
+    def collect(self, call: Callable[[], object]) -> None:
+        """Run a call on the loop that posts items, and deliver these at once; without a wake-up."""
+        self._awake = True
+        try:
+            call()
+        finally:
+            self._run()
+
     def _run(self) -> None:
         self._awake = False
         items: list[T] = []

@@ -20,6 +20,7 @@ from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, Aud
 from headrace.runtime.telemetry.metrics import Metrics
 
 _LARGEST_RECORD_BYTES = 1_000_000_000
+_AUDIT_LINGER_MS = 20
 _LINGER_MS = 5
 """For many records at once, such as frames of a function; a single request is sent without waiting."""
 
@@ -127,6 +128,7 @@ def _audit(
     target: AuditTarget = AuditFile(settings.file)
     if settings.to == "topic":
         lasting = config.producer.lasting.model_copy(update={"max_pending_bytes": settings.max_pending_bytes})
+        lasting = lasting.with_properties({"linger.ms": _AUDIT_LINGER_MS, **lasting.properties})
         producer = Producer(config.kafka, lasting, "audit_producer", admin, partition_share=1.0)
         target = AuditTopic(settings.topic, functools.partial(producer.produce, sliced=True))
     return Audit(settings, target, metrics, clock), producer

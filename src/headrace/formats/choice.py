@@ -8,7 +8,7 @@ from cachetools import LRUCache
 
 from headrace import errors
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
-from headrace.formats.plain import BinaryCodec, Codec, JsonCodec, header_of, schema_id_of, unframe
+from headrace.formats.plain import Codec, header_of, schema_id_of, unframe
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import PLAIN_CODECS, SchemaCodec, compile_schema
 
@@ -184,7 +184,6 @@ class Reader:
         self._last_id = -1
         """Most records of a topic have the schema of the one before."""
         self._last_decode: Callable[[bytes], bytes]
-        self._text = plain.text if isinstance(plain, BinaryCodec | JsonCodec) else self._decode_text
 
     async def prepare(self, payloads: Iterable[bytes | None]) -> frozenset[int]:
         """Fetch every schema that these bytes name; await it before `decode`. Cheap if all are cached.
@@ -221,13 +220,10 @@ class Reader:
             self._last_id, self._last_decode = schema_id, codec.decode
         return self._last_decode(payload)
 
-    def texts(self, payloads: Iterable[bytes | None]) -> list[str | None]:
-        """Return the JSON text of each payload."""
-        text = self._text
-        return [None if data is None else text(data) for data in payloads]
-
-    def _decode_text(self, data: bytes) -> str:
-        return str(self.decode(data) or b"", "utf-8")
+    def texts(self, payloads: Iterable[bytes | None]) -> list[bytes | None]:
+        """Return what `decode` does for each payload."""
+        decode = self._plain.decode if self._plain else self.decode
+        return [None if data is None else decode(data) for data in payloads]
 
 
 class _Framed:

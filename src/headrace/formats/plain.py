@@ -97,11 +97,7 @@ class BinaryCodec:
             raise EncodeError(f"BINARY takes a JSON string in standard base64 with padding: {cause}") from cause
 
     def decode(self, data: bytes) -> bytes:
-        return self.text(data).encode()
-
-    def text(self, data: bytes) -> str:
-        """Return what `decode` does as text."""
-        return f'"{str(binascii.b2a_base64(data, newline=False), "ascii")}"'
+        return b'"%b"' % binascii.b2a_base64(data, newline=False)
 
 
 class StringCodec:
@@ -132,7 +128,11 @@ class JsonCodec:
         return text  # the parser of the request has checked it
 
     def decode(self, data: bytes) -> bytes:
-        self.text(data)
+        try:
+            _check_json(data)
+            str(data, "utf-8")  # the check above does not decode strings
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+            raise DecodeError(f"not JSON text: {cause}") from cause
         return data
 
     @staticmethod
@@ -140,14 +140,6 @@ class JsonCodec:
         """Return the value in Python."""
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-            raise DecodeError(f"not JSON text: {cause}") from cause
-
-    def text(self, data: bytes) -> str:
-        """Return what `decode` does as text, or raise as it does."""
-        try:
-            _check_json(data)
-            return str(data, "utf-8")  # the check above does not decode strings
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise DecodeError(f"not JSON text: {cause}") from cause
 

@@ -4,6 +4,7 @@ Source: light-4j kafka-sidecar, `/consumers` (the fields of a record).
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -11,8 +12,11 @@ from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import Delivery
 from headrace.records import CORRELATION_ID, Header, TopicPartition
 
-Row = tuple[str, int, Sequence[Header] | None, str | None, str | None]
+Row = tuple[str, int, Sequence[Header] | None, bytes | None, bytes | None]
 """A record: offset as text, timestamp, headers if it has any, key and value as JSON texts. None leaves out one."""
+PARTS: Final = 3
+"""Parts of the JSON object of one record: before its value, its value, and the end. The first begins with a comma. So a
+value is copied only once, into the body."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -31,8 +35,10 @@ def write_records(
     *,
     assignment: str = "",
     delivery: Delivery | None = None,
-) -> list[str]:
-    """Return one JSON object per record of a partition. A record without a correlation id gets its id as one.
+) -> list[bytes]:
+    """Return the parts of one JSON object per record of a partition: `PARTS` of each, one record after the other.
+
+    A record without a correlation id gets its id as one.
 
     Args:
         group: Begins the ids; they have none if it is empty.
@@ -40,28 +46,36 @@ def write_records(
         delivery: Adds the id, attempt and epoch of a delivery. Its headers are plain texts, and null is empty.
     """
     topic, number = partition
-    start = f'{{"topic":{quote(topic)},"partition":{number},"offset":'
+    start = f',{{"topic":{quote(topic)},"partition":{number},"offset":'
     middle = f',"assignment":"{assignment}","timestamp":' if assignment else ',"timestamp":'
     # All ids of a partition begin with the same characters.
     identity = quote(f"{group}:{topic}:{number}:" if group else f"{topic}:{number}:")[:-1]
     only, other = f',"headers":{{"{CORRELATION_ID}":{identity}', f',"deliveryId":{identity}'
-    tail, end = "", _end_of(delivery) if delivery else "}"
-    entries = []
+    tail, end = b"}", _end_of(delivery) if delivery else ""
+    parts: list[bytes] = []
     for offset, timestamp_ms, headers, key, value in rows:
         if not headers:
             head = f'{only}{offset}"}}'
             if delivery is not None:
-                tail = f'{other}{offset}"'
+                tail = f'{other}{offset}"{end}'.encode()
         elif delivery is not None:
             own = quote(delivery_id(delivery, offset, headers))
-            head, tail = f',"headers":{_plain_headers(headers, own)}', f',"deliveryId":{own}'
+            head, tail = f',"headers":{_plain_headers(headers, own)}', f',"deliveryId":{own}{end}'.encode()
         else:
             own = f'{identity}{offset}"'
             head = f',"headers":{exact_headers(headers, own)}'
-        key = "" if key is None else f',"key":{key}'
-        value = "" if value is None else f',"value":{value}'
-        entries.append(f"{start}{offset}{middle}{timestamp_ms}{head}{key}{value}{tail}{end}")
-    return entries
+        before = f"{start}{offset}{middle}{timestamp_ms}{head}"
+        if key is not None:
+            before = f'{before},"key":{key.decode()}'
+        if value is not None:
+            before += ',"value":'
+        parts += before.encode(), value or b"", tail
+    return parts
+
+
+def join_array(parts: Sequence[bytes], start: bytes = b"[", end: bytes = b"]") -> bytes:
+    """Return the objects of records as a JSON array between `start` and `end`."""
+    return b"".join([start, parts[0][1:], *parts[1:], end]) if parts else start + end
 
 
 def _end_of(delivery: Delivery) -> str:

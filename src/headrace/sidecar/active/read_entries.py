@@ -14,7 +14,7 @@ from headrace.errors import DecodeError
 from headrace.formats.choice import Reader
 from headrace.records import Record, TopicPartition
 from headrace.sidecar.active.buffer import runs_of
-from headrace.sidecar.record_json import exact_headers, quote, write_records
+from headrace.sidecar.record_json import PARTS, exact_headers, quote, write_records
 
 _MOST_RESPONSE_BYTES: Final = 8_388_608
 _NONE: Final[Mapping[TopicPartition, str]] = {}
@@ -28,27 +28,27 @@ class EntryWriter:
         self._keys = keys
         self._values = values
 
-    async def write(self, records: Sequence[Record], assignments: Mapping[TopicPartition, str] = _NONE) -> list[str]:
-        """Return one entry of JSON text per record, with the assignment of its partition.
+    async def write(self, records: Sequence[Record], assignments: Mapping[TopicPartition, str] = _NONE) -> list[bytes]:
+        """Return the parts of one entry per record, with the assignment of its partition, as `write_records` does.
 
         Raises:
             RegistryUnavailable: A schema that they name is not cached, and the registry does not respond.
         """
         await self._keys.prepare(record.key for record in records)
         await self._values.prepare(record.value for record in records)
-        entries: list[str] = []
+        entries: list[bytes] = []
         for partition, run in runs_of(records):
             entries += self._write_run(partition, run, assignments[partition] if assignments else "")
         return entries
 
-    def _write_run(self, partition: TopicPartition, records: Sequence[Record], assignment: str) -> list[str]:
+    def _write_run(self, partition: TopicPartition, records: Sequence[Record], assignment: str) -> list[bytes]:
         try:
             keys = self._keys.texts([record.key for record in records])
             values = self._values.texts([record.value for record in records])
         except DecodeError:
             if len(records) > 1:
-                return [entry for record in records for entry in self._write_run(partition, [record], assignment)]
-            return [self._undecodable(records[0], assignment)]
+                return [part for record in records for part in self._write_run(partition, [record], assignment)]
+            return [b"," + self._undecodable(records[0], assignment).encode(), b"", b""]
         rows = zip(
             [str(record.offset) for record in records],
             [record.timestamp_ms for record in records],
@@ -77,7 +77,7 @@ class EntryWriter:
                 entry["errorCode"] = cause.code
                 problems.append(f"{name}: {cause.description}")
             else:
-                decoded += "" if text is None else f',"{name}":{text}'
+                decoded += "" if text is None else f',"{name}":{text.decode()}'
         entry["error"] = "; ".join(problems)
         if assignment:
             entry["assignment"] = assignment
@@ -86,6 +86,9 @@ class EntryWriter:
         return f'{quote(entry)[:-1]},"headers":{exact_headers(record.headers, own_id)}{decoded}}}'
 
 
-def fitting(entries: list[str]) -> list[str]:
-    """Return the first entries that fit into a response, at least one."""
-    return entries[: max(1, bisect.bisect(list(itertools.accumulate(map(len, entries))), _MOST_RESPONSE_BYTES))]
+def fitting(parts: list[bytes]) -> list[bytes]:
+    """Return the parts of the first entries that fit into a response, at least one."""
+    if sum(map(len, parts)) <= _MOST_RESPONSE_BYTES:
+        return parts
+    found = bisect.bisect(list(itertools.accumulate(map(len, parts))), _MOST_RESPONSE_BYTES)
+    return parts[: PARTS * max(1, found // PARTS)]

@@ -17,6 +17,7 @@ from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import EntryWriter
+from headrace.sidecar.record_json import PARTS
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -30,6 +31,7 @@ _Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
 _Positions = dict[str, dict[int, tuple[int, str]]]
 """By topic and partition: the offset of the next record, and the assignment."""
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -87,12 +89,12 @@ async def stream_records(
     await instance.turn.wait_free()
     with instance.turn.stream() as token:
         await _begin(instance, received, at_most_once)
-        first = f"id: {_event_id(_positions(instance))}\n\n" if events else ""  # an id without data
+        first = b"id: %b\n\n" % _event_id(_positions(instance)) if events else b""  # an id without data
         request.is_streaming = True
         request.last_bytes = functools.partial(_error, events)
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
         await request.start(200, head)
-        await request.write(first.encode())
+        await request.write(first)
         while not instance.membership.is_closed:
             read = await instance.read(
                 max_bytes=instance.spec.max_read_bytes,
@@ -123,11 +125,10 @@ async def _send_read(
     """Send the records of a read, or a heartbeat; return False if the client left before they were written."""
     try:
         # JSON may have line breaks between tokens, but here a line is an entry.
-        texts = [
-            text.replace("\n", " ").replace("\r", " ") for text in await entries.write(read.records, read.assignments)
-        ]
-        parts = _events(instance, read, texts) if events else (f"{text}\n" for text in texts)
-        body = "".join(parts).encode() or (b":\n\n" if events else b"\n")
+        parts = await entries.write(read.records, read.assignments)
+        texts = [b"".join(parts[at : at + PARTS])[1:].translate(_ONE_LINE) for at in range(0, len(parts), PARTS)]
+        lines = _events(instance, read, texts) if events else (text + b"\n" for text in texts)
+        body = b"".join(lines) or (b":\n\n" if events else b"\n")
         await request.write(body)
         if not await request.written(UNREAD_SECONDS):
             return False
@@ -144,9 +145,9 @@ def _positions(instance: ActiveInstance) -> _Positions:
     return positions
 
 
-def _event_id(positions: _Positions) -> str:
+def _event_id(positions: _Positions) -> bytes:
     """Return the id of an event, or raise InstanceState if it would be too long."""
-    text = _encode(positions).decode()
+    text = _encode(positions)
     if len(text) > _MOST_ID_BYTES:
         raise InstanceState(
             f"the positions of {sum(map(len, positions.values()))} partitions exceed the {_MOST_ID_BYTES} bytes of an "
@@ -155,12 +156,12 @@ def _event_id(positions: _Positions) -> str:
     return text
 
 
-def _events(instance: ActiveInstance, read: Read, texts: Sequence[str]) -> Iterator[str]:
+def _events(instance: ActiveInstance, read: Read, texts: Sequence[bytes]) -> Iterator[bytes]:
     positions = _positions(instance)
     for record, text in zip(read.records, texts, strict=True):
         position = record.offset + 1, read.assignments[record.topic_partition]
         positions.setdefault(record.topic, {})[record.partition] = position
-        yield f"id: {_event_id(positions)}\ndata: {text}\n\n"
+        yield b"id: %b\ndata: %b\n\n" % (_event_id(positions), text)
 
 
 def _error(events: bool, error: HeadraceError) -> bytes:

@@ -53,6 +53,7 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
+from headrace.sidecar.record_json import PARTS, join_array
 
 log = logging.getLogger(__name__)
 
@@ -362,9 +363,9 @@ async def send_read(
 ) -> None:
     """Respond with the records of a read; if they are not written completely, they return to the instance."""
     try:
-        texts = fitting(await entries.write(read.records, read.assignments))
-        start = f"[{','.join(texts)}".encode()
-        end = b"]"
+        parts = fitting(await entries.write(read.records, read.assignments))
+        count = len(parts) // PARTS
+        start, end = join_array(parts, end=b""), b"]"
         size = len(start) + len(end)
         with instances.answering(size):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
@@ -375,10 +376,10 @@ async def send_read(
                 if not (arrival := await request.written()):
                     return
             received = arrived
-            if isinstance(arrival, Arrival) and texts and not at_most_once:  # else another process confirms it
+            if isinstance(arrival, Arrival) and count and not at_most_once:  # else another process confirms it
                 arrival.await_close()
                 received = arrival.received
-            read.end(len(texts), received)
+            read.end(count, received)
             await request.end()
     finally:
         read.end(0)

@@ -23,6 +23,7 @@ from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
+from headrace.sidecar.record_json import PARTS, join_array
 
 _LIMIT_SECONDS: Final = 5.0
 _READS: Final = 4
@@ -93,18 +94,16 @@ class TopicEndpoints:
         self._reads += 1
         try:
             records, offsets = await self._read(TopicPartition(topic, int(number)), query)
-            texts = await EntryWriter("", keys, values).write(records)
+            parts = fitting(await EntryWriter("", keys, values).write(records))
         finally:
             self._reads -= 1
-        texts = fitting(texts)
-        shown = records[: len(texts)]
+        shown = records[: len(parts) // PARTS]
         if len(shown) < len(records):
             offsets["next_offset"] = records[len(shown)].offset
         if self._audit and shown:
             who = Consumption("ACTIVE_CONSUMER", "", caller=caller.get(), action="read")
             self._audit.consumed(who, shown, sum([record.size_bytes for record in shown]), "delivered", ())
-        body = f'{{"records":[{",".join(texts)}],{msgspec.json.encode(offsets).decode()[1:]}'
-        return HttpResponse(body.encode())
+        return HttpResponse(join_array(parts, b'{"records":[', b"]," + msgspec.json.encode(offsets)[1:]))
 
     async def _read(self, partition: TopicPartition, query: SliceQuery) -> tuple[Sequence[Record], dict[str, int]]:
         starts, ends = await window(self._admin, partition.topic, partition.partition)

@@ -15,7 +15,7 @@ from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
 from headrace.formats.choice import Reader
 from headrace.records import Record, RecordBatch
-from headrace.sidecar.record_json import write_records
+from headrace.sidecar.record_json import join_array, write_records
 
 _REASON_CHARACTERS: Final = 8000
 _NAME: Final = r"[A-Za-z_$][\w$]{,99}"
@@ -100,12 +100,12 @@ _decode_results = msgspec.json.Decoder(list[_Result]).decode
 
 
 def array_of(
-    delivery: Delivery, records: RecordBatch, keys: Sequence[str | None], values: Sequence[str | None]
+    delivery: Delivery, records: RecordBatch, keys: Sequence[bytes | None], values: Sequence[bytes | None]
 ) -> bytes:
     """Return records as a JSON array; `keys` and `values` are JSON texts."""
     all_headers = records.headers or repeat(None, len(records))
     rows = zip(map(str, records.offsets), records.timestamps_ms, all_headers, keys, values, strict=True)
-    return f"[{','.join(write_records(delivery.group, delivery.partition, rows, delivery=delivery))}]".encode()
+    return join_array(write_records(delivery.group, delivery.partition, rows, delivery=delivery))
 
 
 def replies_of(response: bytes, sent: RecordBatch) -> list[Reply]:

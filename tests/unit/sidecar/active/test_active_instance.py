@@ -267,9 +267,9 @@ def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.Monkey
 
 def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
     """8 MiB of text."""
-    part = "x" * 4_194_304
-    for entries, count in (([], 0), ([part * 3, ""], 1), ([part, part], 2), ([part, part, "x"], 2), (["", part], 2)):
-        assert fitting(entries) == entries[:count]
+    big, least = [b"x" * 4_194_304, b"", b""], [b"x", b"", b""]
+    for parts, count in (([], 0), ([big[0] * 3, *least], 1), (big + big, 2), (big + big + least, 2), (least + big, 2)):
+        assert fitting(parts) == parts[: 3 * count]
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,14 @@ DELIVERY = Delivery('g"', TopicPartition('to"pic', 3), 5, [], 2)
 PLACE = {"topic": 'to"pic', "partition": 3}
 
 
-def entry(sent: Record, key: str | None = None, value: str | None = None) -> Any:
+def entry(sent: Record, key: bytes | None = None, value: bytes | None = None) -> Any:
     (found,) = json.loads(array_of(DELIVERY, RecordBatch.of([sent]), [key], [value]))
     return found
 
 
 def test_an_entry_is_the_record_with_its_identity() -> None:
     """The fields of light-4j with the delivery's id, attempt and epoch; valid JSON for every name."""
-    assert entry(record(headers=HEADERS), '"k"', '{"n":12345678901234567890}') == {
+    assert entry(record(headers=HEADERS), b'"k"', b'{"n":12345678901234567890}') == {
         **PLACE,
         "offset": 7,
         "timestamp": 1234,
@@ -62,13 +62,13 @@ def test_each_record_has_a_correlation_id(headers: list[Header] | None, expected
 def test_null_key_and_value_are_left_out() -> None:
     """A tombstone has no value field, as in light-4j; empty is not null."""
     assert not {"key", "value"} & entry(record()).keys()
-    assert entry(record(), '""', '""') | {"key": "", "value": ""} == entry(record(), '""', '""')
+    assert entry(record(), b'""', b'""') | {"key": "", "value": ""} == entry(record(), b'""', b'""')
 
 
 def test_records_stand_in_their_order() -> None:
     """Each with its own offset, key and value."""
     sent = RecordBatch.of([record(1), record(5, HEADERS), record(9)])
-    body = array_of(DELIVERY, sent, ["1", None, "3"], [None, "5", "9"])
+    body = array_of(DELIVERY, sent, [b"1", None, b"3"], [None, b"5", b"9"])
     found = [(one["offset"], one.get("key"), one.get("value"), one["deliveryId"]) for one in json.loads(body)]
     assert found == [(n, k, v, f'g":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
 

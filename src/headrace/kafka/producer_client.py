@@ -303,10 +303,11 @@ class ProducerClient:
     def _poll(self) -> None:
         client = self._client
         if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
-            # Race: the loop changes the flag, then sets the event. If that is cleared here, the flag is new already.
-            self._work.clear()
             if self._polls_on_loop:
-                self._work.wait(_POLL_SECONDS)
+                self._work.clear()
+                # Race: the loop changes the flag, then sets the event. If that was cleared here, the flag is new.
+                if self._polls_on_loop:
+                    self._work.wait(_POLL_SECONDS)
             else:
                 client.poll(_POLL_SECONDS)
         elif len(client):

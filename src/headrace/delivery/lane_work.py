@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from headrace.delivery.outcomes import Cancellable
 from headrace.delivery.pump_context import Batch, Work
 from headrace.records import Record, RecordBatch
 from headrace.runtime import Clock
@@ -25,57 +26,79 @@ class Begun(NamedTuple):
         return self.work.attempt - (self.since is None and isinstance(self.work, Batch))
 
 
+class WorkInFlight:
+    """Work of a lane that is being done now, by a task or by the destination itself."""
+
+    __slots__ = ("is_cancelled", "runs", "since", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.since = 0.0
+        """When it began, by the monotonic clock."""
+        self.runs: Cancellable | None = None
+        """Who does it."""
+        self.is_cancelled = False
+        """Whether its result no longer counts."""
+
+    def cancel(self) -> None:
+        """Stop it; who does it ends later."""
+        self.is_cancelled = True
+        if self.runs:
+            self.runs.cancel()
+
+
 class InFlight:
-    """The tasks of a lane, and the work of each."""
+    """What is in flight of a lane."""
 
     def __init__(self, clock: Clock) -> None:
         self.idle = asyncio.Event()
         """Set while nothing is in flight."""
         self.idle.set()
         self._clock = clock
-        self._tasks: dict[asyncio.Task[None], tuple[Work, float]] = {}
+        self._each: dict[WorkInFlight, None] = {}
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._each)
 
     def __iter__(self) -> Iterator[Begun]:
-        return (Begun(work, "", since) for work, since in self._tasks.values())
+        return (Begun(each.work, "", each.since) for each in self._each)
 
     @property
     def records(self) -> int:
         """How many records are in flight."""
-        return sum(len(work.records) for work, _ in self._tasks.values())
+        return sum(len(each.work.records) for each in self._each)
 
-    def begin(self, task: asyncio.Task[None], work: Work) -> None:
-        """Record that a task does this work."""
-        self.replace(task, work)
+    def begin(self, running: WorkInFlight) -> None:
+        """Record that work begins."""
+        running.since = self._clock.monotonic()
+        self._each[running] = None
         self.idle.clear()
 
-    def replace(self, task: asyncio.Task[None], work: Work) -> None:
-        """Record that a task does this work instead; a drain does not see the lane idle in between."""
-        self._tasks[task] = work, self._clock.monotonic()
+    def replace(self, running: WorkInFlight, work: Work) -> None:
+        """Record that other work follows at once; a drain does not see the lane idle in between."""
+        running.work, running.since = work, self._clock.monotonic()
 
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """Record that a task no longer works for this lane."""
-        self._tasks.pop(task, None)
+    def leave(self, running: WorkInFlight) -> None:
+        """Record that work is over."""
+        self._each.pop(running, None)
         self._check_idle()
 
     def cancel(self) -> None:
-        """Cancel every task."""
-        for task in self._tasks:
-            task.cancel()
+        """Cancel everything."""
+        for each in self._each:
+            each.cancel()
 
     def abandon(self, records: Sequence[Record]) -> None:
-        """Cancel the tasks that work on any of these records; they no longer keep the lane busy."""
+        """Cancel the work on any of these records; it no longer keeps the lane busy."""
         offsets = {record.offset for record in records}
-        for task, (work, _) in [*self._tasks.items()]:
-            if not offsets.isdisjoint(work.records.offsets):
-                task.cancel()
-                self.replace(task, Batch(RecordBatch.of(())))
+        for each in self._each:
+            if not offsets.isdisjoint(each.work.records.offsets):
+                each.cancel()
+                self.replace(each, Batch(RecordBatch.of(())))
         self._check_idle()
 
     def _check_idle(self) -> None:
-        if not any(work.records for work, _ in self._tasks.values()):
+        if not self._each or not any(each.work.records for each in self._each):
             self.idle.set()
 
 

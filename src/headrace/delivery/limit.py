@@ -23,10 +23,6 @@ class SlotUser(Protocol):
     """Number of its last delivery, counted over all users."""
 
     @property
-    def waits(self) -> bool:
-        """Whether it may have something to begin."""
-
-    @property
     def has_records(self) -> bool:
         """Whether it has records that are not completed."""
 
@@ -123,10 +119,6 @@ class AdaptiveLimit:
             yield
         finally:
             self._writing -= 1
-
-    def others_wait(self, user: SlotUser) -> bool:
-        """Whether another user may have something to begin."""
-        return len(self._users) > 1 and any(other.waits for other in self._users if other is not user)
 
     def begin(self) -> None:
         """Begin what may begin: first the user with the fewest in flight, then the one that has waited longest."""

@@ -1,18 +1,22 @@
-"""Begins deliveries in turns, makes their attempts, and writes dead letters.
+"""Begins deliveries in turns, makes their attempts, and applies the results.
 
-Partitions take turns, and a busy one leaves slots for idle ones. Workers are tasks: one is created when there is
-something to begin and no other is free, and ends when there is nothing to do.
+Partitions take turns, and a busy one leaves slots for idle ones. A destination that can start a delivery at once does,
+and the end of one begins the next. Otherwise a worker makes the attempt: a task. Writing dead letters is also the
+work of a worker.
 """
 
 import asyncio
+import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from headrace.delivery.breaker import Failure
+from headrace.delivery.dead_letter_writes import DeadLetterWrites
 from headrace.delivery.lane import Lane
+from headrace.delivery.lane_work import WorkInFlight
 from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.outcomes import (
     ACK,
@@ -24,7 +28,9 @@ from headrace.delivery.outcomes import (
     Destination,
     EpochOf,
     Outcome,
+    PromptDestination,
     Reply,
+    Result,
 )
 from headrace.delivery.policy import Judged, judge, last_error
 from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
@@ -37,10 +43,34 @@ log = logging.getLogger(__name__)
 
 _RESERVED = 4
 """One slot in this many is reserved for idle partitions."""
-_SLOW_SECONDS = 5.0
 _BROKEN_OFF = 3
 """After this many closed connections a delivery is split."""
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
+
+
+class _LaneWork(WorkInFlight):
+    """Work in flight, and its lane."""
+
+    __slots__ = ("attempt_id", "lane")
+
+    def __init__(self, lane: Lane, work: Work, attempt_id: int) -> None:
+        super().__init__(work)
+        self.lane = lane
+        self.attempt_id = attempt_id
+        """The breaker's id of the attempt; 0 if it began with dead letters."""
+
+
+class _NeverPrompt:
+    """A destination that needs a worker for each delivery."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        return await self._destination.deliver(delivery)
+
+    def begin(self, _delivery: Delivery, _done: Callable[[Result | None], None]) -> None:
+        return None
 
 
 class Deliverer:
@@ -65,8 +95,8 @@ class Deliverer:
         """
         # Settings
         self._context = context
-        self._destination = destination
-        self._dead_letters = dead_letters
+        self._destination = destination if isinstance(destination, PromptDestination) else _NeverPrompt(destination)
+        self._dead_letters = DeadLetterWrites(context, dead_letters, self._complete)
         self._epoch_of = epoch_of
         self._spawn = spawn
         self._on_completed = on_completed
@@ -81,8 +111,8 @@ class Deliverer:
         self.in_flight = 0
         self._busy = 0
         """Lanes with something in flight."""
-        self._workers: dict[asyncio.Task[None], tuple[Lane, int]] = {}
-        """Each worker's lane, and the id of its attempt; 0 if it began with dead letters."""
+        self._writing = 0
+        """Work in flight that began with dead letters, for which the limit has no slot."""
         self._limit.join(self, live=live)
 
     @property
@@ -106,35 +136,26 @@ class Deliverer:
     # Turns -----------------------------------------------------------------------------------------------------------
 
     @property
-    def waits(self) -> bool:
-        return bool(self._turns)
-
-    @property
     def has_records(self) -> bool:
         return any(lane.tracker.has_in_flight for lane in self._context.lanes.values())
 
     def begin_one(self) -> bool:
-        lane = self._next()
-        if lane is None:
-            return False
-        work, attempt_id = self._take(lane)
-        self._queue(lane)
-        worker = self._spawn(self._work(lane, work, attempt_id), "delivery")
-        self._enter(worker, lane, work, attempt_id)
-        worker.add_done_callback(self._worker_ended)
-        return True
+        running = self._next()
+        if running and not self._starts(running):
+            self._hand_over(running)
+        return running is not None
 
     def _queue(self, lane: Lane) -> None:
         if lane not in self._turns and lane.startable:
             self._turns[lane] = None
 
-    def _next(self) -> Lane | None:
-        """Remove and return the next lane of the queue, if a delivery may begin."""
+    def _next(self) -> _LaneWork | None:
+        """Begin the work of the next lane of the queue, if a delivery may begin."""
         turns, context = self._turns, self._context
         if not turns:
             return None
-        # Is a slot free? A worker that began with dead letters takes no slot of the limit; it is counted here.
-        free = self._limit.free_for(self) - (len(self._workers) - self.in_flight)
+        # Is a slot free? Work that began with dead letters takes no slot of the limit; it is counted here.
+        free = self._limit.free_for(self) - self._writing
         if free <= 0 or not context.breaker.admits or not context.rate.admits:
             return None
         # Take the first lane that can begin. The last slots are for idle lanes.
@@ -145,115 +166,149 @@ class Deliverer:
             if startable and lane.in_flight and free <= reserved:
                 turns[lane] = None
             elif startable:
-                return lane
+                return self._take(lane)
         return None
 
-    def _take(self, lane: Lane) -> tuple[Work, int]:
-        """Return the next work of a lane, and its attempt id; 0 for dead letters, which the limit does not count."""
+    def _take(self, lane: Lane) -> _LaneWork:
+        """Take the next work of a lane. The limit does not count dead letters."""
         work = lane.take()
         if isinstance(work, DeadLetterBatch):
-            return work, 0
-        self._context.rate.take(len(work.records))
-        self._limit.take(self)
-        return work, self._context.breaker.begin()
-
-    def _enter(self, worker: asyncio.Task[None], lane: Lane, work: Work, attempt_id: int) -> None:
-        self._workers[worker] = lane, attempt_id
+            self._writing += 1
+            running = _LaneWork(lane, work, 0)
+        else:
+            self._context.rate.take(len(work.records))
+            self._limit.take(self)
+            running = _LaneWork(lane, work, self._context.breaker.begin())
         self._busy += not lane.in_flight
-        lane.in_flight.begin(worker, work)
+        lane.in_flight.begin(running)
+        self._queue(lane)
+        return running
 
-    async def _work(self, lane: Lane, work: Work, attempt_id: int) -> None:
-        worker = asyncio.current_task()
-        assert worker
-        if attempt_id and self._context.breaker.stops(attempt_id):
+    def _leave(self, running: _LaneWork) -> None:
+        lane, attempt_id = running.lane, running.attempt_id
+        lane.in_flight.leave(running)
+        self._busy -= not lane.in_flight
+        if attempt_id:
+            self._limit.release(self)
+            self._context.breaker.leave(attempt_id)
+        else:
+            self._writing -= 1
+        self._queue(lane)
+
+    # Deliveries that the destination starts at once ------------------------------------------------------------------
+
+    def _starts(self, running: _LaneWork) -> bool:
+        """Start a delivery without a task, if the destination can; `_answered` follows in a later turn of the loop."""
+        batch = running.work
+        if isinstance(batch, DeadLetterBatch) or _is_suspect(batch) or not batch.records:
+            return False
+        reach("delivery.before")
+        done = functools.partial(self._answered, running)
+        running.runs = self._destination.begin(self._delivery(running, batch), done)
+        return running.runs is not None
+
+    def _answered(self, running: _LaneWork, result: Result | None) -> None:
+        try:
+            if running.is_cancelled:
+                pass
+            elif result is None:
+                return self._hand_over(running)
+            elif dead_letters := self._result(running, result):
+                running.lane.in_flight.replace(running, dead_letters)
+                return self._hand_over(running)
+        except Exception as cause:  # noqa: BLE001 boundary: a defect ends the service, as in a worker
+            self._spawn(_failed(cause), "delivery")
+        self._over(running)
+        return None
+
+    # Workers ---------------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, running: _LaneWork) -> None:
+        running.runs = worker = self._spawn(self._work(running), "delivery")
+        worker.add_done_callback(lambda _: self._over(running))
+
+    async def _work(self, running: _LaneWork) -> None:
+        lane, work = running.lane, running.work
+        if isinstance(work, DeadLetterBatch):
+            dead_letters: DeadLetterBatch | None = work
+        elif self._context.breaker.stops(running.attempt_id):
             lane.requeue(work)
-            return  # `_worker_ended` does the rest
-        while True:
-            dead_letters = work if isinstance(work, DeadLetterBatch) else await self._attempt(lane, work, attempt_id)
-            if dead_letters:
-                if dead_letters is not work:
-                    lane.in_flight.replace(worker, dead_letters)
-                with self._limit.writing() if attempt_id else nullcontext():
-                    await self._write_dead_letters(lane, dead_letters)
-            self._leave(worker)
-            self._queue(lane)
-            following = None if self._limit.others_wait(self) else self._next()
-            if following is None:
-                self.begin()
-                return
-            lane = following
-            work, attempt_id = self._take(lane)
-            self._enter(worker, lane, work, attempt_id)
-            self.offer(lane)
+            dead_letters = None
+        elif dead_letters := await self._attempt(running, work):
+            lane.in_flight.replace(running, dead_letters)
+        if dead_letters:
+            with self._limit.writing() if running.attempt_id else nullcontext():
+                await self._dead_letters.write(lane, dead_letters)
 
-    def _leave(self, worker: asyncio.Task[None]) -> Lane | None:
-        lane, attempt_id = self._workers.pop(worker, (None, 0))
-        if lane:
-            lane.in_flight.leave(worker)
-            self._busy -= not lane.in_flight
-            if attempt_id:
-                self._limit.release(self)
-                self._context.breaker.leave(attempt_id)
-        return lane
-
-    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        # A worker that was cancelled, was stopped before it began, or failed by a defect has not left yet.
-        if lane := self._leave(worker):
-            self.offer(lane)
+    def _over(self, running: _LaneWork) -> None:
+        self._leave(running)
+        self.begin()
 
     # One attempt -----------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, lane: Lane, batch: Batch, attempt_id: int) -> DeadLetterBatch | None:
-        """Deliver a batch; return the dead letters to write.
-
-        A destination that is down uses up no attempt.
-        """
-        context, records = self._context, batch.records
-        if not records:
+    async def _attempt(self, running: _LaneWork, batch: Batch) -> DeadLetterBatch | None:
+        """Deliver a batch; return the dead letters to write."""
+        if not batch.records:
             return None
-        epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
-        delivery = Delivery(context.group, lane.partition, epoch, records, batch.attempt, self._replay)
+        delivery = self._delivery(running, batch)
         reach("delivery.before")
         try:
             if _is_suspect(batch):
-                replies = await self._deliver_alone(lane, attempt_id, delivery)
-            else:
-                replies = await self._destination.deliver(delivery)
-        except DeadLetterFailed as failure:
-            # Kafka did not take it, which says nothing about the destination.
-            if not lane.is_fenced:
-                lane.try_later(batch._replace(refusals=batch.refusals + 1), failure.description)
-            return None
+                return self._result(running, await self._deliver_alone(running, delivery))
+            return self._result(running, await self._destination.deliver(delivery))
         except DeliveryError as error:
-            reach("delivery.refused")
-            if error.broken_off:
-                return self._broken_off(lane, batch, attempt_id, error)
-            batch = batch._replace(
-                broken_off=0, suspected=0
-            )  # or a batch that only hangs now would always be sent alone
-            self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
-            return None
+            return self._result(running, error)
+
+    def _delivery(self, running: _LaneWork, batch: Batch) -> Delivery:
+        lane, context = running.lane, self._context
+        epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
+        return Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)
+
+    def _result(self, running: _LaneWork, result: Result) -> DeadLetterBatch | None:
+        """Apply the result of a delivery; return the dead letters to write.
+
+        A destination that is down uses up no attempt.
+        """
+        lane, batch, attempt_id = running.lane, running.work, running.attempt_id
+        assert isinstance(batch, Batch)
+        if isinstance(result, DeliveryError):
+            return self._not_taken(lane, batch, attempt_id, result)
         reach("delivery.after")
+        context, records = self._context, batch.records
         if lane.is_fenced:
             context.counts.late_results += len(records)
             return None
-        if replies.count(ACK) < len(replies) and NOT_BEGUN in replies:
-            batch, replies = self._begun_of(lane, batch, replies)
+        if result.count(ACK) < len(result) and NOT_BEGUN in result:
+            batch, result = self._begun_of(lane, batch, result)
             records = batch.records
         count = len(records)
         for success, outcome in ((ACK, Outcome.DELIVERED), (AWAITING_ACK, Outcome.AWAITING_ACK)):
-            if replies.count(success) == count:
+            if result.count(success) == count:
                 if count:
                     context.breaker.answered(attempt_id, count)
                     lane.progressed()
                     self._complete(lane, records, outcome)
                 return None
-        return self._settle(lane, batch, attempt_id, replies)
+        return self._settle(lane, batch, attempt_id, result)
 
-    async def _deliver_alone(self, lane: Lane, attempt_id: int, delivery: Delivery) -> Sequence[Reply]:
+    def _not_taken(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
+        if isinstance(error, DeadLetterFailed):
+            # Kafka did not take it, which says nothing about the destination.
+            if not lane.is_fenced:
+                lane.try_later(batch._replace(refusals=batch.refusals + 1), error.description)
+            return None
+        reach("delivery.refused")
+        if error.broken_off:
+            return self._broken_off(lane, batch, attempt_id, error)
+        # Or a batch that only hangs now would always be sent alone.
+        batch = batch._replace(broken_off=0, suspected=0)
+        self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
+        return None
+
+    async def _deliver_alone(self, running: _LaneWork, delivery: Delivery) -> Sequence[Reply]:
         """Deliver a record while nothing else is in flight: then no other record can have closed the connection."""
         async with self._limit.alone():
-            if lane.condition.is_ending or self._context.breaker.stops(attempt_id):
+            if running.lane.condition.is_ending or self._context.breaker.stops(running.attempt_id):
                 return [NOT_BEGUN]
             return await self._destination.deliver(delivery)
 
@@ -341,7 +396,8 @@ class Deliverer:
                 replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
                 self._complete(lane, RecordBatch.of(_records(completed)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
-            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=self._fields(skipped[0][0]))
+            fields = record_fields(context.group, lane.partition, record=skipped[0][0])
+            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=fields)
         # Deliver the rest again, after a pause.
         if again:
             reach("retry.before")
@@ -381,82 +437,9 @@ class Deliverer:
         self._context.counts.completed[Outcome.DELIVERED if how is Outcome.AWAITING_ACK else how] += len(records)
         self._on_completed(lane, records, how, replies)
 
-    # Dead letters ----------------------------------------------------------------------------------------------------
 
-    async def _write_dead_letters(self, lane: Lane, batch: DeadLetterBatch) -> None:
-        """Write dead letters; a record is completed by the acknowledgement, and without it the lane backs off."""
-        dead_letters = batch.dead_letters
-        writer = self._dead_letters
-        if self._context.retry.last_retry:
-            for record, _, attempts, reply, *_ in dead_letters:  # each is named, because no topic has it
-                dropped = f"dropped offset {record.offset} after {attempts} attempts ({reply.error})"
-                log.warning("%s: %s; retry.last_retry is on", lane.label, dropped, extra=self._fields(record))
-            return self._complete_all(lane, dead_letters, Outcome.GIVEN_UP)
-        if writer is None:
-            first = dead_letters[0]
-            return lane.stop(
-                batch,
-                f"offset {first.record.offset} failed {first.attempts} times ({first.reply.error}), and dead letters "
-                "are off; repair the destination, or set dead_letter.enabled to true, and restart",
-            )
-        reach("dead_letter.before")
-        result = await self._write(lane, writer, dead_letters)
-        reach("dead_letter.after")
-        if lane.is_fenced:
-            self._context.counts.late_results += len(dead_letters)
-            return None
-        failure = result if isinstance(result, DeadLetterFailed) else None
-        delayed: Collection[int] = () if isinstance(result, DeadLetterFailed) else result
-        missing: Collection[int] = ()
-        if failure:
-            missing = failure.parameters.get("missing", range(len(dead_letters)))
-            delayed = failure.parameters.get("delayed", ())
-        if len(missing) < len(dead_letters):
-            lane.progressed()
-            dead = [each for at, each in enumerate(dead_letters) if at not in delayed and at not in missing]
-            self._log_written(lane, dead, [dead_letters[at] for at in delayed])
-            self._complete_all(lane, dead, Outcome.DEAD_LETTER)
-            self._complete_all(lane, [dead_letters[at] for at in delayed], Outcome.DELAYED)
-        if failure:
-            if lane.condition.reason != failure.description:
-                text = "%s is waiting, so that no record is lost: %s"
-                log.warning(text, lane.label, failure.description, extra=lane.condition.log_fields)
-            lane.back_off(DeadLetterBatch([dead_letters[at] for at in missing]), failure.description)
-        return None
-
-    async def _write(
-        self, lane: Lane, writer: DeadLetterWriter, dead_letters: Sequence[DeadLetter]
-    ) -> DeadLetterFailed | Collection[int]:
-        """Write dead letters, and log if that takes long: a write may take minutes before it fails.
-
-        Returns the indexes of those in a retry topic, or why the write failed.
-        """
-        why = f"dead letters={len(dead_letters)} from offset {dead_letters[0].record.offset} on are not acknowledged"
-        if not lane.condition.in_trouble:
-            lane.delay(why)
-        alarm = self._context.later(_SLOW_SECONDS, lambda: log.warning("%s is waiting: %s yet", lane.label, why))
-        try:
-            return await writer.write(dead_letters) or ()
-        except DeadLetterFailed as failure:
-            return failure
-        finally:
-            alarm.cancel()
-
-    def _log_written(self, lane: Lane, dead: Sequence[DeadLetter], delayed: Sequence[DeadLetter]) -> None:
-        what = f"dead letters={len(dead)}" + (f", delayed={len(delayed)}" if delayed else "")
-        first = min([*dead, *delayed], key=lambda dead_letter: dead_letter.record.offset)
-        level = logging.WARNING if dead else logging.INFO
-        offset, error = first.record.offset, first.reply.error
-        fields = self._fields(first.record)
-        log.log(level, "%s: %s, first offset %d: %s", lane.label, what, offset, error, extra=fields)
-
-    def _fields(self, record: Record) -> dict[str, Any]:
-        return record_fields(self._context.group, record.topic_partition, record=record)
-
-    def _complete_all(self, lane: Lane, dead_letters: Sequence[DeadLetter], how: Outcome) -> None:
-        if dead_letters:
-            replies = [dead_letter.reply for dead_letter in dead_letters]
-            self._complete(lane, DeadLetterBatch(dead_letters).records, how, replies)
+async def _failed(cause: Exception) -> None:
+    raise cause
 
 
 def _is_suspect(batch: Batch) -> bool:

@@ -4,7 +4,8 @@ Source: RFC 9112.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 import httptools
@@ -12,6 +13,7 @@ import httptools
 MAX_HEAD_BYTES: Final = 65_536
 MAX_INTERIMS: Final = 10
 _BODILESS: Final = (204, 304)
+_USUAL_BYTES: Final = 4096
 
 
 class BackendResponse(NamedTuple):
@@ -36,57 +38,87 @@ class Broken(Exception):
         self.closed = closed
 
 
+Done = Callable[[BackendResponse | Broken], None]
+"""Takes the end of one request: its response, or why there is none."""
+
+
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time and may be kept for the next one."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        """Reject responses with a larger body than `max_body_bytes`."""
+    def __init__(self, max_body_bytes: int, released: Callable[["Connection"], None] | None = None) -> None:
+        """Reject responses with a larger body than `max_body_bytes`; `released` is called at the end of a request."""
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
         """When the last response was complete, on the loop's clock."""
         self._max_body_bytes = max_body_bytes
+        self._released = released
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[BackendResponse] | None = None
+        self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._until_close = False
         self._transport: asyncio.Transport
+        self._usual = b"", BackendResponse(0, {}, b"")
+        """The bytes of the last small response, and what they mean at the start of a response."""
+        self._begin()
 
-    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
-        """Send a request; the future has its response, or `Broken`, at the latest at `end` of the loop's clock."""
-        self.reusable = False
-        self._keep = False
-        self._until_close = False
-        self._status = 0
-        self._interims = 0
-        self._head_bytes = 0
-        self._bare_bytes = 0
+    def _begin(self) -> None:
+        """Forget the last response; an idle connection holds none but the usual one."""
+        self._until_close = self._keep = False
+        self._status = self._interims = self._head_bytes = self._bare_bytes = 0
         self._headers: dict[str, str] = {}
         self._body = bytearray()
         self._response: BackendResponse | None = None
+
+    def send(self, request: Sequence[bytes], end: float, done: Done) -> None:
+        """Send a request; `done` gets its response, or `Broken`, later, and until `end` of the loop's clock."""
+        self.reusable = False
         self._end = end
-        self._waiter = waiter = self._loop.create_future()
+        self._done = done
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
         try:
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
-            self._fail(f"it closed the connection without a response ({cause})", silent=True)
+            why = f"it closed the connection without a response ({cause})"
+            self._loop.call_soon(functools.partial(self._fail, why, silent=True))
+
+    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
+        """Send a request; the future has its response, or `Broken`. The connection ends if the future is cancelled."""
+        waiter: asyncio.Future[BackendResponse] = self._loop.create_future()
+
+        def done(found: BackendResponse | Broken) -> None:
+            if isinstance(found, Broken) and not waiter.done():
+                waiter.set_exception(found)
+            elif not waiter.done():
+                waiter.set_result(cast(BackendResponse, found))
+
+        def waited(_: asyncio.Future[BackendResponse]) -> None:
+            if self._done is done:
+                self.abort()
+
+        waiter.add_done_callback(waited)
+        self.send(request, end, done)
         return waiter
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once; a request in flight ends with `Broken`, later."""
         self.reusable = False
         self._transport.abort()
+
+    cancel = abort
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None or self._waiter.done():
+        if self._done is None:
             self.abort()  # unsolicited
+            return
+        is_first = not (self._status or self._bare_bytes)
+        if is_first and data == self._usual[0]:
+            self._finish(self._usual[1], keep=True)  # the parser would find the same
             return
         self._bare_bytes += len(data)
         problem = ""
@@ -100,7 +132,10 @@ class Connection(asyncio.Protocol):
             problem = f"its response is not HTTP/1.1 ({cause})"
         if self._response:
             # Bytes after a complete response are unsolicited.
-            self._finish(self._response, self._keep and not problem)
+            keep = self._keep and not problem
+            if keep and is_first and len(data) <= _USUAL_BYTES:
+                self._usual = data, self._response
+            self._finish(self._response, keep)
         elif problem:
             self._fail(problem)
         elif self._bare_bytes > MAX_HEAD_BYTES:
@@ -115,7 +150,7 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         if self._timer:
             self._timer.cancel()
-        if self._waiter:
+        if self._done:
             silent = not (self._status or self._bare_bytes)
             when = "without a response" if silent else "before its response was complete"
             self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent, closed=True)
@@ -167,24 +202,30 @@ class Connection(asyncio.Protocol):
         return Broken(f"its response is larger than {self._max_body_bytes} bytes; shorten it")
 
     def _finish(self, response: BackendResponse, keep: bool) -> None:
-        if not self._waiter or self._waiter.done():
+        done = self._done
+        if done is None:
             return
         early = self._transport.get_write_buffer_size()
         if early and response.status < 300:
             self._fail("it returned a success before it had the whole request; read all of it first")
             return
-        self._waiter.set_result(response)
-        self._waiter = self._response = None
-        self._body = bytearray()  # a kept connection holds no response
+        self._done = None
+        if self._status:
+            self._begin()
         # A server that responds before it has the whole request does not read the rest as its body.
         self.reusable = keep and not early
         self.idle_since = self._loop.time()
+        if self._released:
+            self._released(self)
+        done(response)
 
     def _fail(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_exception(Broken(why, silent=silent, closed=closed))
-            self._waiter = None  # its exception refers to this connection, and would keep the body in memory
+        if done := self._done:
+            self._done = None
             self.abort()
+            if self._released:
+                self._released(self)
+            done(Broken(why, silent=silent, closed=closed))
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -193,7 +234,7 @@ class Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         self._timer = None
-        if not self._waiter or self._waiter.done():
+        if not self._done:
             return
         if self._loop.time() < self._end:
             self._set_timer()

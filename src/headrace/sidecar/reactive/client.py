@@ -17,7 +17,7 @@ from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connect
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection, Done
 from headrace.sidecar.reactive.token import Token, token_headers
 
 _NAMES: Final = 1000
@@ -25,6 +25,7 @@ _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
 MAX_RESPONSE_BYTES: Final = 1_048_576
 """Largest response that is read if it echoes no records."""
 _IDLE_SECONDS: Final = 30.0
+_SMALL_BYTES: Final = 16_384
 
 
 class ConnectionPool:
@@ -56,6 +57,12 @@ class ConnectionPool:
         self._open: set[Connection] = set()
         self._closed = False
 
+    def start(self, request: Sequence[bytes], end: float, done: Done) -> Connection | None:
+        """Send a request on a kept connection in this turn of the loop, as `Connection.send`; None if none is kept."""
+        if kept := self._kept():
+            kept.send(request, end, done)
+        return kept
+
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
         """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.
 
@@ -63,11 +70,11 @@ class ConnectionPool:
         """
         if kept := self._kept():
             try:
-                return await self._exchange(kept, request, end)
+                return await kept.ask(request, end)
             except Broken as cause:
                 if not cause.silent:
                     raise
-        return await self._exchange(await self._connect(end), request, end)
+        return await (await self._connect(end)).ask(request, end)
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail."""
@@ -77,15 +84,12 @@ class ConnectionPool:
         self._open.clear()
         self._idle.clear()
 
-    async def _exchange(self, connection: Connection, request: Sequence[bytes], end: float) -> BackendResponse:
-        try:
-            return await connection.ask(request, end)
-        finally:
-            if connection.reusable:
-                self._idle.append(connection)
-            else:
-                connection.abort()
-                self._open.discard(connection)
+    def _released(self, connection: Connection) -> None:
+        if connection.reusable:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+            self._open.discard(connection)
 
     def _kept(self) -> Connection | None:
         oldest = asyncio.get_running_loop().time() - _IDLE_SECONDS
@@ -122,7 +126,7 @@ class ConnectionPool:
 
     async def _open_to(self, address: str) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_response_bytes),
+            lambda: Connection(self._max_response_bytes, self._released),
             address,
             self._port,
             ssl=self._tls,
@@ -173,9 +177,10 @@ class BackendClient:
         self._starts: dict[str, str] = {}
         """How the line of a header begins, by its name; see `_start_of`."""
         fixed = headers or {}
-        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self._lines(list(fixed.items()))}"
+        self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self.lines(list(fixed.items()))}"
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
-        self._post = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
+        self.post_start = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
+        """How the head of every POST begins."""
 
     def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to a POST; it is repeated at once only if a kept connection turns out to be closed.
@@ -188,7 +193,21 @@ class BackendClient:
         Raises:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
-        return self._send(f"{self._post}{self._lines(headers)}Content-Length: {len(body)}\r\n", body)
+        return self._send(f"{self.post_start}{self.lines(headers)}Content-Length: {len(body)}\r\n", body)
+
+    def post_head(self, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
+        """Return the head of a POST."""
+        return f"{self.post_start}{self.lines(headers)}Content-Length: {len(body)}\r\n\r\n".encode()
+
+    def start(self, head: bytes, body: bytes, done: Callable[[BackendResponse | Broken], None]) -> Connection | None:
+        """Send a request at once, on a kept connection; None if there is none, or a token is needed.
+
+        Its end is passed to `done`, later. If the connection turns out to be closed, that is `Broken.silent`.
+        """
+        if self._token:
+            return None
+        end = asyncio.get_running_loop().time() + self._timeout_seconds
+        return self._connections.start((head + body,) if len(body) < _SMALL_BYTES else (head, body), end, done)
 
     def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to `GET path` of the same server, with or without a query.
@@ -201,13 +220,18 @@ class BackendClient:
 
     def options(self) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to an OPTIONS request for the URL, which changes nothing; raises like `get`."""
-        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
+        return self._send(f"OPTIONS{self.post_start.removeprefix('POST')}", b"")
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail as unavailable."""
         self._connections.close()
         if self._token:
             self._token.close()
+
+    def unavailable(self, cause: Broken) -> DestinationUnavailable:
+        """Return the error of a request without a response."""
+        text = f"waiting for the {self._what} {self.url}: {cause}"
+        return DestinationUnavailable(text, url=self.url, broken_off=cause.closed)
 
     async def _send(self, head: str, body: bytes) -> BackendResponse:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -216,8 +240,7 @@ class BackendClient:
                 return await self._connections.request((f"{head}\r\n".encode(), body), end)
             return await self._send_with(self._token, head, body, end)
         except Broken as cause:
-            text = f"waiting for the {self._what} {self.url}: {cause}"
-            raise DestinationUnavailable(text, url=self.url, broken_off=cause.closed) from cause
+            raise self.unavailable(cause) from cause
 
     async def _send_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
         for again in (False, True):
@@ -234,7 +257,8 @@ class BackendClient:
             token.forget(value)
         return response
 
-    def _lines(self, headers: Sequence[tuple[str, str]]) -> str:
+    def lines(self, headers: Sequence[tuple[str, str]]) -> str:
+        """Return the lines of headers, as `post` sends them."""
         values = "".join([value for _, value in headers])
         if not (values.isascii() and values.isprintable()):  # all at once, since nearly all are
             headers = [(name, quote(value, _PRINTABLE, errors="replace")) for name, value in headers]

@@ -83,7 +83,7 @@ def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> 
     is_event = all(attributes.get(name) for name in _REQUIRED) and attributes["specversion"] == _VERSION
     if is_event and _MEDIA_TYPE.fullmatch(kind):
         return CloudEvent(attributes, kind, record.value)
-    data = None if record.value is None else payloads.body(record)
+    data = None if record.value is None else payloads.body(record.value)
     return CloudEvent(attributes if is_event else _wrapper(payloads, delivery, record), payloads.content_type, data)
 
 
@@ -102,7 +102,7 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
     if 0 <= record.timestamp_ms < _YEAR_10000_MS:
         time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
         attributes["time"] = time.replace("+00:00", "Z")
-    if (key := payloads.key_text(record)) is not None:
+    if (key := payloads.key_text(record.key)) is not None:
         attributes["partitionkey"] = key
     if headers:
         attributes["recordheaders"] = headers_text(headers)

@@ -14,7 +14,7 @@ from headrace.config.format_list import FORMATS, SCHEMA_TYPES, STRINGS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationRefused
 from headrace.formats.choice import Reader
-from headrace.records import Record, RecordBatch
+from headrace.records import RecordBatch
 from headrace.sidecar.record_json import join_array, write_records
 
 _REASON_CHARACTERS: Final = 8000
@@ -35,6 +35,11 @@ class PayloadDecoder:
         self.content_type = FORMATS[value_format].media_type
         """Of what `body` returns."""
 
+    @property
+    def names_schemas(self) -> bool:
+        """Whether `prepare` must be awaited."""
+        return self.keys.names_schemas or self.values.names_schemas
+
     async def prepare(self, records: RecordBatch) -> None:
         """Fetch the schemas that these records name; await it before anything else.
 
@@ -46,20 +51,19 @@ class PayloadDecoder:
         if self.values.names_schemas:
             await self.values.prepare(records.values)
 
-    def key_text(self, record: Record) -> str | None:
+    def key_text(self, key: bytes | None) -> str | None:
         """Return a key outside of JSON: text unchanged, bytes as base64, anything else as JSON text.
 
         Raises:
             DecodeError: It does not fit its format; also raised by `body`.
         """
-        found = self.keys.decode(record.key)
+        found = self.keys.decode(key)
         if found is None:
             return None
         return _decode_text(found) if self._key_format in STRINGS else found.decode()
 
-    def body(self, record: Record) -> bytes:
+    def body(self, value: bytes | None) -> bytes:
         """Return a value as the body of a request; empty when it is null."""
-        value = record.value
         if value is None or self._value_format == "binary":
             return value or b""
         found = self.values.decode(value)

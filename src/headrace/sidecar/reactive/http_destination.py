@@ -9,17 +9,17 @@ from typing import Final
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.delivery_span import begin_delivery, delivery_span
-from headrace.delivery.outcomes import ACK, Delivery, Reply
-from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
+from headrace.delivery.outcomes import ACK, Cancellable, Delivery, Reply, Result
+from headrace.errors import DecodeError, DeliveryError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.reactive import cloud_events
-from headrace.sidecar.reactive.backend_connection import BackendResponse
+from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken
 from headrace.sidecar.reactive.client import MAX_RESPONSE_BYTES, client_of
 from headrace.sidecar.reactive.envelope import PayloadDecoder, array_of, replies_of
-from headrace.sidecar.reactive.single import Request, replay_header, single
+from headrace.sidecar.reactive.single import Request, SingleHeads, replay_header, single
 
 _EXCERPT_BYTES: Final = 2000
 _MOST_SUSPECTS: Final = 1000
@@ -58,9 +58,40 @@ class HttpDestination(Service):
         self._clock = clock
         write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
         self._request = functools.partial(write, payloads)
+        client = self.client
+        self._singles = SingleHeads(payloads, client.post_start, client.lines) if write is single else None
 
     async def stop(self) -> None:
         self.client.close()
+
+    def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
+        """Post as `deliver` does, in this turn of the loop; None if a schema, a span, a token or a check is needed."""
+        records = RecordBatch.of(delivery.records)
+        if tracing.tracer or self._payloads.names_schemas or _position(records) in self._suspects:
+            return None
+        try:
+            request = self._singles.request(delivery, records) if self._singles else None
+            if request is None:
+                body, headers = self._request(delivery, records)
+                request = self.client.post_head(headers, body), body
+        except DecodeError:
+            return None
+        return self.client.start(*request, functools.partial(self._responded, records, done))
+
+    def _responded(
+        self, records: RecordBatch, done: Callable[[Result | None], None], found: BackendResponse | Broken
+    ) -> None:
+        result: Result | None
+        if not isinstance(found, Broken):
+            try:
+                result = self._replies(found, records)
+            except DeliveryError as cause:
+                result = cause
+        elif found.silent:
+            result = None
+        else:
+            result = self._suspected(_position(records), self.client.unavailable(found))
+        done(result)
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         """Post the records that can be decoded; the others are dead letters at once."""
@@ -87,17 +118,23 @@ class HttpDestination(Service):
         """Post; before a record that is alone and a suspect, check whether the backend responds at all."""
         if tracing.tracer and (span := current_span.get()):
             headers = [*tracing.tracer.without(headers), *span.headers()]
-        position = (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
+        position = _position(records)
         is_alive = position in self._suspects and await self._is_alive()
         try:
             return await self.client.post(body, headers)
         except DestinationUnavailable as error:
-            if position and error.broken_off:
-                error.is_alive = is_alive
-                self._suspects[position] = None
-                while len(self._suspects) > _MOST_SUSPECTS:
-                    del self._suspects[next(iter(self._suspects))]
-            raise
+            raise self._suspected(position, error, is_alive=is_alive) from error.__cause__
+
+    def _suspected(
+        self, position: tuple[TopicPartition, int] | None, error: DestinationUnavailable, *, is_alive: bool = False
+    ) -> DestinationUnavailable:
+        """Note a record that was alone when the backend closed the connection."""
+        if position and error.broken_off:
+            error.is_alive = is_alive
+            self._suspects[position] = None
+            while len(self._suspects) > _MOST_SUSPECTS:
+                del self._suspects[next(iter(self._suspects))]
+        return error
 
     async def _is_alive(self) -> bool:
         try:
@@ -130,6 +167,11 @@ class HttpDestination(Service):
             raise DestinationUnavailable(why, wait_seconds=wait, url=url)
         excerpt = response.body[:_EXCERPT_BYTES].decode(errors="replace")
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
+
+
+def _position(records: RecordBatch) -> tuple[TopicPartition, int] | None:
+    """Return the position of a record that is alone."""
+    return (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
 
 
 def _records(payloads: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:

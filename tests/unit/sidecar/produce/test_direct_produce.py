@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from headrace import errors
+from headrace.config.http import SecurityConfig
 from headrace.http.application import Application
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
+from tests.raw_server import until
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
@@ -218,6 +220,33 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: Any, direct: list
         assert (await server.ask(post())).status == 401
         assert (await server.ask(post(more=BEARER.replace("0", "1")))).status == 401
         assert direct == [429, 200, 200]
+
+
+async def test_the_same_head_again_is_the_same_request(opened: Any) -> None:
+    """With another body, in two pieces, and behind bytes of an earlier request; its token is judged each time."""
+    async with opened(security=SECURITY) as server:
+        reader, writer = await server.connect()
+        (connection,) = server.web.shared.connections
+        unreadable, usual = post(b"x" * len(RECORD), BEARER), post(more=BEARER)
+
+        async def statuses(*pieces: bytes) -> list[int]:
+            for piece in pieces:
+                seen = connection.received_bytes
+                writer.write(piece)
+                await until(lambda: connection.received_bytes > seen)  # noqa: B023 it is awaited
+            return [(await server.read(reader)).status for _ in range(b"".join(pieces).count(b"POST "))]
+
+        for pieces in ([usual], [usual], [usual.replace(b'"k"', b'"l"')], [unreadable], [usual[:-5], usual[-5:]]):
+            assert await statuses(*pieces) == [400 if pieces == [unreadable] else 200]
+        assert [record.key for record in server.kafka.records] == [b"k", b"k", b"l", b"k"]
+        for token, status in (("another-token-of-16", 401), ("0123456789abcdef", 200)):
+            known = {**SECURITY, "principals": {"me": {"token": token, "scopes": ["kafka:w"]}}}
+            server.web._application._authenticator.change(SecurityConfig.model_validate(known))
+            assert await statuses(usual) == [status]
+        behind = unreadable[-5:] + usual
+        assert await statuses(unreadable[:-5], behind) == [400, 200]
+        assert await statuses(behind) == [400]
+        assert len(server.kafka.records) == 6
 
 
 async def test_a_rate_is_counted_once_for_each_request(opened: Any, direct: list[int]) -> None:

@@ -33,7 +33,7 @@ from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slic
 _RECORD_OVERHEAD_BYTES = 64
 _CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
 """More of them fill batches, so the client need not send at once."""
-_MANY_REQUESTS = 32
+_MANY_REQUESTS, _MANY_RECORDS = 32, 1000
 """More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
 _SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 
@@ -244,7 +244,8 @@ class Producer(Service):
         client.hand_over(request, records, first)
         waiting = self._open_requests
         crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
-        client.wake(crowded=crowded, many=waiting > _MANY_REQUESTS)
+        many = waiting > _MANY_REQUESTS or (waiting > _CROWD_REQUESTS and waiting * len(records) > _MANY_RECORDS)
+        client.wake(crowded=crowded, many=many)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""

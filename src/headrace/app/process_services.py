@@ -43,7 +43,7 @@ from headrace.control.running_consumer import RunningConsumer, RunningConsumers,
 from headrace.control.table.commands import Commands
 from headrace.control.table.consumer_control import ConsumerControl
 from headrace.control.table.instance_owners import InstanceOwners
-from headrace.errors import ServiceDied
+from headrace.errors import ConfigError, ServiceDied
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
@@ -118,7 +118,7 @@ class App:
         else:
             table.missing = "this process runs no consumer: send the request to another, or add one to its file"
             self.services += [*assembly.services, lag]
-        functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads)
+        functions = FunctionEndpoints(assembly.functions.known, lag.of, assembly.functions.reloads, self._others)
         controls = self._controls(control, ConsumerStatuses(control, lag.of, clock))
         families: list[object] = [controls, functions, job_endpoints, PipelineEndpoints(assembly.pipelines)]
         if config.registrations.backends:
@@ -277,6 +277,8 @@ class App:
         context = self.context
         for workers, trigger, destination in assembly.functions.listening:
             own = http.model_copy(update={"port": trigger.port, "max_body_bytes": trigger.max_body_bytes})
+            if self._several and not trigger.port:
+                raise ConfigError(f"{workers.name}: several processes cannot share port 0: choose a port")
             requests = FunctionRequests(workers, trigger, destination, own)
             called = Application(own, requests, context.metrics, authenticator, context.audit)
             self.listeners.append(WebService(own, called, name=requests.name, tls=tls, clock=context.clock))

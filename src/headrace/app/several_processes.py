@@ -111,6 +111,7 @@ class SeveralProcesses(Service):
             PortTaken, EnvironmentProblem: Nothing was started.
         """
         self._signals.install()
+        self.on_death = lambda _: self._end_with(1)
         with contextlib.ExitStack() as held:
             self._shares = self._hold_ports(held)
             # The others wait for the first one: a mistake in a file is reported once.
@@ -156,14 +157,18 @@ class SeveralProcesses(Service):
             failed = not has_started and (pauses.failures >= _FAILED_STARTS or (is_new and one is self._all[0]))
             if code == 0 or failed:  # 0: an administrator has ended it
                 log.info("%s %s: this ends the run", one.name, how)
-                self._code = code if code >= 0 else 128 - code
-                self._signals.notice()
+                self._end_with(code if code >= 0 else 128 - code)
                 return
             is_new = is_new and not has_started
             log.error("%s %s; will restart in %.1f s", one.name, how, pause)
             one.why = f"it {how}, and restarts"
             self._report()
             await self._clock.sleep(pause)
+
+    def _end_with(self, code: int) -> None:
+        """End the run with an exit code."""
+        self._code = code
+        self._signals.drain_requested.set()
 
     async def _live(self, one: OneProcess) -> int:
         """Run a process until it ends, and return its exit code."""

@@ -10,6 +10,7 @@ from headrace import errors
 from headrace.control.health.lag import PartitionLag
 from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
 from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
+from headrace.http.other_processes import OtherProcesses
 from headrace.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -52,8 +53,16 @@ class FunctionEndpoints:
         functions: "Iterable[FunctionSpec]",
         lag_of: Callable[[str], Mapping[TopicPartition, PartitionLag]],
         reloads: "Mapping[str, FunctionReload]",
+        others: OtherProcesses | None = None,
     ) -> None:
-        """Serve these functions; `lag_of` returns the last known lag of a group, `reloads` are of running functions."""
+        """Serve these functions.
+
+        Args:
+            lag_of: Returns the last known lag of a group.
+            reloads: Those of running functions.
+            others: The other processes of the run, if there are several; they reload, too.
+        """
+        self._others = others
         self._functions = {function.name: function for function in functions}
         self._lag_of = lag_of
         self._reloads = reloads
@@ -107,4 +116,6 @@ class FunctionEndpoints:
             raise InvalidRequest(
                 f"the changed files were rejected, keeping the old workers: {cause.description}"
             ) from cause
+        if self._others and self._others.concern(call.scope):
+            await self._others.responses(call.scope)
         return Reloaded(name)

@@ -116,6 +116,6 @@ class FunctionEndpoints:
             raise InvalidRequest(
                 f"the changed files were rejected, keeping the old workers: {cause.description}"
             ) from cause
-        if self._others and self._others.concern(call.scope):
-            await self._others.responses(call.scope)
+        if self._others and self._others.concern(call.request):
+            await self._others.responses(call.request)
         return Reloaded(name)

@@ -202,7 +202,6 @@ class Deliverer:
         batch = running.work
         if isinstance(batch, DeadLetterBatch) or _is_suspect(batch) or not batch.records:
             return False
-        reach("delivery.before")
         done = functools.partial(self._answered, running)
         running.runs = self._destination.begin(self._delivery(running, batch), done)
         return running.runs is not None
@@ -251,7 +250,6 @@ class Deliverer:
         if not batch.records:
             return None
         delivery = self._delivery(running, batch)
-        reach("delivery.before")
         try:
             if _is_suspect(batch):
                 return self._result(running, await self._deliver_alone(running, delivery))
@@ -260,6 +258,7 @@ class Deliverer:
             return self._result(running, error)
 
     def _delivery(self, running: _LaneWork, batch: Batch) -> Delivery:
+        reach("delivery.before")
         lane, context = running.lane, self._context
         epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
         return Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)

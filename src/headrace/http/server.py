@@ -141,6 +141,7 @@ class WebService(Service):
     async def stop(self) -> None:
         if self._acceptor:
             self._acceptor.close()
+            self._acceptor = None
         for connection in list(self.shared.connections):
             connection.shut_down()
         with contextlib.suppress(TimeoutError):

@@ -71,5 +71,7 @@ class SchemaEndpoints:
     )
     async def versions(self, call: Call[None, VersionQuery]) -> SubjectVersions:
         subject = call.parameters["subject"]
+        if subject in (".", "..") or not subject.isprintable():  # a path of the registry cannot name it
+            raise errors.NotFound(f"subject {subject[:60]!r} cannot be read over HTTP: ask the registry itself")
         require(call.request, _READERS, "consume", topic_of(subject) or subject)
         return await self._schemas.versions(subject, call.query.offset, call.query.limit)

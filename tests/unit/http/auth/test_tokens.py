@@ -96,8 +96,8 @@ BAD: dict[str, Callable[[Any], str]] = {
     },
     "expired 61 s": lambda s: s.sign_claims(exp=s.now - 61),
     "for too long": lambda s: s.sign_claims(exp=s.now + 86_401),
-    "nbf in the future": lambda s: s.sign_claims(nbf=s.now + 61),
-    "iat in the future": lambda s: s.sign_claims(iat=s.now + 61),
+    "nbf in the future": lambda s: s.sign_claims(nbf=s.now + 600),
+    "iat in the future": lambda s: s.sign_claims(iat=s.now + 600),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -299,15 +300,14 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
     async def test(harness: ActiveHarness) -> None:
         sent: list[Any] = []
 
-        async def send(message: Any) -> None:
-            sent.append(message.get("body", b""))
+        async def send(*parts: Any) -> Any:
+            sent.append(parts)
 
         if not starts:
             await delivered(harness)
         before = dict(harness.instance.positions)
-        streaming = read_stream.stream_records(
-            harness.instance, harness.instance.entries, {"state": {}}, send, events=True
-        )
+        request: Any = SimpleNamespace(start=send, write=send, written=send)
+        streaming = read_stream.stream_records(harness.instance, harness.instance.entries, request, events=True)
         with pytest.raises(InstanceState, match="let more instances share"):
             await (harness.run(streaming) if starts else streaming)
         assert bool(sent) == starts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,11 +44,16 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
     text = body.encode() if isinstance(body, str) else body
     sent: list[Any] = []
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": text, "more_body": False}
+    async def receive() -> bytes:
+        return text
 
-    async def send(part: Any) -> None:
-        sent.append(part)
+    async def send(response: Any) -> None:
+        sent.append(response.body)
+
+    headers = {b"content-type": b"application/json"}
+    request: Any = SimpleNamespace(
+        headers=headers, parameters={}, principal=None, has_more=False, receive=receive, send=send
+    )
 
     async def main() -> tuple[Any, list[Any]]:
         target, clock = Target(), ManualClock(1000.0)
@@ -55,11 +61,11 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         await audit.start()
         audit.put((), 0, 1)  # so that it is not empty, and its budget counts
         family = AuditEndpoints(None if settings.get("to") == "none" else audit, 3)
-        [(_, app)] = served(family, SETTINGS, audit)
-        await app({"path_params": {}, "headers": [(b"content-type", b"application/json")]}, receive, send)
+        [(_, serve, _)] = served(family, SETTINGS, audit)
+        await serve(request)
         await audit.drain(Deadline(clock, 1))
         await audit.stop()
-        return json.loads(sent[1]["body"]), target.events
+        return json.loads(sent[0]), target.events
 
     return asyncio.run(main())
 

@@ -126,6 +126,11 @@ class RecordBatch(Sequence[Record]):
     @staticmethod
     def from_rows(topic_partition: TopicPartition, rows: Sequence[Row]) -> RecordBatch:
         """Return records of one partition as columns."""
+        if len(rows) == 1:
+            [(offset, timestamp_ms, key, value, own, size)] = rows
+            return RecordBatch(
+                topic_partition, [offset], [timestamp_ms], [key], [value], [own] if own else None, [size]
+            )
         columns: list[Any] = [*map(list, zip(*rows, strict=True))] or [[] for _ in range(6)]
         offsets, timestamps_ms, keys, values, headers, sizes = columns
         headers = headers if any(headers) else None

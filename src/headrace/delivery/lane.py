@@ -57,8 +57,10 @@ class Backlog:
 
         The result is a slice of a batch, a batch, or small batches joined.
         """
-        parts: list[RecordBatch] = []
         records, size_bytes = self._context.most_records, self._context.batch.max_bytes
+        if records == 1:
+            return self._take_one()
+        parts: list[RecordBatch] = []
         while records and self._batches:
             first, begun = self._batches[0], self._begun
             waiting = len(first) - begun
@@ -79,6 +81,16 @@ class Backlog:
             self._batches.popleft()
             self._begun = 0
         return RecordBatch.join(parts)
+
+    def _take_one(self) -> RecordBatch:
+        first, begun = self._batches[0], self._begun
+        self._ready_records -= 1
+        self.begun_records += 1
+        self._begun = begun + 1
+        if self._begun == len(first):
+            self._batches.popleft()
+            self._begun = 0
+        return first[begun : begun + 1]
 
     def find(self, offset: int) -> Record | None:
         """Return a record, or None if it is not here."""
@@ -257,9 +269,10 @@ class Lane:
             return retries.due.popleft()
         records = self.backlog.take()
         # The timer belongs to the records that begin now; the remaining ones start a new wait.
-        self._lingered = False
-        self._timers.cancel("linger")
-        self.linger()
+        if context.batch.linger_seconds or self._lingered:
+            self._lingered = False
+            self._timers.cancel("linger")
+            self.linger()
         # A record of a retry topic continues with its attempts.
         if context.delayed:
             delayed = context.delayed(records[0])

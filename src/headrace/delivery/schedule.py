@@ -277,18 +277,20 @@ class Deliverer:
         if lane.is_fenced:
             context.counts.late_results += len(records)
             return None
-        if result.count(ACK) < len(result) and NOT_BEGUN in result:
-            batch, result = self._begun_of(lane, batch, result)
-            records = batch.records
-        count = len(records)
-        for success, outcome in ((ACK, Outcome.DELIVERED), (AWAITING_ACK, Outcome.AWAITING_ACK)):
-            if result.count(success) == count:
-                if count:
-                    context.breaker.answered(attempt_id, count)
-                    lane.progressed()
-                    self._complete(lane, records, outcome)
-                return None
-        return self._settle(lane, batch, attempt_id, result)
+        outcome = Outcome.DELIVERED
+        if result.count(ACK) < len(result):
+            if NOT_BEGUN in result:
+                batch, result = self._begun_of(lane, batch, result)
+                records = batch.records
+            if result.count(AWAITING_ACK) == len(records):
+                outcome = Outcome.AWAITING_ACK
+            elif result.count(ACK) < len(records):
+                return self._settle(lane, batch, attempt_id, result)
+        if count := len(records):
+            context.breaker.answered(attempt_id, count)
+            lane.progressed()
+            self._complete(lane, records, outcome)
+        return None
 
     def _not_taken(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
         if isinstance(error, DeadLetterFailed):

@@ -44,17 +44,19 @@ class Prompt:
     def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
         """Start a delivery, or leave it to `deliver`; one of three that were started is left to it after all."""
         self._count += 1
-        return self.pump.spawn(self._run(delivery, done), "prompt") if self._count % 2 else None
+        if not self._count % 2:
+            return None
+        results: list[Result] = []
+        task = self.pump.spawn(self._run(delivery, results), "prompt")
+        task.add_done_callback(lambda _: done(results[0] if results else None))
+        return task
 
-    async def _run(self, delivery: Delivery, done: Callable[[Result | None], None]) -> None:
-        result: Result | None = None
+    async def _run(self, delivery: Delivery, results: list[Result]) -> None:
         try:
             if self._count % 3:
-                result = await self.deliver(delivery)
+                results.append(await self.deliver(delivery))
         except DeliveryError as cause:
-            result = cause
-        finally:
-            done(result)
+            results.append(cause)
 
 
 class Harness:

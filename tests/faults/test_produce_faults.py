@@ -1,4 +1,4 @@
-"""Brokers and connections break while sixteen clients produce: what each was told of each record is true."""
+"""Brokers and connections break while 48 clients produce: what each was told of each record is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
-CLIENTS, RECORDS, PARTITIONS = 16, 5, 3
+CLIENTS, RECORDS, PARTITIONS = 48, 5, 3
 
 
 class ProduceScenario(Ledger):

@@ -39,6 +39,7 @@ STEERING = (
     "/query",
     "/close-query",
     "/tables/",
+    "/schemas/",
 )
 """Where what is asked for by chance is not there, so that it is only seldom answered with a success."""
 MAKES = ("createTopic",)

@@ -124,7 +124,8 @@ class SeveralProcesses(Service):
                 await self._signals.drain_requested.wait()
             codes = await self._end()
             await self.cancel_tasks()
-        return self._code if self._code is not None else max([0, *codes])
+        # A signal counts as in a shell.
+        return self._code if self._code is not None else max(0, *(abs(code) + 128 * (code < 0) for code in codes))
 
     def _hold_ports(self, held: contextlib.ExitStack) -> list[ProcessShare]:
         http, management = self._config.http, self._config.http.management

@@ -8,7 +8,6 @@ Source: RFC 9112, HTTP/1.1.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,13 +19,9 @@ from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, Ka
 from headrace.http.arrival import Arrival
 from headrace.http.flow import Flow
 from headrace.http.messages import last_response
-from headrace.http.request import ALWAYS_OPEN, MAX_HEAD_BYTES, HttpRequest, request_of
-from headrace.http.shared import Kind, Shared, kind_of
+from headrace.http.request import MAX_HEAD_BYTES, HttpRequest, names_its_host, request_of
+from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe, kind_of
 
-_ALWAYS_OPEN: Final = tuple(path.encode() for path in ALWAYS_OPEN)
-_PROBES: Final = tuple(b"GET " + path for path in _ALWAYS_OPEN)
-_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
-_PROBE_BYTES: Final = 4096
 _MOST_PIPELINED: Final = 16
 """Requests of one connection that may wait while an earlier one is served."""
 _REQUEST_SECONDS: Final = 60.0
@@ -76,6 +71,8 @@ class ClientConnection(asyncio.Protocol):
     _begins = 0
     """Number of the head that begins with the first byte of that; 0 if none does."""
     _head_bytes = 0
+    _bare_bytes = 0
+    """Bytes since the last part of a body: of heads, trailers and chunk extensions."""
     _body_bytes = 0
     _is_refused = False
     _waiting: tuple[bytes, ...] = ()
@@ -118,8 +115,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         for request in (self._serving, self.request):
             if request and not request.is_complete:
-                request.is_disconnected = True
-                request.wake()
+                request.abandon()
         if self._arrival:
             self._arrival.ended(exc)
         self.flow.resume_writing()
@@ -138,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.is_idle = False
-        if not self._waiting and (self.shared.slices.has_time() or _is_one_probe(data)):
+        if not self._waiting and (self.shared.slices.has_time() or is_one_probe(data)):
             self._read(data)
         elif self._waiting:
             self._waiting = *self._waiting, data
@@ -147,9 +143,19 @@ class ClientConnection(asyncio.Protocol):
             self._waiting = (data,)
             self.shared.slices.wait(self.read_waiting)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
         if self._arrival:
             self._arrival.client_ends()
+        request = self.request
+        if (
+            not (request and request.is_direct)
+            or request.has_more
+            or request.is_complete
+            or self.shared.scheme != "http"
+        ):
+            return False
+        request.keep_alive = False  # the client may still read (RFC 9112 section 9.6), and the record is with Kafka
+        return True
 
     def read_waiting(self) -> None:
         """Read the bytes that arrived in an earlier turn."""
@@ -169,16 +175,17 @@ class ClientConnection(asyncio.Protocol):
             return
         self._chunk = data
         self._begins = self._heads + 1 if self._is_between() else 0
+        self._bare_bytes += size
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # it is served as HTTP/1.1, and the bytes after it are not read
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or are ambiguous"))
         if self.in_head:
             self._head_bytes += size
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
+        elif self.request and self.request.has_more and self._bare_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge(f"more than {MAX_HEAD_BYTES} bytes between parts of the body: send less"))
         elif size > MAX_HEAD_BYTES or self._head_bytes:
             self._head_bytes = 0
             if self.request and self._head_is_long():
@@ -186,6 +193,14 @@ class ClientConnection(asyncio.Protocol):
         if self._held_bytes or (self.request and self.request.has_more):
             self.hold(size)
         self._chunk = b""
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as switch:  # it is served as HTTP/1.1, and so are the bytes after it
+                data = data[switch.args[0] :]
 
     def _is_between(self) -> bool:
         """Return whether the next byte is the first one of a request that can be served at once."""
@@ -240,6 +255,8 @@ class ClientConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.in_head:
+            return  # a trailer: it must not count as a header
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -251,13 +268,13 @@ class ClientConnection(asyncio.Protocol):
         if len(self._pipeline) >= _MOST_PIPELINED:
             self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
             return
-        if self._url[:1] != b"/" and not self._names_its_host():
+        if self._url[:1] != b"/" and not names_its_host(self._url, self._fields):
             self._refuse(AmbiguousRequest("the request line and the Host header name different hosts: send one"))
             return
         if (self.kind != "requests" or not self._url.startswith(b"/producers/")) and not self._may_send():
             return
         request = request_of(self, self._parser, self._url, self._fields)
-        request.expects_continue = self._expects_continue
+        request.expects_continue = self._expects_continue and request.version != "1.0"
         waits = self.request is not None and not self.request.is_complete
         self.request, self.in_head = request, False
         if waits:
@@ -273,14 +290,9 @@ class ClientConnection(asyncio.Protocol):
             return
         self._run(request)
 
-    def _names_its_host(self) -> bool:
-        """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
-        found = _AUTHORITY.match(self._url)
-        return not found or found[1].lower() == dict(self._fields).get(b"host", b"").lower()
-
     def _may_send(self) -> bool:
         limit = self.shared.limit
-        if self._url.startswith(_ALWAYS_OPEN):
+        if self._url.startswith(OPEN_PATHS):
             limit.active(self)
             return True
         kind = kind_of(self._url)
@@ -288,16 +300,12 @@ class ClientConnection(asyncio.Protocol):
         # A client may commit on the connection it reads on, even at the limit of the other kind.
         if kind == self.kind or waits or limit.admit(self, kind) or self.kind == "reads":
             return True
-        self._refuse(self._busy(kind))
+        self._refuse(limit.busy(kind))
         return False
-
-    def _busy(self, kind: Kind = "requests") -> ServerBusy:
-        setting = "http.max_connections" if kind == "requests" else "half of http.max_connections, for reads"
-        limit = self.shared.limit.limits[kind]
-        return ServerBusy(f"limit of {limit} connections reached ({setting}): close some, or send again after a pause")
 
     def on_body(self, body: bytes) -> None:
         request = self.request
+        self._bare_bytes = 0
         if self._is_refused or request is None or request.is_complete:
             return
         request.chunks.append(body)
@@ -309,6 +317,7 @@ class ClientConnection(asyncio.Protocol):
             request.wake()
 
     def on_message_complete(self) -> None:
+        self._bare_bytes = 0
         request = self.request
         if self._is_refused or request is None:
             return
@@ -402,7 +411,7 @@ class ClientConnection(asyncio.Protocol):
             self.opening.cancel()
         elif not self._is_refused:
             self._is_refused = True
-            self._end(self._busy())
+            self._end(self.shared.limit.busy("requests"))
         if self.transport is not None:  # after the response is written; a close would wait for the client
             asyncio.get_running_loop().call_soon(self.transport.abort)
 
@@ -417,7 +426,7 @@ class ClientConnection(asyncio.Protocol):
                 if request.has_more:  # the rest of a stream cannot be read
                     self.transport.close()
                 return
-            self._forget(request)
+            request.abandon()
             if self._pipeline:  # a response now would count as that of an earlier request
                 self._pipeline.pop()
                 last = self._pipeline[-1] if self._pipeline else self._serving
@@ -425,10 +434,6 @@ class ClientConnection(asyncio.Protocol):
                     last.keep_alive = False
                 return
         self._end(error)
-
-    def _forget(self, request: HttpRequest) -> None:
-        request.is_disconnected = True  # so that a later response is not sent
-        request.wake()
 
     def _end(self, error: HeadraceError) -> None:
         if self.transport.is_closing():
@@ -489,12 +494,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self._is_refused = True
-        self._forget(request)
+        request.abandon()
         self._end(
             KafkaTimeout(f"timed out after {_REQUEST_SECONDS:g} s: the request may have been served, or may still be")
         )
-
-
-def _is_one_probe(data: bytes) -> bool:
-    """Return whether the bytes are exactly one health request; such bytes are always read at once."""
-    return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4

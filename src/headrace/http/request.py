@@ -30,6 +30,7 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
 """A usual path, which is decoded already and has no query."""
 _WITHOUT_BODY: Final = (204, 304)
@@ -249,6 +250,11 @@ class HttpRequest:
         if self.judge:
             await self.judge()
 
+    def abandon(self) -> None:
+        """Send no later response, and wake who waits for the client."""
+        self.is_disconnected = True
+        self.wake()
+
     def wake(self) -> None:
         """Wake who waits for the body or for the end of the connection."""
         if self._changed is None:
@@ -272,11 +278,11 @@ class HttpRequest:
         self._start(status, headers)
 
     def _start(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        head = b"" if self.is_disconnected else self._head(status, headers)
         self.status = status
         if self.is_disconnected:
             return
         self.expects_continue = False
-        head = self._head(status, headers)
         self.connection.transport.write(head + body)
 
     async def write(self, data: bytes) -> None:
@@ -386,6 +392,12 @@ class HttpRequest:
         return await self.connection.written(self, patience_seconds)
 
 
+def names_its_host(url: bytes, fields: Headers) -> bool:
+    """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
+    found = _AUTHORITY.match(url)
+    return not found or found[1].lower() == dict(fields).get(b"host", b"").lower()
+
+
 def request_of(
     connection: RequestConnection, parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]
 ) -> HttpRequest:
@@ -396,7 +408,8 @@ def request_of(
         request.path = url.decode("ascii")
     else:
         found = httptools.parse_url(url)
-        request = HttpRequest(connection, method, found.path, found.query or b"", fields, version)
-        request.path = unquote(found.path.decode("ascii"))
+        path = found.path or b"/"
+        request = HttpRequest(connection, method, path, found.query or b"", fields, version)
+        request.path = unquote(path.decode("ascii"))
     request.keep_alive = version != "1.0" and parser.should_keep_alive()
     return request

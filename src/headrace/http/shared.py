@@ -15,7 +15,8 @@ from email.utils import formatdate
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote_to_bytes
 
-from headrace.http.request import HttpRequest
+from headrace.errors import ServerBusy
+from headrace.http.request import ALWAYS_OPEN, HttpRequest
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -35,6 +36,16 @@ Kind = Literal["requests", "reads"]
 _READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
 """Path of a read or a stream, also in absolute form."""
 _QUERY: Final = re.compile(rb"[?#]")
+
+
+OPEN_PATHS: Final = tuple(path.encode() for path in ALWAYS_OPEN)
+_PROBES: Final = tuple(b"GET " + path for path in OPEN_PATHS)
+_PROBE_BYTES: Final = 4096
+
+
+def is_one_probe(data: bytes) -> bool:
+    """Return whether the bytes are exactly one health request; such bytes are always read at once."""
+    return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
 
 
 def kind_of(url: bytes) -> Kind:
@@ -89,6 +100,12 @@ class ConnectionLimit:
         del self._others[oldest]
         oldest.dismiss()
         return True
+
+    def busy(self, kind: Kind) -> ServerBusy:
+        """Return the error for a connection that is not admitted."""
+        setting = "http.max_connections" if kind == "requests" else "half of http.max_connections, for reads"
+        text = f"limit of {self.limits[kind]} connections reached ({setting}): close some, or send again after a pause"
+        return ServerBusy(text)
 
     def opened(self, connection: ServedConnection) -> None:
         """Count a new connection."""
@@ -178,6 +195,7 @@ class Shared:
         self.application = application
         self.scheme = scheme
         """`http` or `https`."""
+        self.is_tls = scheme == "https"
         self.spawn = spawn
         """Starts the task of a request."""
         self.connections: set[ServedConnection] = set()

@@ -38,7 +38,9 @@ def test_two_processes_are_one_run(
     for key in range(8):  # each is sent to any process, and remembered by one
         first = [send("POST", produce, body, {"Idempotency-Key": f"key-{key}"}).body for _ in range(4)]
         assert first == first[:1] * 4
-    records += 8
+    text = {"Content-Type": "text/plain", "Idempotency-Key": "a value"}
+    assert len({str(send("POST", produce, 1, text).body) for _ in range(8)}) == 1
+    records += 9
     instance = Instance(run.url, group).subscribe(name)
     assert len(instance.read(records)) == records
     readers = {one["name"] for _ in range(6) for one in send("GET", f"{run.url}/adm/consumers").body["consumers"]}

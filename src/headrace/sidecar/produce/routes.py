@@ -48,6 +48,7 @@ _RAW_HEADERS: Final = {
 _PREFIX: Final = b"x-headrace-"
 _HEADER: Final = b"x-headrace-header-"
 _KEY: Final = b"x-headrace-key"
+_FORWARDED: Final = b"x-headrace-forwarded"
 _PARTITION: Final = b"x-headrace-partition"
 _TIMESTAMP: Final = b"x-headrace-timestamp"
 _TOMBSTONE: Final = b"x-headrace-tombstone"
@@ -118,7 +119,8 @@ class ProduceRoute:
         body = await read_body(request, self._settings)
         if await self._writing.forward_key(request, topic, body):
             return
-        record = raw_record(self._service, topic, request.fields, body)
+        fields = [one for one in request.fields if one[0] != _FORWARDED]
+        record = raw_record(self._service, topic, fields, body)
         key = headers.get(IDEMPOTENCY_KEY)
         prepared = await self._service.prepare_record(record, record_ids(request, "" if key else topic))
         if key is None:
@@ -128,7 +130,7 @@ class ProduceRoute:
         async def as_prepared() -> Prepared:
             return prepared
 
-        parts = sorted(part for part in request.fields if part[0].startswith(_PREFIX))
+        parts = sorted(part for part in fields if part[0].startswith(_PREFIX))
         compared = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
         await self._writing.produce_once(request, key, topic, compared, as_prepared)
 

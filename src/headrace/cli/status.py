@@ -155,9 +155,14 @@ def _head(url: str, now: Poll) -> str:
     at = f"{datetime.now():%H:%M:%S}  {url}"
     if now.problem:
         return f"{at}: unreachable"
-    services = (now.parts.get("readiness") or {}).get("services", {})
-    ready = sum(one["ready"] for one in services.values())
-    return f"{at}: {'ready' if ready == len(services) else 'not ready'}, {ready} of {counted(len(services), 'service')}"
+    report = now.parts.get("readiness")
+    if not report:
+        return f"{at}: its readiness is not known"
+    state = "ready" if report.get("ready") else "not ready"
+    if "services" not in report:
+        return f"{at}: {state}; its services are shown to known callers only"
+    services = report["services"].values()
+    return f"{at}: {state}, {sum(one['ready'] for one in services)} of {counted(len(services), 'service')}"
 
 
 def _kafka(now: Poll) -> str:

@@ -458,12 +458,11 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         *_further_endpoints(kafka, Codecs(registry)),
     ]
     application = Application(config, Router.of(families, config, events), metrics, authenticator, events)
-    streams, context = produce_route.stream, tls.context if tls else None
-    web = WebService(config, application, streams, tls=context)
+    web = WebService(config, application, produce_route.stream, tls=tls.context if tls else None)
     await idempotency.start()
     await web.start()
     server = RunningServer(web, kafka, metrics, services)
-    server.tls, server.dead_letters, server.events, server.streams = tls, dead_letters, events, streams
+    server.tls, server.dead_letters, server.events, server.streams = tls, dead_letters, events, produce_route.stream
     try:
         yield server
     finally:

@@ -64,7 +64,7 @@ class ReadyAnnouncer(Service):
         log.info("ready after %.1f s", self._clock.monotonic() - started_at)
         try:
             self._announce()
-        except OSError as cause:  # a full disk is no reason to end
+        except OSError as cause:  # a full disk must not end the process
             log.warning("cannot print the line that begins with `ready`: %s", cause.strerror)
         for _ in range(_READY_ATTEMPTS):  # the manager waits for this one
             if self._manager.send(READY="1", STATUS="ready"):

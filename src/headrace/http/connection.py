@@ -147,12 +147,7 @@ class ClientConnection(asyncio.Protocol):
         if self._arrival:
             self._arrival.client_ends()
         request = self.request
-        if (
-            not (request and request.is_direct)
-            or request.has_more
-            or request.is_complete
-            or self.shared.scheme != "http"
-        ):
+        if not request or not request.is_direct or request.has_more or request.is_complete or self.shared.is_tls:
             return False
         request.keep_alive = False  # the client may still read (RFC 9112 section 9.6), and the record is with Kafka
         return True

@@ -26,6 +26,7 @@ _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
 _TOO_LONG: Final = "`array` of length <="
 _CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
+_NO_CONTENT: Final = (204, 304)
 _ENDS_CONNECTION: Final = (
     errors.AmbiguousRequest,
     errors.Draining,
@@ -159,19 +160,25 @@ def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
 
 
 class HttpResponse:
-    """A whole response. Bytes are sent unchanged, other bodies as JSON; status 204 has no content."""
+    """A whole response. Bytes are sent unchanged, other bodies as JSON; status 204 and 304 have no content."""
 
     def __init__(self, body: object, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         self.status = status
         self.body = body if isinstance(body, bytes) else msgspec.json.encode(body)
         self.is_plain = status == 200 and not headers and content_type is JSON
         """Whether it is successful JSON without other headers, as most are."""
-        if self.is_plain:
-            return
-        if content_type.startswith(b"text/") and b"charset" not in content_type:
-            content_type += b"; charset=utf-8"
-        content = [(b"content-type", content_type), (b"content-length", b"%d" % len(self.body))]
-        self.headers: Headers = [*(content if status != 204 else ()), *headers]
+        self._content_type = content_type
+        self._more = headers
+
+    @property
+    def headers(self) -> Headers:
+        """All headers; an empty content type is left out."""
+        kind = self._content_type
+        if kind.startswith(b"text/") and b"charset" not in kind:
+            kind += b"; charset=utf-8"
+        content = [(b"content-type", kind)] if kind else []
+        content.append((b"content-length", b"%d" % len(self.body)))
+        return [*(content if self.status not in _NO_CONTENT else ()), *self._more]
 
 
 def error_response(error: errors.HeadraceError) -> HttpResponse:

@@ -44,10 +44,6 @@ STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in 
 _PLAIN: Final = STATUS_LINES[200] + b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n"
 
 
-def _plain_headers(body: bytes) -> Headers:
-    return (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
-
-
 class RequestConnection(Protocol):
     """The connection of a request."""
 
@@ -136,7 +132,7 @@ class HttpRequest:
     is_complete = False
     """Whether the response is complete."""
     unread_bytes = 0
-    """Bytes of the body that no endpoint has received."""
+    """Number of bytes in `chunks`; a request that needs no task does not count them."""
     status = 0
     """Of the response; 0 until it has begun."""
     sent_bytes = 0
@@ -176,7 +172,7 @@ class HttpRequest:
         self.headers = dict(fields) if headers is None else headers
         """By name; the last one of a repeated header counts."""
         self.chunks: list[bytes] = []
-        """Their number."""
+        """Bytes of the body that no endpoint has received."""
         self.started_at = time.perf_counter()
 
     @property
@@ -311,8 +307,7 @@ class HttpRequest:
                 self.connection.transport.write(head + body)
                 self._completed()
             return
-        headers = _plain_headers(body) if response.is_plain else response.headers
-        self._start(response.status, headers, body if self.method != "HEAD" else b"")
+        self._start(response.status, response.headers, body if self.method != "HEAD" else b"")
         if self.is_disconnected:
             return
         if self._is_chunked or self._remaining_bytes != len(body):

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from headrace.config.http import HttpConfig
-from headrace.errors import EnvironmentProblem, PortTaken
+from headrace.errors import EnvironmentProblem
 from headrace.http.application import Application
 from headrace.http.connection import ClientConnection
 from headrace.http.shared import RESERVED_CONNECTIONS, Kind, Shared, Spawn
 from headrace.runtime import Clock, Deadline, Service, SystemClock
+from headrace.runtime.held_port import listen_error
 from headrace.runtime.memory import give_back_memory
 
 _BACKLOG = 65_535  # the kernel lowers it to net.core.somaxconn
@@ -167,13 +168,8 @@ class WebService(Service):
                 listener.setsockopt(*option, value)
             return listener
         except OSError as cause:
-            address = {"host": host, "port": port}
-            if cause.errno == errno.EADDRINUSE:
-                setting = _SETTINGS.get(self.name, f"the port of {self.name}")
-                text = f"another program uses the port. Stop it, or change {setting} (0 picks a free one)"
-                raise PortTaken(f"failed to listen on {host}:{port}: {text}", **address) from cause
-            text = f"{cause.strerror or cause}. Correct host and port of {self.name}"
-            raise EnvironmentProblem(f"failed to listen on {host}:{port}: {text}", **address) from cause
+            setting = _SETTINGS.get(self.name, f"the port of {self.name}")
+            raise listen_error(cause, host, port, setting, self.name) from cause
 
 
 def check_deadlines(connections: Iterable[Any], now: float) -> None:

@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from headrace.errors import EnvironmentProblem, PortTaken
+from headrace.errors import EnvironmentProblem, HeadraceError, PortTaken
 
 
 def hold_port(host: str, port: int, setting: str) -> socket.socket:
@@ -27,10 +27,15 @@ def hold_port(host: str, port: int, setting: str) -> socket.socket:
         held.bind((host, port))
     except OSError as cause:
         held.close()
-        address = {"host": host, "port": port}
-        if cause.errno == errno.EADDRINUSE:
-            text = f"another program uses the port. Stop it, or change {setting} (0 picks a free one)"
-            raise PortTaken(f"failed to listen on {host}:{port}: {text}", **address) from cause
-        text = f"{cause.strerror or cause}. Correct host and port of {setting}"
-        raise EnvironmentProblem(f"failed to listen on {host}:{port}: {text}", **address) from cause
+        raise listen_error(cause, host, port, setting, setting) from cause
     return held
+
+
+def listen_error(cause: OSError, host: str, port: int, setting: str, name: str) -> HeadraceError:
+    """Return the error for an address that cannot be listened on; `setting` and `name` say what to correct."""
+    start = f"failed to listen on {host}:{port}"
+    if cause.errno == errno.EADDRINUSE:
+        text = f"another program uses the port. Stop it, or change {setting} (0 picks a free one)"
+        return PortTaken(f"{start}: {text}", host=host, port=port)
+    text = f"{cause.strerror or cause}. Correct host and port of {name}"
+    return EnvironmentProblem(f"{start}: {text}", host=host, port=port)

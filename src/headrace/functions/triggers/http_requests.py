@@ -102,11 +102,8 @@ class FunctionRequests(Router):
             return _error(500, errors.FunctionError(f"the handler failed with {reply.error}: the log has more"))
         (_, status), *named = output.headers
         has_content = int(status or 0) not in _NO_CONTENT
-        response = HttpResponse(output.body if has_content else b"", int(status or 0))
-        length = [("content-length", b"%d" % len(response.body))] if has_content else []
-        response.is_plain = False
-        response.headers = [(name.encode(), value or b"") for name, value in [*named, *length]]
-        return response
+        headers = [(name.encode(), value or b"") for name, value in named]
+        return HttpResponse(output.body if has_content else b"", int(status or 0), b"", headers)
 
 
 def _error(status: int, error: HeadraceError) -> HttpResponse:

@@ -1,9 +1,9 @@
 """A load generator without anything native: raw HTTP/1.1 over asyncio, in a process of its own.
 
 usage: python -m bench.generator URL_PATH PORT CONNECTIONS SECONDS METHOD BODY_FILE [HEADER]...
-All connections are opened at once. Prints JSON: requests (answered 200), refused (answered 503, sent again after a
-pause), errors (everything else), seconds, p50_ms, p99_ms, longest_ms, and first_ms: from the start until every
-connection had its first response.
+All connections are opened at once. Prints JSON: requests (answered 200 or 204), refused (answered 503, sent
+again after a pause), errors (everything else), seconds, p50_ms, p99_ms, longest_ms, and first_ms: from the start
+until every connection had its first response.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
             return
         lower = self.buffer[:head].lower()
         at = lower.find(b"content-length:")
-        size = int(lower[at + 15 :].split(b"\r\n", 1)[0])
+        size = int(lower[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         if len(self.buffer) < head + 4 + size:
             return
         status, self.buffer = self.buffer[9:12], b""
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         if status == b"503":
             self.refused += 1
         else:
-            self.errors += status != b"200"
+            self.errors += status not in (b"200", b"204")
             self.times.append(now - self.sent)
         if now < self.end and status == b"503":
             asyncio.get_running_loop().call_later(PAUSE_SECONDS, self.send)

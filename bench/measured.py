@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 ENDED = re.compile(
-    r'^headrace_(?:delivery|ended|completed)_records_total\{(?:[^}]*,)?outcome="delivered"(?:,[^}]*)?\} (\S+)$',
-    re.MULTILINE,
+    r'^headrace_completed_records_total\{(?:[^}]*,)?outcome="delivered"(?:,[^}]*)?\} (\S+)$', re.MULTILINE
 )
-PENDING_EVENTS = re.compile(
-    r'^headrace_(?:depth\{name="audit_(?:notes|events)"\}|audit_pending_(?:notes|events)(?:\{[^}]*\})?) (\S+)$',
-    re.MULTILINE,
-)
-AUDIT_EVENTS = re.compile(r'^headrace_audit_(?:notes|events)_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+PENDING_EVENTS = re.compile(r"^headrace_audit_pending_events(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+AUDIT_EVENTS = re.compile(r'^headrace_audit_events_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 class Measured(NamedTuple):

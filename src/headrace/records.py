@@ -152,6 +152,19 @@ class RecordBatch(Sequence[Record]):
             [*chain.from_iterable([part.sizes for part in parts])],
         )
 
+    def one(self, index: int) -> RecordBatch:
+        """Return the record at an index as a batch, which is cheaper than a slice."""
+        headers = self.headers and self.headers[index]
+        return RecordBatch(
+            self.topic_partition,
+            [self.offsets[index]],
+            [self.timestamps_ms[index]],
+            [self.keys[index]],
+            [self.values[index]],
+            [headers] if headers else None,
+            [self.sizes[index]],
+        )
+
     def select(self, indexes: Iterable[int]) -> RecordBatch:
         """Return the records at these indexes, in the order of the indexes."""
         rows = [*self.rows()]

@@ -22,15 +22,16 @@ breaker opens, and nothing is dead-lettered until a delivery succeeds.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import Literal, NamedTuple
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.limit import AdaptiveLimit
-from headrace.delivery.policy import ceiling_seconds
-from headrace.records import TopicPartition
+from headrace.delivery.outcomes import Outcome, Reply
+from headrace.delivery.policy import Judged, ceiling_seconds
+from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock
 
 log = logging.getLogger(__name__)
@@ -218,6 +219,14 @@ class Breaker:
             self._close(outage)
         return True
 
+    def goes_on(self) -> bool:
+        """Record that an attempt succeeded, and return whether the next one may begin; False if it was not recorded."""
+        if self._outage or self._failures:
+            return False
+        self._alive = self._newest
+        self.limit.grow()
+        return True
+
     def _until(self, outage: _Outage) -> float:
         """Return when the pause ends, in seconds since the epoch."""
         return self._clock.time() + outage.until - self._clock.monotonic()
@@ -275,3 +284,13 @@ class Breaker:
                 self._later(_LOOK_SECONDS, lambda: self._look(outage))
             else:
                 self._close(outage)
+
+
+def failures_of(records: RecordBatch, judged: Judged, replies: Sequence[Reply]) -> list[Failure]:
+    """Return first failures that count against the destination; records that it never received do not."""
+    partition = records.topic_partition
+    if split := judged.get(Outcome.SPLIT):
+        return [(partition, split[0][0].offset, len(split))]
+    skipped = {record.offset for record, _ in judged.get(Outcome.SKIPPED, ())}
+    failed = [r for r, reply in zip(records, replies, strict=True) if reply.error and not reply.permanent]
+    return [(partition, record.offset, 1) for record in failed if record.offset not in skipped]

@@ -90,7 +90,11 @@ class Backlog:
         if self._begun == len(first):
             self._batches.popleft()
             self._begun = 0
-        return first[begun : begun + 1]
+        return first.one(begun)
+
+    def has_waiting(self, _records: RecordBatch) -> bool:
+        """Return whether records wait for these, which have begun."""
+        return False
 
     def find(self, offset: int) -> Record | None:
         """Return a record, or None if it is not here."""
@@ -100,7 +104,7 @@ class Backlog:
 
     def release(self, records: RecordBatch) -> None:
         """Unblock the records that waited for these, which are completed."""
-        self.begun_records -= len(records)
+        self.begun_records -= len(records.offsets)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -138,16 +142,20 @@ class KeyBacklog(Backlog):
     def take(self) -> RecordBatch:
         ready, most_records, most_bytes = self._ready, self._context.most_records, self._context.batch.max_bytes
         rows = [ready.popleft()]
-        size = rows[0][_SIZE]
-        while ready and len(rows) < most_records:
-            size += ready[0][_SIZE]
-            if size > most_bytes:
-                break
-            rows.append(ready.popleft())
-        # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
-        rows.sort()
+        if ready and most_records > 1:
+            size = rows[0][_SIZE]
+            while ready and len(rows) < most_records:
+                size += ready[0][_SIZE]
+                if size > most_bytes:
+                    break
+                rows.append(ready.popleft())
+            # The key at the end of the queue may have the lowest offset; within a delivery offsets ascend.
+            rows.sort()
         self.begun_records += len(rows)
         return RecordBatch.from_rows(self._partition, rows)
+
+    def has_waiting(self, records: RecordBatch) -> bool:
+        return any(map(self._blocked.get, records.keys))
 
     def find(self, offset: int) -> Record | None:
         waiting = [self._ready, *filter(None, self._blocked.values())]
@@ -226,9 +234,19 @@ class Lane:
     @property
     def startable(self) -> bool:
         """Whether `take` has something to deliver."""
-        if not self.condition.may_begin or (self.in_flight and self._context.ordering == "partition"):
+        if not self.condition.may_begin or (self.in_flight.each and self._context.ordering == "partition"):
             return False
         return bool(self.retries.due) or self._has_fresh
+
+    def goes_on(self, delivered: RecordBatch) -> bool:
+        """Return whether a fresh record may be taken although these, which were delivered, are not completed."""
+        retries, context = self.retries, self._context
+        return (
+            self.condition.state is LaneState.RUNNING
+            and self.backlog.ready_records > 0
+            and not (retries.due or retries.behind or context.delayed or context.batch.linger_seconds)
+            and not self.backlog.has_waiting(delivered)
+        )
 
     @property
     def _has_fresh(self) -> bool:

@@ -31,9 +31,9 @@ class WorkInFlight:
 
     __slots__ = ("is_cancelled", "runs", "since", "work")
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, since: float) -> None:
         self.work = work
-        self.since = 0.0
+        self.since = since
         """When it began, by the monotonic clock."""
         self.runs: Cancellable | None = None
         """Who does it."""
@@ -51,27 +51,26 @@ class InFlight:
     """What is in flight of a lane."""
 
     def __init__(self, clock: Clock) -> None:
+        self.each: dict[WorkInFlight, None] = {}
+        """The work, in the order in which it began."""
+        self.delivered: list[RecordBatch] = []
+        """What was delivered and is about to be completed."""
         self.idle = asyncio.Event()
-        """Set while nothing is in flight."""
+        """Set while no record is in flight."""
         self.idle.set()
         self._clock = clock
-        self._each: dict[WorkInFlight, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._each)
 
     def __iter__(self) -> Iterator[Begun]:
-        return (Begun(each.work, "", each.since) for each in self._each)
+        return (Begun(each.work, "", each.since) for each in self.each)
 
     @property
     def records(self) -> int:
         """How many records are in flight."""
-        return sum(len(each.work.records) for each in self._each)
+        return sum(len(each.work.records) for each in self.each)
 
     def begin(self, running: WorkInFlight) -> None:
         """Record that work begins."""
-        running.since = self._clock.monotonic()
-        self._each[running] = None
+        self.each[running] = None
         self.idle.clear()
 
     def replace(self, running: WorkInFlight, work: Work) -> None:
@@ -80,26 +79,28 @@ class InFlight:
 
     def leave(self, running: WorkInFlight) -> None:
         """Record that work is over."""
-        self._each.pop(running, None)
+        self.each.pop(running, None)
         self._check_idle()
 
     def cancel(self) -> None:
         """Cancel everything."""
-        for each in self._each:
+        for each in self.each:
             each.cancel()
 
     def abandon(self, records: Sequence[Record]) -> None:
         """Cancel the work on any of these records; it no longer keeps the lane busy."""
         offsets = {record.offset for record in records}
-        for each in self._each:
+        for each in self.each:
             if not offsets.isdisjoint(each.work.records.offsets):
                 each.cancel()
                 self.replace(each, Batch(RecordBatch.of(())))
         self._check_idle()
 
     def _check_idle(self) -> None:
-        if not self._each or not any(each.work.records for each in self._each):
-            self.idle.set()
+        for each in self.each:
+            if each.work.records:
+                return
+        self.idle.set()
 
 
 class RetryQueue:

@@ -74,10 +74,10 @@ class AdaptiveLimit:
         return not self._users or any(user.has_records for user in self._users)
 
     def free_for(self, user: SlotUser) -> int:
-        """Return how many deliveries a user may begin now."""
+        """Return how many deliveries a user may begin now; below zero if it should have fewer in flight."""
         free, live = self.concurrency - self.in_flight, self._live
         if self._alone:
-            return 0
+            return -1
         if live is user or live is None:
             return free
         return min(free, max(1, self.concurrency - 1) - (self.in_flight - live.in_flight))

@@ -172,6 +172,19 @@ class PromptDestination(Destination, Protocol):
         """
 
 
+class NeverPrompt:
+    """A destination that needs a task for each delivery."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        return await self._destination.deliver(delivery)
+
+    def begin(self, _delivery: Delivery, _done: Callable[[Result | None], None]) -> None:
+        return None
+
+
 class DeadLetter(NamedTuple):
     """A record that could not be delivered, and its history."""
 

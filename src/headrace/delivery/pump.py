@@ -331,8 +331,10 @@ class Pump(Service):
         until = clock.monotonic() + most_seconds
         while self._dirty and (not commits or clock.monotonic() < until):
             partition = next(iter(self._dirty))
+            lane = self._lanes[partition]
+            self.complete_delivered(lane)
             del self._dirty[partition]
-            if commit := self._lanes[partition].to_commit:
+            if commit := lane.to_commit:
                 commits[partition] = commit
         looked_at = marked - len(self._dirty)
         if commits:
@@ -394,6 +396,10 @@ class Pump(Service):
         """Release the bytes of completed records."""
         if self.source:
             self.source.release(partition, len(records), records.size_bytes)
+
+    def complete_delivered(self, lane: Lane) -> None:
+        """Complete what was delivered of a lane, and was about to be completed a little later."""
+        self._deliverer.complete_delivered(lane)
 
     def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
         """Report completed records to `on_completed`, in the form they have in their original topic."""

@@ -35,6 +35,9 @@ class LaneOwner(Protocol):
     def apply_pauses(self) -> None:
         """Pause or resume lanes after `reason` has changed."""
 
+    def complete_delivered(self, lane: Lane) -> None:
+        """Complete what was delivered of a lane, and was about to be completed a little later."""
+
     def report(self, records: Sequence[Record], size_bytes: int, how: Outcome, replies: Sequence[Reply]) -> None:
         """Report completed records."""
 
@@ -104,6 +107,8 @@ class Seeks:
             "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
         """
         lane = self._lanes.get(partition)
+        if lane:
+            self._owner.complete_delivered(lane)
         known = ""
         response: asyncio.Future[None] | None = None
         if lane is None:
@@ -147,7 +152,7 @@ class Seeks:
         This is a skip of no record, so completed records are not delivered again.
         """
         lane = self._lanes.get(partition)
-        if lane is None or not (lane.acks.awaiting_ack or lane.in_flight):
+        if lane is None or not (lane.acks.awaiting_ack or lane.in_flight.each):
             return
         lane.acks.awaiting_ack.clear()  # or the acknowledgement of a later record would complete them
         if self.member and not lane.condition.is_ending:

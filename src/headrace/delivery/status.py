@@ -106,7 +106,7 @@ def _why(lane: Lane, context: PumpContext) -> str:
     not_due = lane.condition.reason if lane.condition.state is LaneState.NOT_DUE else ""
     if why := breaker.waits_for or (begun.why if begun else "") or not_due or context.rate.waits_for:
         return why
-    if limit.in_flight >= limit.concurrency and not lane.in_flight:
+    if limit.in_flight >= limit.concurrency and not lane.in_flight.each:
         return f"limit reached: all {limit.concurrency} deliveries in flight are of other partitions"
     return ""
 

@@ -31,7 +31,7 @@ def kind_of(reply: Reply) -> str:
 
 
 class Prompt:
-    """A destination whose every second delivery is started by the destination itself, without a worker."""
+    """A destination that starts four of five deliveries itself, without a worker."""
 
     def __init__(self, inner: Destination) -> None:
         self.pump: Pump
@@ -42,21 +42,19 @@ class Prompt:
         return await self._inner.deliver(delivery)
 
     def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
-        """Start a delivery, or leave it to `deliver`; one of three that were started is left to it after all."""
+        """Start a delivery, or leave it to `deliver`; one of seven that were started is left to it after all."""
         self._count += 1
-        if not self._count % 2:
-            return None
-        results: list[Result] = []
-        task = self.pump.spawn(self._run(delivery, results), "prompt")
-        task.add_done_callback(lambda _: done(results[0] if results else None))
-        return task
+        return self.pump.spawn(self._run(delivery, done), "prompt") if self._count % 5 else None
 
-    async def _run(self, delivery: Delivery, results: list[Result]) -> None:
+    async def _run(self, delivery: Delivery, done: Callable[[Result | None], None]) -> None:
+        result: Result | None = None
         try:
-            if self._count % 3:
-                results.append(await self.deliver(delivery))
+            if self._count % 7:
+                result = await self.deliver(delivery)
         except DeliveryError as cause:
-            results.append(cause)
+            result = cause
+        finally:
+            done(result)
 
 
 class Harness:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from unittest.mock import Mock
 
 import pytest
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -45,9 +43,9 @@ async def test_partitions_take_turns() -> None:
     """Of two busy partitions, neither waits until the other has no records."""
     async with running(Harness(ordering="key", max_in_flight=1, max_records=1)) as harness:
         for partition in (P0, P1):
-            harness.feed_keys("abcd", partition=partition)
+            harness.feed_keys("." * 600, partition=partition)
         await harness.clock.advance(1)
-        assert [d.partition.partition for d in harness.deliveries][:6] == [0, 0, 1, 0, 1, 0]
+        assert 200 < sum(d.partition is P0 for d in harness.deliveries[:600]) < 400
 
 
 async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:
@@ -149,22 +147,10 @@ async def test_one_slot_is_reserved_for_live_delivery() -> None:
     assert shared.in_flight[live] == 1
     await shared.harness.clock.advance(30)
     assert 30 <= shared.delivered[live] <= 60
-    await shared.pumps[1].stop()
-    await shared.pumps[2].stop()
-    await shared.harness.clock.advance(1)
-    assert shared.in_flight[live] == 4
+    await shared.pumps[0].stop()
+    await shared.harness.clock.advance(2)
+    assert sum(shared.in_flight[place] for place in others) == 4  # none stays reserved
     await shared.stop()
-
-
-def test_no_slot_stays_reserved_for_a_live_pump_that_has_left() -> None:
-    """A replay that outlives its consumer uses the whole limit."""
-    limit = AdaptiveLimit(2)
-    live, replay = (Mock(in_flight=0, waits=False, has_records=False) for _ in range(2))
-    limit.join(live, live=True)
-    limit.join(replay)
-    assert limit.free_for(replay) == 1
-    limit.leave(live)
-    assert limit.free_for(replay) == 2
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 4])

@@ -12,6 +12,7 @@ import pytest
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import AWAITING_ACK, NOT_BEGUN, PartitionListener
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
+from headrace.delivery.status import SettingsInForce
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace.testing import ManualClock
@@ -22,12 +23,49 @@ async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() 
     """A record is in flight from its receipt until it is completed."""
     async with running(Harness()) as harness:
         harness.free.clear()
+        harness.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])  # of an older assignment: ignored
         harness.feed(0, 1, 2)
         harness.feed(9, partition=P1)
         assert (harness.pump.counts.taken, harness.pump.numbers()["in_flight"]) == (4, 4)
         harness.free.set()
         await harness.clock.advance(1)
         assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["in_flight"], harness.released) == (4, 0, 4)
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+async def test_what_was_delivered_before_a_record_that_hangs_is_completed(is_skipped: bool) -> None:
+    """Single records are completed together: within a moment, and before a skip is answered."""
+    async with running(Harness(max_records=1)) as harness:
+        harness.hold(3)
+        harness.feed(0, 1, 2, 3, 4)
+        await harness.clock.settle()
+        if is_skipped:
+            assert await harness.pump.seeks.skip(P0, 1, "too late") == "ended already"
+        await harness.clock.advance(0 if is_skipped else 0.03)
+        assert harness.released == 3
+
+
+@pytest.mark.parametrize("what", ["a pause", "fewer in flight", "an open breaker"])
+async def test_the_next_record_does_not_follow_in_the_slot_of_the_last(what: str) -> None:
+    """The slot is free for others, or for none."""
+    async with running(Harness(max_records=1)) as harness:
+        harness.hold(3, 9)
+        harness.feed(2, 3, 4)
+        await harness.clock.settle()
+        harness.feed(9, partition=P1)
+        await harness.clock.settle()
+        if what == "a pause":
+            harness.pump.pause([P0], "held")
+        elif what == "fewer in flight":
+            harness.pump.change(SettingsInForce(None, 1, 1000, 0, 1))
+        else:
+            harness.down = True
+            harness.held[9].set()
+            await harness.clock.settle()
+            harness.down = False
+        harness.held[3].set()
+        await harness.clock.settle()
+        assert [4] not in harness.delivered
 
 
 async def test_a_stalled_partition_is_reported_by_readiness_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,14 +175,6 @@ async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> N
         harness.feed(5, 6, 7)
         await harness.clock.advance(1)
         assert harness.commits[P0] == Committed(6)
-
-
-async def test_records_of_an_older_assignment_are_ignored() -> None:
-    """A batch from before a revoke is not delivered after the partition is back."""
-    async with running(Harness()) as harness:
-        harness.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])
-        await harness.clock.advance(1)
-        assert not harness.deliveries
 
 
 class Slow(ManualClock):

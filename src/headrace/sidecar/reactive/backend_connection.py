@@ -54,6 +54,8 @@ class Connection(asyncio.Protocol):
         self._max_body_bytes = max_body_bytes
         self._released = released
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        """Returns the time by the loop's clock."""
         self._parser = httptools.HttpResponseParser(self)
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -57,10 +57,10 @@ class ConnectionPool:
         self._open: set[Connection] = set()
         self._closed = False
 
-    def start(self, request: Sequence[bytes], end: float, done: Done) -> Connection | None:
+    def start(self, request: Sequence[bytes], seconds: float, done: Done) -> Connection | None:
         """Send a request on a kept connection in this turn of the loop, as `Connection.send`; None if none is kept."""
         if kept := self._kept():
-            kept.send(request, end, done)
+            kept.send(request, kept.now() + seconds, done)
         return kept
 
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
@@ -92,10 +92,9 @@ class ConnectionPool:
             self._open.discard(connection)
 
     def _kept(self) -> Connection | None:
-        oldest = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle:
             connection = self._idle.pop()
-            if connection.reusable and connection.idle_since >= oldest:
+            if connection.reusable and connection.now() - connection.idle_since <= _IDLE_SECONDS:
                 return connection
             connection.abort()
             self._open.discard(connection)
@@ -206,8 +205,8 @@ class BackendClient:
         """
         if self._token:
             return None
-        end = asyncio.get_running_loop().time() + self._timeout_seconds
-        return self._connections.start((head + body,) if len(body) < _SMALL_BYTES else (head, body), end, done)
+        request = (head + body,) if len(body) < _SMALL_BYTES else (head, body)
+        return self._connections.start(request, self._timeout_seconds, done)
 
     def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to `GET path` of the same server, with or without a query.

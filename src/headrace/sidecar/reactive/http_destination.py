@@ -67,7 +67,7 @@ class HttpDestination(Service):
     def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
         """Post as `deliver` does, in this turn of the loop; None if a schema, a span, a token or a check is needed."""
         records = RecordBatch.of(delivery.records)
-        if tracing.tracer or self._payloads.names_schemas or _position(records) in self._suspects:
+        if tracing.tracer or self._payloads.names_schemas or (self._suspects and _position(records) in self._suspects):
             return None
         try:
             request = self._singles.request(delivery, records) if self._singles else None

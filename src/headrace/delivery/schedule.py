@@ -1,8 +1,8 @@
 """Begins deliveries in turns, makes their attempts, and applies the results.
 
 Partitions take turns, and a busy one leaves slots for idle ones. A destination that can start a delivery at once does,
-and the end of one begins the next. Otherwise a worker makes the attempt: a task. Writing dead letters is also the
-work of a worker.
+and the end of one begins the next. Where a delivery is one record, the next record of the lane follows in its slot.
+Otherwise a worker makes the attempt: a task. Writing dead letters is also the work of a worker.
 """
 
 import asyncio

@@ -46,8 +46,8 @@ _RESERVED = 4
 """One slot in this many is reserved for idle partitions."""
 _BROKEN_OFF = 3
 """After this many closed connections a delivery is split."""
-_MOST_DELIVERED, _LATEST_SECONDS = 256, 0.02
-"""Most delivered records of a lane that wait to be completed together, and for how long."""
+_SLOT_SECONDS = 0.02
+"""So long a lane may keep a slot, and so long delivered records may wait to be completed together."""
 _TAKEN = [ACK]
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
@@ -226,8 +226,7 @@ class Deliverer:
         if (
             result != _TAKEN
             or running.is_cancelled
-            or len(delivered) >= _MOST_DELIVERED
-            or (self._turns and now - running.slot_since > _LATEST_SECONDS)
+            or now - running.slot_since > _SLOT_SECONDS
             or self._limit.free_for(self) < 0
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
@@ -236,7 +235,7 @@ class Deliverer:
             return False
         reach("delivery.after")
         if not delivered:
-            context.later(_LATEST_SECONDS, lambda: self.complete_delivered(lane))
+            context.later(_SLOT_SECONDS, lambda: self.complete_delivered(lane))
         delivered.append(running.work.records)
         running.work = lane.take()
         running.attempt_id = context.breaker.begin()

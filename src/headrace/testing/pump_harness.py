@@ -57,6 +57,14 @@ class Prompt:
             done(result)
 
 
+class Slow(ManualClock):
+    """A clock that advances a millisecond with each read."""
+
+    def monotonic(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
 class Harness:
     """A pump with a source, a destination and a dead letter topic around it, all of them this one."""
 

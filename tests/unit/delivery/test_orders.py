@@ -12,7 +12,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, P1, Harness, running
+from headrace.testing.pump_harness import P0, P1, Harness, Slow, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:
@@ -41,11 +41,11 @@ async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
 
 async def test_partitions_take_turns() -> None:
     """Of two busy partitions, neither waits until the other has no records."""
-    async with running(Harness(ordering="key", max_in_flight=1, max_records=1)) as harness:
+    async with running(Harness(ordering="key", max_in_flight=1, max_records=1, clock=Slow())) as harness:
         for partition in (P0, P1):
-            harness.feed_keys("." * 600, partition=partition)
+            harness.feed_keys("." * 100, partition=partition)
         await harness.clock.advance(1)
-        assert 200 < sum(d.partition is P0 for d in harness.deliveries[:600]) < 400
+        assert 20 < sum(d.partition is P0 for d in harness.deliveries[:100]) < 80
 
 
 async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:

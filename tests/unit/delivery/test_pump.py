@@ -15,8 +15,7 @@ from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.delivery.status import SettingsInForce
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
-from headrace.testing.pump_harness import BURY, P0, P1, Harness, running
+from headrace.testing.pump_harness import BURY, P0, P1, Harness, Slow, running
 
 
 async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() -> None:
@@ -175,14 +174,6 @@ async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> N
         harness.feed(5, 6, 7)
         await harness.clock.advance(1)
         assert harness.commits[P0] == Committed(6)
-
-
-class Slow(ManualClock):
-    """A clock that advances a millisecond with each read."""
-
-    def monotonic(self) -> float:
-        self._now += 0.001
-        return self._now
 
 
 @pytest.mark.parametrize("steady", [False, True])

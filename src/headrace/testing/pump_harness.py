@@ -57,7 +57,7 @@ class Prompt:
             done(result)
 
 
-class Slow(ManualClock):
+class MovingClock(ManualClock):
     """A clock that advances a millisecond with each read."""
 
     def monotonic(self) -> float:

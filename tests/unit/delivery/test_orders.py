@@ -12,7 +12,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, P1, Harness, Slow, running
+from headrace.testing.pump_harness import P0, P1, Harness, MovingClock, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:
@@ -41,7 +41,7 @@ async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
 
 async def test_partitions_take_turns() -> None:
     """Of two busy partitions, neither waits until the other has no records."""
-    async with running(Harness(ordering="key", max_in_flight=1, max_records=1, clock=Slow())) as harness:
+    async with running(Harness(ordering="key", max_in_flight=1, max_records=1, clock=MovingClock())) as harness:
         for partition in (P0, P1):
             harness.feed_keys("." * 100, partition=partition)
         await harness.clock.advance(1)

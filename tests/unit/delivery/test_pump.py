@@ -15,7 +15,7 @@ from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.delivery.status import SettingsInForce
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, Harness, Slow, running
+from headrace.testing.pump_harness import BURY, P0, P1, Harness, MovingClock, running
 
 
 async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() -> None:
@@ -180,7 +180,7 @@ async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> N
 async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) -> None:
     """Each may take milliseconds: a few are committed at a time, and each once per round."""
     places, told = [TopicPartition("t", number) for number in range(40)], list[Mapping[TopicPartition, Any]]()
-    harness = Harness(clock=Slow())
+    harness = Harness(clock=MovingClock())
 
     def commit(offsets: Mapping[TopicPartition, Committed]) -> None:
         told.append(dict(offsets))

@@ -311,7 +311,7 @@ def registered_of(kafka: Kafka) -> Any:
 
 def active_of(kafka: Kafka, codecs: Codecs) -> Any:
     """Return a stand-in for instances and for one of them, which reads nothing."""
-    active = SimpleNamespace(topics=(), assigned=(), reads=None, records=(), assignments={})
+    active = SimpleNamespace(topics=(), assigned=(), reads=None, batches=(), assignments={})
     active.membership = active
     active.spec = SimpleNamespace(group="t", name="t", max_read_bytes=1, wait_seconds=0)
     active.entries = EntryWriter("t", codecs.for_reading("string"), codecs.for_reading("json"))

@@ -3,21 +3,34 @@
 Source: light-4j kafka-sidecar, `/consumers` (the fields of a record).
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import Delivery
-from headrace.records import CORRELATION_ID, Header, TopicPartition
+from headrace.records import CORRELATION_ID, Header, RecordBatch, TopicPartition
 
-Row = tuple[str, int, Sequence[Header] | None, bytes | None, bytes | None]
-"""A record: offset as text, timestamp, headers if it has any, key and value as JSON texts. None leaves out one."""
-PARTS: Final = 3
-"""Parts of the JSON object of one record: before its value, its value, and the end. The first begins with a comma. So a
-value is copied only once, into the body."""
 _encode = msgspec.json.Encoder().encode
+
+
+class RecordTexts(NamedTuple):
+    """The JSON objects of records, before they are texts: what they share, and a column for each thing that differs.
+
+    So all objects of an array become its text at once, and each value is copied only once.
+    """
+
+    form: bytes
+    """An object with a conversion of the operator `%` for each column."""
+    columns: Sequence[Sequence[Any]]
+    number: int
+    """Number of objects, at least one: the length of every column."""
+
+    def texts(self) -> Iterator[bytes]:
+        """Return each object as a text of its own."""
+        return map(self.form.__mod__, zip(*self.columns, strict=True))
 
 
 def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]) -> str:
@@ -31,57 +44,82 @@ def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]
 def write_records(
     group: str,
     partition: TopicPartition,
-    rows: Iterable[Row],
+    records: RecordBatch,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
     *,
     assignment: str = "",
     delivery: Delivery | None = None,
-) -> list[bytes]:
-    """Return the parts of one JSON object per record of a partition: `PARTS` of each, one record after the other.
+) -> RecordTexts:
+    """Return the JSON objects of records; `keys` and `values` are JSON texts, of which None is left out.
 
     A record without a correlation id gets its id as one.
 
     Args:
         group: Begins the ids; they have none if it is empty.
+        partition: Where the records are, as clients shall see it.
         assignment: The name of the partition's assignment, for records of a read.
         delivery: Adds the id, attempt and epoch of a delivery. Its headers are plain texts, and null is empty.
     """
     topic, number = partition
-    start = f',{{"topic":{quote(topic)},"partition":{number},"offset":'
-    middle = f',"assignment":"{assignment}","timestamp":' if assignment else ',"timestamp":'
     # All ids of a partition begin with the same characters.
     identity = quote(f"{group}:{topic}:{number}:" if group else f"{topic}:{number}:")[:-1]
-    only, other = f',"headers":{{"{CORRELATION_ID}":{identity}', f',"deliveryId":{identity}'
-    tail, end = b"}", _end_of(delivery) if delivery else ""
-    parts: list[bytes] = []
-    for offset, timestamp_ms, headers, key, value in rows:
+    ids: Sequence[Any] = records.offsets
+    own = f'{_fixed(identity)}%d"'
+    fields = [(f',"headers":{{"{CORRELATION_ID}":{own}}}', ids)]
+    if records.headers:
+        headers, ids = _own_texts(records, records.headers, identity, delivery)
+        own, fields = "%b", [(',"headers":%b', headers)]
+    for name, texts in (("key", keys), ("value", values)):
+        if all(texts):  # no text is empty
+            fields.append((f',"{name}":%b', texts))
+        elif any(texts):
+            before = f',"{name}":'.encode()
+            fields.append(("%b", [before + text if text else b"" for text in texts]))
+    if delivery is not None:
+        fields.append((f',"deliveryId":{own}{_fixed(_end_of(delivery))}', ids))
+    assigned = f',"assignment":"{assignment}"' if assignment else ""
+    start = f'{{"topic":{_fixed(quote(topic))},"partition":{number},"offset":%d{assigned},"timestamp":%d'
+    form = f"{start}{''.join([text for text, _ in fields])}}}".encode()
+    columns = [records.offsets, records.timestamps_ms, *[column for _, column in fields]]
+    return RecordTexts(form, columns, len(records))
+
+
+def _own_texts(
+    records: RecordBatch, all_headers: Sequence[Sequence[Header] | None], identity: str, delivery: Delivery | None
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the headers of each record, and its id, as JSON texts."""
+    texts, ids = [], []
+    for offset, headers in zip(records.offsets, all_headers, strict=True):
+        own = f'{identity}{offset}"'
         if not headers:
-            head = f'{only}{offset}"}}'
-            if delivery is not None:
-                tail = f'{other}{offset}"{end}'.encode()
-        elif delivery is not None:
-            own = quote(delivery_id(delivery, offset, headers))
-            head, tail = f',"headers":{_plain_headers(headers, own)}', f',"deliveryId":{own}{end}'.encode()
+            text = f'{{"{CORRELATION_ID}":{own}}}'
+        elif delivery is None:
+            text = exact_headers(headers, own)
         else:
-            own = f'{identity}{offset}"'
-            head = f',"headers":{exact_headers(headers, own)}'
-        before = f"{start}{offset}{middle}{timestamp_ms}{head}"
-        if key is not None:
-            before = f'{before},"key":{key.decode()}'
-        if value is not None:
-            before += ',"value":'
-        parts += before.encode(), value or b"", tail
-    return parts
+            own = quote(delivery_id(delivery, offset, headers))
+            text = _plain_headers(headers, own)
+        texts.append(text.encode())
+        ids.append(own.encode())
+    return texts, ids
 
 
-def join_array(parts: Sequence[bytes], start: bytes = b"[", end: bytes = b"]") -> bytes:
+def join_array(parts: Sequence[RecordTexts], start: bytes = b"[", end: bytes = b"]") -> bytes:
     """Return the objects of records as a JSON array between `start` and `end`."""
-    return b"".join([start, parts[0][1:], *parts[1:], end]) if parts else start + end
+    form = b",".join([b",".join([part.form] * part.number) for part in parts])
+    values = chain.from_iterable(chain.from_iterable(zip(*part.columns, strict=True)) for part in parts)
+    return (b"%b" + form + b"%b") % (start, *values, end)
+
+
+def _fixed(text: str) -> str:
+    """Return text for a form, without conversions."""
+    return text.replace("%", "%%")
 
 
 def _end_of(delivery: Delivery) -> str:
     epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
     replay = f',"replay":{quote(delivery.replay)}' if delivery.replay else ""
-    return f',"attempt":{delivery.attempt}{epoch}{replay}}}'
+    return f',"attempt":{delivery.attempt}{epoch}{replay}'
 
 
 def _plain_headers(headers: Sequence[Header], own_id: str) -> str:

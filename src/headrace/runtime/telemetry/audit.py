@@ -240,12 +240,17 @@ class Audit(Service):
 
         return produce_audited
 
+    @property
+    def takes_delivered(self) -> bool:
+        """Whether `consumed` does anything with records that were delivered."""
+        return self._which not in ("none", "failed")
+
     def consumed(
         self, who: Consumption, records: Sequence[Record], size_bytes: int, how: str, ends: Sequence[RecordEnd]
     ) -> None:
         """Audit completed records; `ends` is empty if they succeeded, or if there is no report on them."""
         which, well = self._which, how == "delivered"
-        if which == "none" or (which == "failed" and well):
+        if which == "none" or (well and not self.takes_delivered):
             return
         common = self._event(
             who.audit_type, "SUCCESS", group=who.group, replay=who.replay, caller=who.caller, action=who.action

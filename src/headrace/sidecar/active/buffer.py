@@ -1,16 +1,14 @@
 """Records of one instance that were fetched and not delivered."""
 
+import bisect
 import itertools
-import operator
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from headrace.records import Record, TopicPartition
+from headrace.records import RecordBatch, TopicPartition
 
 Received = Callable[[], Awaitable[bool]]
 """Returns whether a client has received a response."""
-_PARTITION: Final = operator.attrgetter("topic", "partition")
 
 
 async def arrived() -> bool:
@@ -18,10 +16,18 @@ async def arrived() -> bool:
     return True
 
 
-def runs_of(records: Iterable[Record]) -> Iterator[tuple[TopicPartition, list[Record]]]:
-    """Yield adjacent records of the same partition together."""
-    for partition, run in itertools.groupby(records, _PARTITION):
-        yield TopicPartition(*partition), list(run)
+def split(batches: Iterable[RecordBatch], count: int) -> tuple[list[RecordBatch], list[RecordBatch]]:
+    """Return the first records, and the others."""
+    first: list[RecordBatch] = []
+    others: list[RecordBatch] = []
+    for batch in batches:
+        own = min(count, len(batch))
+        count -= own
+        if own:
+            first.append(batch if own == len(batch) else batch[:own])
+        if own < len(batch):
+            others.append(batch[own:] if own else batch)
+    return first, others
 
 
 class RecordBuffer:
@@ -32,53 +38,61 @@ class RecordBuffer:
         """Bytes of keys and values."""
         self.records = 0
         """Number of records."""
-        self._partitions: dict[TopicPartition, deque[Record]] = {}
+        self._partitions: dict[TopicPartition, deque[RecordBatch]] = {}
 
     @property
     def first_offsets(self) -> dict[TopicPartition, int]:
         """The first buffered offset of each partition."""
-        return {partition: records[0].offset for partition, records in self._partitions.items() if records}
+        return {partition: batches[0].offsets[0] for partition, batches in self._partitions.items()}
 
-    def add(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+    def add(self, batch: RecordBatch) -> None:
         """Append records behind those of the same partition."""
-        self._partitions.setdefault(partition, deque()).extend(records)
-        self.records += len(records)
-        self.size_bytes += sum([record.size_bytes for record in records])
+        self._partitions.setdefault(batch.topic_partition, deque()).append(batch)
+        self._count(batch, 1)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records of partitions."""
         for partition in partitions:
-            dropped = self._partitions.pop(partition, ())
-            self.records -= len(dropped)
-            self.size_bytes -= sum([record.size_bytes for record in dropped])
+            for batch in self._partitions.pop(partition, ()):
+                self._count(batch, -1)
 
-    def take(self, max_bytes: int, max_records: int) -> list[Record]:
+    def take(self, max_bytes: int, max_records: int) -> list[RecordBatch]:
         """Remove and return the next records; a first record above `max_bytes` is returned alone."""
-        taken: list[Record] = []
-        size = 0
-        full = False
+        taken: list[RecordBatch] = []
+        others: list[RecordBatch] = []
         for partition in list(self._partitions):
             waiting = self._partitions.pop(partition)
-            while waiting and not full:
-                record = waiting[0]
-                full = len(taken) >= max_records or (bool(taken) and size + record.size_bytes > max_bytes)
-                if not full:
-                    size += record.size_bytes
-                    taken.append(waiting.popleft())
+            while waiting and not others:
+                count = _fitting(waiting[0], max_bytes, max_records)
+                first, others = split([waiting.popleft()], count if count or taken else min(1, max_records))
+                waiting.extendleft(others)
+                for batch in first:
+                    self._count(batch, -1)
+                    max_bytes -= batch.size_bytes
+                    max_records -= len(batch)
+                taken += first
             if waiting:
                 self._partitions[partition] = waiting  # behind the others
-            if full:
+            if others:
                 break
-        self.size_bytes -= size
-        self.records -= len(taken)
         return taken
 
-    def put_back(self, records: Sequence[Record]) -> None:
+    def put_back(self, batches: Sequence[RecordBatch]) -> None:
         """Put back records that were taken, in the same order and before the others."""
-        for record in reversed(records):
-            self._partitions.setdefault(record.topic_partition, deque()).appendleft(record)
-            self.size_bytes += record.size_bytes
-        self.records += len(records)
+        for batch in reversed(batches):
+            self._partitions.setdefault(batch.topic_partition, deque()).appendleft(batch)
+            self._count(batch, 1)
+
+    def _count(self, batch: RecordBatch, sign: int) -> None:
+        self.records += sign * len(batch)
+        self.size_bytes += sign * batch.size_bytes
+
+
+def _fitting(batch: RecordBatch, max_bytes: int, max_records: int) -> int:
+    """Return how many of the first records have at most that many bytes."""
+    if batch.size_bytes <= max_bytes:
+        return min(len(batch), max_records)
+    return min(bisect.bisect(list(itertools.accumulate(batch.sizes)), max_bytes), max_records)
 
 
 class Read:
@@ -86,12 +100,12 @@ class Read:
 
     def __init__(
         self,
-        records: Sequence[Record],
+        batches: Sequence[RecordBatch],
         assignments: Mapping[TopicPartition, str],
         end: Callable[[int, Received | None], None],
     ) -> None:
         """Take `end`: it is called once, with the number of records that were sent and how to check their arrival."""
-        self.records = records
+        self.batches = batches
         self.assignments = assignments
         """The name of each partition's assignment, for clients."""
         self._end = end

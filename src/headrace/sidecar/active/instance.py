@@ -19,9 +19,9 @@ from headrace import errors
 from headrace.kafka import Admin, Consumer, GroupOffsets
 from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.names import names_of
-from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, TopicPartition
+from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Service
-from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, runs_of
+from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, split
 from headrace.sidecar.active.instance_membership import InstanceMembership
 from headrace.sidecar.active.partition_positions import GONE, PartitionPosition, PartitionPositions, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, in_time
@@ -30,7 +30,7 @@ from headrace.sidecar.active.spec import InstanceSpec
 
 _JOIN_SECONDS: Final = 10.0
 _NOWHERE: Final[Offsets] = {}
-OnDelivered = Callable[["ActiveInstance", Sequence[Record]], None]
+OnDelivered = Callable[["ActiveInstance", Sequence[RecordBatch]], None]
 """Takes the records that the client of an instance has received; at least one."""
 
 
@@ -195,10 +195,10 @@ class ActiveInstance(Service, Listener):
             # 4. A new problem is raised first; an old one only if there are no records.
             if self.membership.has_new_problems or not self._buffer.records:
                 self.membership.raise_problem(self._positions)
-            records = self._buffer.take(max_bytes, max_records)
+            batches = self._buffer.take(max_bytes, max_records)
             before = dict(self._positions)
             assignments = {partition: one.assignment for partition, one in before.items()}
-            return Read(records, assignments, functools.partial(self._end_read, records, before))
+            return Read(batches, assignments, functools.partial(self._end_read, batches, before))
         except BaseException:
             self.turn.end()
             raise
@@ -216,7 +216,7 @@ class ActiveInstance(Service, Listener):
 
     def _end_read(
         self,
-        records: Sequence[Record],
+        batches: Sequence[RecordBatch],
         before: Mapping[TopicPartition, PartitionPosition],
         count: int,
         received: Received | None,
@@ -224,22 +224,24 @@ class ActiveInstance(Service, Listener):
         """Count the first records as sent, and put the others back if their assignment still lasts."""
         self.turn.end()
         self.last_used = self._clock.monotonic()
-        if count:
+        sent, others = split(batches, count)
+        if sent:
             self._received = received
-            self._on_delivered(self, records[:count])
+            self._on_delivered(self, sent)
         # 1. What was not sent returns, unless its partition was revoked or sought meanwhile.
         positions = self._positions
         consumer = self.membership.consumer
         current = {partition for partition, one in before.items() if positions.get(partition) is one}
-        self._buffer.put_back([record for record in records[count:] if record.topic_partition in current])
-        for partition, run in runs_of(records[:count]):
-            end = run[-1].offset + 1
+        self._buffer.put_back([batch for batch in others if batch.topic_partition in current])
+        for batch in sent:
+            partition = batch.topic_partition
+            end = batch.offsets[-1] + 1
             now = positions.get(partition)
             if partition in current and consumer:
                 # 2. What was sent may arrive; its bytes leave the buffer, so the consumer may fetch more.
-                before[partition].count_sent(run[0].offset, end)
+                before[partition].count_sent(batch.offsets[0], end)
                 positions.revoked.pop(partition, None)
-                consumer.release(partition, len(run), sum([record.size_bytes for record in run]))
+                consumer.release(partition, len(batch), batch.size_bytes)
             elif now is None or now.assignment != before[partition].assignment:
                 # 3. What was revoked meanwhile cannot be committed, and the client must learn that.
                 positions.revoked[partition] = end
@@ -416,7 +418,7 @@ class ActiveInstance(Service, Listener):
     def on_records(self, partition: TopicPartition, epoch: int, records: Sequence[Record]) -> None:
         position = self._positions.get(partition)
         if position and position.epoch == epoch:
-            self._buffer.add(partition, [*records])  # a list, so that each record is made only once
+            self._buffer.add(RecordBatch.of(records))
             self._arrived.set()
 
     async def on_revoked(self, partitions: Sequence[TopicPartition], deadline: Deadline) -> CommitOffsets:

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.kafka import Admin
-from headrace.records import Record, TopicPartition
+from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service, next_slice
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
@@ -66,14 +66,14 @@ class ReadMonitor(Service):
         self.publish("headrace_active_waiting_reads", lambda: sum(one.turn.is_taken for one in self._instances()))
         self.keep(self._follow_ends, "ends")
 
-    def delivered(self, instance: ActiveInstance, records: Sequence[Record]) -> None:
+    def delivered(self, instance: ActiveInstance, batches: Sequence[RecordBatch]) -> None:
         """Count and audit records that a client has received, at least one."""
-        size = sum([record.size_bytes for record in records])
-        self._delivered_records += len(records)
+        self._delivered_records += sum(map(len, batches))
         self._last_reads[instance] = self._clock.time()
-        if self._audit:
+        if self._audit and self._audit.takes_delivered:
             who = Consumption("ACTIVE_CONSUMER", instance.spec.group, caller=instance.spec.owner, action="read")
-            self._audit.consumed(who, records, size, "delivered", ())
+            records: Sequence[Record] = batches[0] if len(batches) == 1 else [*itertools.chain(*batches)]
+            self._audit.consumed(who, records, sum([batch.size_bytes for batch in batches]), "delivered", ())
 
     def lags(self) -> Iterator[tuple[str, TopicPartition, int]]:
         """Yield group, partition and lag of at most 1,000 partitions with a known lag."""

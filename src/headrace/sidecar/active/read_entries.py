@@ -12,9 +12,8 @@ from typing import Final
 
 from headrace.errors import DecodeError
 from headrace.formats.choice import Reader
-from headrace.records import Record, TopicPartition
-from headrace.sidecar.active.buffer import runs_of
-from headrace.sidecar.record_json import PARTS, exact_headers, quote, write_records
+from headrace.records import Record, RecordBatch, TopicPartition
+from headrace.sidecar.record_json import RecordTexts, exact_headers, join_array, quote, write_records
 
 _MOST_RESPONSE_BYTES: Final = 8_388_608
 _NONE: Final[Mapping[TopicPartition, str]] = {}
@@ -28,36 +27,32 @@ class EntryWriter:
         self._keys = keys
         self._values = values
 
-    async def write(self, records: Sequence[Record], assignments: Mapping[TopicPartition, str] = _NONE) -> list[bytes]:
-        """Return the parts of one entry per record, with the assignment of its partition, as `write_records` does.
+    async def write(
+        self, batches: Sequence[RecordBatch], assignments: Mapping[TopicPartition, str] = _NONE
+    ) -> list[RecordTexts]:
+        """Return one entry per record, with the assignment of its partition.
 
         Raises:
             RegistryUnavailable: A schema that they name is not cached, and the registry does not respond.
         """
-        await self._keys.prepare(record.key for record in records)
-        await self._values.prepare(record.value for record in records)
-        entries: list[bytes] = []
-        for partition, run in runs_of(records):
-            entries += self._write_run(partition, run, assignments[partition] if assignments else "")
+        for batch in batches:
+            await self._keys.prepare(batch.keys)
+            await self._values.prepare(batch.values)
+        entries: list[RecordTexts] = []
+        for batch in batches:
+            entries += self._write_batch(batch, assignments[batch.topic_partition] if assignments else "")
         return entries
 
-    def _write_run(self, partition: TopicPartition, records: Sequence[Record], assignment: str) -> list[bytes]:
+    def _write_batch(self, records: RecordBatch, assignment: str) -> list[RecordTexts]:
         try:
-            keys = self._keys.texts([record.key for record in records])
-            values = self._values.texts([record.value for record in records])
+            keys = self._keys.texts(records.keys)
+            values = self._values.texts(records.values)
         except DecodeError:
             if len(records) > 1:
-                return [part for record in records for part in self._write_run(partition, [record], assignment)]
-            return [b"," + self._undecodable(records[0], assignment).encode(), b"", b""]
-        rows = zip(
-            [str(record.offset) for record in records],
-            [record.timestamp_ms for record in records],
-            [record.read_headers() for record in records],
-            keys,
-            values,
-            strict=True,
-        )
-        return write_records(self._group, partition, rows, assignment=assignment)
+                singles = [self._write_batch(records[at : at + 1], assignment) for at in range(len(records))]
+                return [entry for entries in singles for entry in entries]
+            return [RecordTexts(b"%b", [[self._undecodable(records[0], assignment).encode()]], 1)]
+        return [write_records(self._group, records.topic_partition, records, keys, values, assignment=assignment)]
 
     def _undecodable(self, record: Record, assignment: str) -> str:
         """Return the entry of a record whose key or value cannot be decoded, or both; a good one is decoded."""
@@ -86,9 +81,12 @@ class EntryWriter:
         return f'{quote(entry)[:-1]},"headers":{exact_headers(record.headers, own_id)}{decoded}}}'
 
 
-def fitting(parts: list[bytes]) -> list[bytes]:
-    """Return the parts of the first entries that fit into a response, at least one."""
-    if sum(map(len, parts)) <= _MOST_RESPONSE_BYTES:
-        return parts
-    found = bisect.bisect(list(itertools.accumulate(map(len, parts))), _MOST_RESPONSE_BYTES)
-    return parts[: PARTS * max(1, found // PARTS)]
+def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:
+    """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
+    text = join_array(entries, start, b"")
+    if len(text) <= _MOST_RESPONSE_BYTES:
+        return text, sum([each.number for each in entries])
+    texts = [one for each in entries for one in each.texts()]
+    sizes = itertools.accumulate([len(one) + 1 for one in texts])
+    count = max(1, bisect.bisect(list(sizes), _MOST_RESPONSE_BYTES))
+    return start + b",".join(texts[:count]), count

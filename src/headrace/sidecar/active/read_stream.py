@@ -17,7 +17,6 @@ from headrace.sidecar.active.buffer import Read, arrived
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import EntryWriter
-from headrace.sidecar.record_json import PARTS
 
 EVENTS: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
@@ -125,8 +124,8 @@ async def _send_read(
     """Send the records of a read, or a heartbeat; return False if the client left before they were written."""
     try:
         # JSON may have line breaks between tokens, but here a line is an entry.
-        parts = await entries.write(read.records, read.assignments)
-        texts = [b"".join(parts[at : at + PARTS])[1:].translate(_ONE_LINE) for at in range(0, len(parts), PARTS)]
+        written = await entries.write(read.batches, read.assignments)
+        texts = [text.translate(_ONE_LINE) for each in written for text in each.texts()]
         lines = _events(instance, read, texts) if events else (text + b"\n" for text in texts)
         body = b"".join(lines) or (b":\n\n" if events else b"\n")
         await request.write(body)
@@ -158,10 +157,13 @@ def _event_id(positions: _Positions) -> bytes:
 
 def _events(instance: ActiveInstance, read: Read, texts: Sequence[bytes]) -> Iterator[bytes]:
     positions = _positions(instance)
-    for record, text in zip(read.records, texts, strict=True):
-        position = record.offset + 1, read.assignments[record.topic_partition]
-        positions.setdefault(record.topic, {})[record.partition] = position
-        yield b"id: %b\ndata: %b\n\n" % (_event_id(positions), text)
+    following = iter(texts)
+    for batch in read.batches:
+        topic, number = batch.topic_partition
+        assignment = read.assignments[batch.topic_partition]
+        for offset, text in zip(batch.offsets, following, strict=False):
+            positions.setdefault(topic, {})[number] = offset + 1, assignment
+            yield b"id: %b\ndata: %b\n\n" % (_event_id(positions), text)
 
 
 def _error(events: bool, error: HeadraceError) -> bytes:

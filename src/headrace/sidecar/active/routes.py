@@ -53,7 +53,6 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
-from headrace.sidecar.record_json import PARTS, join_array
 
 log = logging.getLogger(__name__)
 
@@ -347,7 +346,7 @@ class ActiveEndpoints:
         read = await run_while(reading, request.closed())
         if read is None:
             raise ClientGone
-        trace_read(spec.group, read.records, began_ns)
+        trace_read(spec.group, read.batches, began_ns)
         await send_read(self._instances, read, entries, request, at_most_once=query.delivery is not None)
 
     def _find(self, request: HttpRequest) -> ActiveInstance:
@@ -363,9 +362,8 @@ async def send_read(
 ) -> None:
     """Respond with the records of a read; if they are not written completely, they return to the instance."""
     try:
-        parts = fitting(await entries.write(read.records, read.assignments))
-        count = len(parts) // PARTS
-        start, end = join_array(parts, end=b""), b"]"
+        start, count = fitting(await entries.write(read.batches, read.assignments))
+        end = b"]"
         size = len(start) + len(end)
         with instances.answering(size):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]

@@ -17,13 +17,12 @@ from headrace.http.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.http.messages import HttpResponse
 from headrace.kafka import Admin, read_slice, window
 from headrace.kafka.names import check_topic
-from headrace.records import Record, TopicPartition
+from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
-from headrace.sidecar.record_json import PARTS, join_array
 
 _LIMIT_SECONDS: Final = 5.0
 _READS: Final = 4
@@ -94,16 +93,17 @@ class TopicEndpoints:
         self._reads += 1
         try:
             records, offsets = await self._read(TopicPartition(topic, int(number)), query)
-            parts = fitting(await EntryWriter("", keys, values).write(records))
+            batches = [RecordBatch.of(records)] if records else []
+            text, count = fitting(await EntryWriter("", keys, values).write(batches), b'{"records":[')
         finally:
             self._reads -= 1
-        shown = records[: len(parts) // PARTS]
+        shown = records[:count]
         if len(shown) < len(records):
             offsets["next_offset"] = records[len(shown)].offset
         if self._audit and shown:
             who = Consumption("ACTIVE_CONSUMER", "", caller=caller.get(), action="read")
             self._audit.consumed(who, shown, sum([record.size_bytes for record in shown]), "delivered", ())
-        return HttpResponse(join_array(parts, b'{"records":[', b"]," + msgspec.json.encode(offsets)[1:]))
+        return HttpResponse(text + b"]," + msgspec.json.encode(offsets)[1:])
 
     async def _read(self, partition: TopicPartition, query: SliceQuery) -> tuple[Sequence[Record], dict[str, int]]:
         starts, ends = await window(self._admin, partition.topic, partition.partition)

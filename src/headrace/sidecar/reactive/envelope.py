@@ -5,7 +5,6 @@ Source: light-4j kafka-sidecar, `/consumers` (the array of results).
 
 import re
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -107,9 +106,7 @@ def array_of(
     delivery: Delivery, records: RecordBatch, keys: Sequence[bytes | None], values: Sequence[bytes | None]
 ) -> bytes:
     """Return records as a JSON array; `keys` and `values` are JSON texts."""
-    all_headers = records.headers or repeat(None, len(records))
-    rows = zip(map(str, records.offsets), records.timestamps_ms, all_headers, keys, values, strict=True)
-    return join_array(write_records(delivery.group, delivery.partition, rows, delivery=delivery))
+    return join_array([write_records(delivery.group, delivery.partition, records, keys, values, delivery=delivery)])
 
 
 def replies_of(response: bytes, sent: RecordBatch) -> list[Reply]:

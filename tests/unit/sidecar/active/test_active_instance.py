@@ -30,6 +30,7 @@ from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import fitting
 from headrace.sidecar.active.spec import Topics
+from headrace.sidecar.record_json import RecordTexts
 from tests.staged import staged
 
 DOWN = confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
@@ -68,10 +69,10 @@ with_reader = staged(with_instance, fixtures=("monkeypatch",))
 async def delivered(harness: ActiveHarness, **limits: int) -> dict[Any, list[int]]:
     """Read, and deliver all of it."""
     found = await read(harness, **limits)
-    found.end(len(found.records))
+    found.end(sum(map(len, found.batches)))
     offsets: dict[Any, list[int]] = {}
-    for record in found.records:
-        offsets.setdefault(record.topic_partition, []).append(record.offset)
+    for batch in found.batches:
+        offsets.setdefault(batch.topic_partition, []).extend(batch.offsets)
     return offsets
 
 
@@ -159,7 +160,7 @@ async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveH
     waiting = asyncio.ensure_future(harness.instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
     await harness.clock.settle()
     await end(harness, ends)
-    assert (await waiting).records == []
+    assert (await waiting).batches == []
     assert asyncio.get_running_loop().time() - began < 1
 
 
@@ -268,9 +269,16 @@ def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.Monkey
 
 def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
     """8 MiB of text."""
-    big, least = [b"x" * 4_194_304, b"", b""], [b"x", b"", b""]
-    for parts, count in (([], 0), ([big[0] * 3, *least], 1), (big + big, 2), (big + big + least, 2), (least + big, 2)):
-        assert fitting(parts) == parts[: 3 * count]
+    half, least = b"x" * 4_194_303, b"x"
+    for texts, count in (
+        ([], 0),
+        ([half * 3, least], 1),
+        ([half] * 2, 2),
+        ([half, half, least], 2),
+        ([least, half], 2),
+    ):
+        found = fitting([RecordTexts(b"%b", [[text]], 1) for text in texts])
+        assert found == (b"[" + b",".join(texts[:count]), count)
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +342,7 @@ async def test_records_that_are_delivered_during_the_revoke_are_refused_at_commi
     found = await read(harness)
     harness.clients[-1].rebalance("on_revoke", P1)
     await harness.turns()
-    found.end(len(found.records))
+    found.end(sum(map(len, found.batches)))
     with pytest.raises(CommitRefused, match="t-1"):
         await harness.run(harness.instance.commit())
     assert harness.committed == {P0: Committed(10)}

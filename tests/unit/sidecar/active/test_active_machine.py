@@ -100,9 +100,9 @@ class Member:
         """Read as the route does; the client gets the response whole, in part, or not at all."""
         work = self.instance.read(max_bytes=200_000, max_records=2, wait_seconds=0.01, stream=stream)
         found = await self.group.harness.run(work)
-        for before, record in itertools.pairwise(found.records):
+        for before, record in itertools.pairwise(itertools.chain.from_iterable(found.batches)):
             assert before.topic_partition != record.topic_partition or before.offset + 1 == record.offset
-        entries = json.loads(join_array(await self.instance.entries.write(found.records, found.assignments)))
+        entries = json.loads(join_array(await self.instance.entries.write(found.batches, found.assignments)))
         received = stream is None and self.dice.random() < 0.7
 
         async def proof() -> bool:

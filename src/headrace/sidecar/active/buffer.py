@@ -1,7 +1,5 @@
 """Records of one instance that were fetched and not delivered."""
 
-import bisect
-import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -30,6 +28,41 @@ def split(batches: Iterable[RecordBatch], count: int) -> tuple[list[RecordBatch]
     return first, others
 
 
+class _Waiting:
+    """Batches of one partition. Small reads take a large batch in parts, so what is left of it is not copied."""
+
+    def __init__(self) -> None:
+        self.batches: deque[RecordBatch] = deque()
+        self.taken = 0
+        """How many records of the first batch were taken."""
+
+    def take(self, max_bytes: int, max_records: int, *, any_size: bool) -> RecordBatch | None:
+        """Remove and return the next records of the first batch; None if its first record is too large.
+
+        `any_size` allows a first record of any size.
+        """
+        batch = self.batches[0]
+        start = end = self.taken
+        for size in batch.sizes[start : start + max_records]:
+            if size > max_bytes and not (any_size and end == start):
+                break
+            max_bytes -= size
+            end += 1
+        if end == start:
+            return None
+        self.taken = end % len(batch)
+        if not self.taken:
+            self.batches.popleft()
+        return batch[start:end] if end - start < len(batch) else batch
+
+    def put_back(self, batch: RecordBatch) -> None:
+        """Put records before the others."""
+        if self.taken:
+            self.batches[0] = self.batches[0][self.taken :]
+            self.taken = 0
+        self.batches.appendleft(batch)
+
+
 class RecordBuffer:
     """Holds records per partition, in the order of their offsets. Partitions take turns to come first in a read."""
 
@@ -38,61 +71,53 @@ class RecordBuffer:
         """Bytes of keys and values."""
         self.records = 0
         """Number of records."""
-        self._partitions: dict[TopicPartition, deque[RecordBatch]] = {}
+        self._partitions: dict[TopicPartition, _Waiting] = {}
 
     @property
     def first_offsets(self) -> dict[TopicPartition, int]:
         """The first buffered offset of each partition."""
-        return {partition: batches[0].offsets[0] for partition, batches in self._partitions.items()}
+        return {partition: each.batches[0].offsets[each.taken] for partition, each in self._partitions.items()}
 
     def add(self, batch: RecordBatch) -> None:
         """Append records behind those of the same partition."""
-        self._partitions.setdefault(batch.topic_partition, deque()).append(batch)
+        self._of(batch.topic_partition).batches.append(batch)
         self._count(batch, 1)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records of partitions."""
         for partition in partitions:
-            for batch in self._partitions.pop(partition, ()):
-                self._count(batch, -1)
+            if waiting := self._partitions.pop(partition, None):
+                for batch in waiting.batches:
+                    self._count(batch[waiting.taken :], -1)
+                    waiting.taken = 0
 
     def take(self, max_bytes: int, max_records: int) -> list[RecordBatch]:
         """Remove and return the next records; a first record above `max_bytes` is returned alone."""
         taken: list[RecordBatch] = []
-        others: list[RecordBatch] = []
         for partition in list(self._partitions):
             waiting = self._partitions.pop(partition)
-            while waiting and not others:
-                count = _fitting(waiting[0], max_bytes, max_records)
-                first, others = split([waiting.popleft()], count if count or taken else min(1, max_records))
-                waiting.extendleft(others)
-                for batch in first:
-                    self._count(batch, -1)
-                    max_bytes -= batch.size_bytes
-                    max_records -= len(batch)
-                taken += first
-            if waiting:
+            while waiting.batches and (batch := waiting.take(max_bytes, max_records, any_size=not taken)):
+                self._count(batch, -1)
+                max_bytes -= batch.size_bytes
+                max_records -= len(batch)
+                taken.append(batch)
+            if waiting.batches:
                 self._partitions[partition] = waiting  # behind the others
-            if others:
                 break
         return taken
 
     def put_back(self, batches: Sequence[RecordBatch]) -> None:
         """Put back records that were taken, in the same order and before the others."""
         for batch in reversed(batches):
-            self._partitions.setdefault(batch.topic_partition, deque()).appendleft(batch)
+            self._of(batch.topic_partition).put_back(batch)
             self._count(batch, 1)
+
+    def _of(self, partition: TopicPartition) -> _Waiting:
+        return self._partitions.setdefault(partition, _Waiting())
 
     def _count(self, batch: RecordBatch, sign: int) -> None:
         self.records += sign * len(batch)
         self.size_bytes += sign * batch.size_bytes
-
-
-def _fitting(batch: RecordBatch, max_bytes: int, max_records: int) -> int:
-    """Return how many of the first records have at most that many bytes."""
-    if batch.size_bytes <= max_bytes:
-        return min(len(batch), max_records)
-    return min(bisect.bisect(list(itertools.accumulate(batch.sizes)), max_bytes), max_records)
 
 
 class Read:

@@ -17,7 +17,7 @@ from headrace.errors import DecodeError, EncodeError
 _HEADER: Final = struct.Struct(">BI")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_encode_text = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 
 Convert = Callable[[Any], Any]
 """Checks one decoded JSON value and returns what a format's writer takes; raises `Misfit`."""
@@ -96,8 +96,7 @@ class BinaryCodec:
         except (msgspec.DecodeError, ValueError) as cause:
             raise EncodeError(f"BINARY takes a JSON string in standard base64 with padding: {cause}") from cause
 
-    def decode(self, data: bytes) -> bytes:
-        return b'"%b"' % binascii.b2a_base64(data, newline=False)
+    decode = staticmethod(_encode_json)  # a string in standard base64, of bytes
 
 
 class StringCodec:
@@ -110,7 +109,7 @@ class StringCodec:
             raise EncodeError(f"STRING takes a JSON string: {cause}") from cause
 
     def decode(self, data: bytes) -> bytes:
-        return _encode_text(self.decode_python(data))
+        return _encode_json(self.decode_python(data))
 
     @staticmethod
     def decode_python(data: bytes) -> str:
@@ -130,7 +129,8 @@ class JsonCodec:
     def decode(self, data: bytes) -> bytes:
         try:
             _check_json(data)
-            str(data, "utf-8")  # the check above does not decode strings
+            if not data.isascii():
+                str(data, "utf-8")  # the check above does not decode strings
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise DecodeError(f"not JSON text: {cause}") from cause
         return data

@@ -17,20 +17,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RecordTexts(NamedTuple):
-    """The JSON objects of records, before they are texts: what they share, and a column for each thing that differs.
+    """The JSON objects of records, in three columns. So a value is copied only once, into the body."""
 
-    So all objects of an array become its text at once, and each value is copied only once.
-    """
-
-    form: bytes
-    """An object with a conversion of the operator `%` for each column."""
-    columns: Sequence[Sequence[Any]]
-    number: int
-    """Number of objects, at least one: the length of every column."""
+    starts: Sequence[bytes]
+    """What is before each value; it begins with a comma."""
+    values: Sequence[bytes]
+    ends: Sequence[bytes]
 
     def texts(self) -> Iterator[bytes]:
         """Return each object as a text of its own."""
-        return map(self.form.__mod__, zip(*self.columns, strict=True))
+        return (b"".join(parts)[1:] for parts in zip(*self, strict=True))
 
 
 def delivery_id(delivery: Delivery, offset: int | str, headers: Sequence[Header]) -> str:
@@ -64,25 +60,34 @@ def write_records(
     topic, number = partition
     # All ids of a partition begin with the same characters.
     identity = quote(f"{group}:{topic}:{number}:" if group else f"{topic}:{number}:")[:-1]
-    ids: Sequence[Any] = records.offsets
     own = f'{_fixed(identity)}%d"'
-    fields = [(f',"headers":{{"{CORRELATION_ID}":{own}}}', ids)]
+    ids: Sequence[Any] = records.offsets
+    form = f',{{"topic":{_fixed(quote(topic))},"partition":{number},"offset":%d'
+    form += f',"assignment":"{assignment}","timestamp":%d' if assignment else ',"timestamp":%d'
+    columns: list[Sequence[Any]] = [records.offsets, records.timestamps_ms]
     if records.headers:
         headers, ids = _own_texts(records, records.headers, identity, delivery)
-        own, fields = "%b", [(',"headers":%b', headers)]
-    for name, texts in (("key", keys), ("value", values)):
-        if all(texts):  # no text is empty
-            fields.append((f',"{name}":%b', texts))
-        elif any(texts):
-            before = f',"{name}":'.encode()
-            fields.append(("%b", [before + text if text else b"" for text in texts]))
+        own = "%b"
+        form += ',"headers":%b'
+        columns.append(headers)
+    else:
+        form += f',"headers":{{"{CORRELATION_ID}":{own}}}'
+        columns.append(ids)
+    if any(keys):
+        form += "%b"
+        columns.append([b',"key":' + key if key else b"" for key in keys])
+    if all(values):  # no text is empty
+        form += ',"value":'
+    else:
+        form += "%b"
+        columns.append([b',"value":' if value else b"" for value in values])
+    start, end = form.encode(), b"}"
+    starts = [start % row for row in zip(*columns, strict=True)]
+    ends = [end] * len(starts)
     if delivery is not None:
-        fields.append((f',"deliveryId":{own}{_fixed(_end_of(delivery))}', ids))
-    assigned = f',"assignment":"{assignment}"' if assignment else ""
-    start = f'{{"topic":{_fixed(quote(topic))},"partition":{number},"offset":%d{assigned},"timestamp":%d'
-    form = f"{start}{''.join([text for text, _ in fields])}}}".encode()
-    columns = [records.offsets, records.timestamps_ms, *[column for _, column in fields]]
-    return RecordTexts(form, columns, len(records))
+        end = f',"deliveryId":{own}{_fixed(_end_of(delivery))}}}'.encode()
+        ends = [end % one for one in ids]
+    return RecordTexts(starts, [value or b"" for value in values], ends)
 
 
 def _own_texts(
@@ -106,9 +111,11 @@ def _own_texts(
 
 def join_array(parts: Sequence[RecordTexts], start: bytes = b"[", end: bytes = b"]") -> bytes:
     """Return the objects of records as a JSON array between `start` and `end`."""
-    form = b",".join([b",".join([part.form] * part.number) for part in parts])
-    values = chain.from_iterable(chain.from_iterable(zip(*part.columns, strict=True)) for part in parts)
-    return (b"%b" + form + b"%b") % (start, *values, end)
+    objects = chain.from_iterable(zip(*part, strict=True) for part in parts)
+    texts = [start, *chain.from_iterable(objects), end]
+    if parts:
+        texts[1] = texts[1][1:]
+    return b"".join(texts)
 
 
 def _fixed(text: str) -> str:

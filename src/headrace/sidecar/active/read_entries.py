@@ -51,7 +51,7 @@ class EntryWriter:
             if len(records) > 1:
                 singles = [self._write_batch(records[at : at + 1], assignment) for at in range(len(records))]
                 return [entry for entries in singles for entry in entries]
-            return [RecordTexts(b"%b", [[self._undecodable(records[0], assignment).encode()]], 1)]
+            return [RecordTexts([b"," + self._undecodable(records[0], assignment).encode()], [b""], [b""])]
         return [write_records(self._group, records.topic_partition, records, keys, values, assignment=assignment)]
 
     def _undecodable(self, record: Record, assignment: str) -> str:
@@ -85,7 +85,7 @@ def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes,
     """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
     text = join_array(entries, start, b"")
     if len(text) <= _MOST_RESPONSE_BYTES:
-        return text, sum([each.number for each in entries])
+        return text, sum([len(each.starts) for each in entries])
     texts = [one for each in entries for one in each.texts()]
     sizes = itertools.accumulate([len(one) + 1 for one in texts])
     count = max(1, bisect.bisect(list(sizes), _MOST_RESPONSE_BYTES))

@@ -277,7 +277,7 @@ def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
         ([half, half, least], 2),
         ([least, half], 2),
     ):
-        found = fitting([RecordTexts(b"%b", [[text]], 1) for text in texts])
+        found = fitting([RecordTexts([b","], [text], [b""]) for text in texts])
         assert found == (b"[" + b",".join(texts[:count]), count)
 
 

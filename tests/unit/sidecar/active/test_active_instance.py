@@ -24,9 +24,9 @@ from headrace.errors import (
     ReadFailed,
     TooManyRequests,
 )
-from headrace.records import Committed, TopicPartition
+from headrace.records import Committed, RecordBatch, TopicPartition
 from headrace.runtime import Deadline
-from headrace.sidecar.active import read_stream
+from headrace.sidecar.active import buffer, read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import fitting
 from headrace.sidecar.active.spec import Topics
@@ -98,17 +98,12 @@ async def test_a_request_that_kafka_does_not_answer_leaves_the_instance_alive(ha
     assert len((await delivered(harness))[P0]) == 10
 
 
-@pytest.mark.parametrize("call", ["seek", "commit", "committed"])
+@pytest.mark.parametrize(("call", "given"), [("seek", [{P0: 3}]), ("commit", []), ("committed", [[P0]])])
 @with_reader
-async def test_a_call_ends_when_the_instance_is_deleted_meanwhile(harness: ActiveHarness, /, call: str) -> None:
+async def test_a_call_ends_when_its_instance_is_deleted(harness: ActiveHarness, /, call: str, given: Any) -> None:
     """The thread that should answer is gone."""
     await delivered(harness)
-    calls = {
-        "seek": lambda: harness.instance.seek({P0: 3}),
-        "commit": lambda: harness.instance.commit(),
-        "committed": lambda: harness.instance.membership.committed([P0]),
-    }
-    waiting = asyncio.ensure_future(calls[call]())
+    waiting = asyncio.ensure_future(getattr(harness.instance, call, harness.instance.membership.committed)(*given))
     await harness.clock.settle()
     await harness.instances.delete(harness.instance)
     with pytest.raises(HeadraceError) as caught:
@@ -167,14 +162,9 @@ async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveH
 @with_reader
 async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(harness: ActiveHarness, /) -> None:
     """It waited for the one before, and would leave a thread or a task that nothing ends."""
-    late = [
-        asyncio.ensure_future(work)
-        for work in (
-            harness.instance.membership.subscribe(Topics(["t"])),
-            harness.instance.membership.subscribe(Topics(matches=lambda name: True)),
-            harness.instance.membership.committed([P0]),
-        )
-    ]
+    member = harness.instance.membership
+    works: list[Any] = [member.subscribe(Topics(["t"])), member.subscribe(Topics(matches=bool)), member.committed([P0])]
+    late = [asyncio.ensure_future(work) for work in works]
     await asyncio.sleep(0)
     await harness.instances.delete(harness.instance)
     for each in late:
@@ -187,11 +177,8 @@ async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(h
 @with_reader
 async def test_two_subscriptions_at_a_time_leave_the_later_one(harness: ActiveHarness, /) -> None:
     """One of them would otherwise look at topics for ever, and take the other's away."""
-    both = asyncio.gather(
-        harness.instance.membership.subscribe(Topics(matches=lambda name: True)),
-        harness.instance.membership.subscribe(Topics(["other"])),
-    )
-    await harness.run(both)
+    member = harness.instance.membership
+    await harness.run(asyncio.gather(member.subscribe(Topics(matches=bool)), member.subscribe(Topics(["other"]))))
     await harness.clock.advance(20)
     await harness.turns()
     assert (list(harness.instance.membership.topics), harness.clients[-1].topics) == (["other"], ["other"])
@@ -269,16 +256,21 @@ def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.Monkey
 
 def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
     """8 MiB of text."""
-    half, least = b"x" * 4_194_303, b"x"
-    for texts, count in (
-        ([], 0),
-        ([half * 3, least], 1),
-        ([half] * 2, 2),
-        ([half, half, least], 2),
-        ([least, half], 2),
-    ):
-        found = fitting([RecordTexts([b","], [text], [b""]) for text in texts])
-        assert found == (b"[" + b",".join(texts[:count]), count)
+    big, one = b"x" * 4_194_303, b"x"
+    for texts, count in (([], 0), ([big * 3, one], 1), ([big, big], 2), ([big, big, one], 2), ([one, big], 2)):
+        assert fitting([RecordTexts([b","], [t], [b""]) for t in texts]) == (b"[" + b",".join(texts[:count]), count)
+
+
+def test_what_was_not_sent_of_a_part_of_a_batch_is_read_again_before_the_rest() -> None:
+    """A record above the limit is read alone, and the buffer counts what is in it."""
+    held = buffer.RecordBuffer()
+    held.add(RecordBatch.from_rows(P0, [(offset, 0, None, b"v", None, 10) for offset in range(6)]))
+    taken = [held.take(5, 9), held.take(20, 9)]
+    assert ([batch.offsets for [batch] in taken], held.first_offsets) == ([[0], [1, 2]], {P0: 3})
+    held.put_back(taken[1])
+    assert [batch.offsets for batch in held.take(30, 9)] == [[1, 2], [3]]
+    held.drop([P0])
+    assert (held.records, held.size_bytes, held.first_offsets) == (0, 0, {})
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

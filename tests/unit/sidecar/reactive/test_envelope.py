@@ -24,7 +24,7 @@ def record(offset: int = 7, headers: list[Header] | None = None) -> Record:
     return Record('to"pic', 3, offset, 1234, b"k", b"v", lambda: headers)
 
 
-DELIVERY = Delivery('g"', TopicPartition('to"pic', 3), 5, [], 2)
+DELIVERY = Delivery('g%"', TopicPartition('to"pic', 3), 5, [], 2)
 PLACE = {"topic": 'to"pic', "partition": 3}
 
 
@@ -39,10 +39,10 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
         **PLACE,
         "offset": 7,
         "timestamp": 1234,
-        "headers": {"a": "2", 'quote"': "", "bytes": "\ufffd", "X-Correlation-Id": 'g":to"pic:3:7'},
+        "headers": {"a": "2", 'quote"': "", "bytes": "\ufffd", "X-Correlation-Id": 'g%":to"pic:3:7'},
         "key": "k",
         "value": {"n": 12345678901234567890},
-        "deliveryId": 'g":to"pic:3:7',
+        "deliveryId": 'g%":to"pic:3:7',
         "attempt": 2,
         "epoch": 5,
     }
@@ -50,7 +50,7 @@ def test_an_entry_is_the_record_with_its_identity() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "expected"),
-    [(None, 'g":to"pic:3:7'), ([("x", b"")], 'g":to"pic:3:7'), ([("X-Correlation-Id", b"mine")], "mine")],
+    [(None, 'g%":to"pic:3:7'), ([("x", b"")], 'g%":to"pic:3:7'), ([("X-Correlation-Id", b"mine")], "mine")],
 )
 def test_each_record_has_a_correlation_id(headers: list[Header] | None, expected: str) -> None:
     """Its own, or its delivery id, which is the same in every attempt. Without a live assignment it has no epoch."""
@@ -70,15 +70,15 @@ def test_records_stand_in_their_order() -> None:
     sent = RecordBatch.of([record(1), record(5, HEADERS), record(9)])
     body = array_of(DELIVERY, sent, [b"1", None, b"3"], [None, b"5", b"9"])
     found = [(one["offset"], one.get("key"), one.get("value"), one["deliveryId"]) for one in json.loads(body)]
-    assert found == [(n, k, v, f'g":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
+    assert found == [(n, k, v, f'g%":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
 
 
 @pytest.mark.parametrize("more", [[], [("x", b"1")]])
 def test_a_redriven_record_keeps_the_identity_of_its_first_delivery(more: list[Header]) -> None:
     """A backend that remembers delivery ids knows it again."""
     again = record(99, [*more, (REDRIVE_OF, b"t:3:7")])
-    assert entry(again)["deliveryId"] == 'g":t:3:7'
-    assert entry(again)["headers"]["X-Correlation-Id"] == 'g":t:3:7'
+    assert entry(again)["deliveryId"] == 'g%":t:3:7'
+    assert entry(again)["headers"]["X-Correlation-Id"] == 'g%":t:3:7'
 
 
 def result(offset: int, processed: bool, name: str = "record", **more: Any) -> dict[str, Any]:

@@ -81,13 +81,9 @@ def write_records(
     else:
         form += "%b"
         columns.append([b',"value":' if value else b"" for value in values])
-    start, end = form.encode(), b"}"
+    start = form.encode()
     starts = [start % row for row in zip(*columns, strict=True)]
-    ends = [end] * len(starts)
-    if delivery is not None:
-        end = f',"deliveryId":{own}{_fixed(_end_of(delivery))}}}'.encode()
-        ends = [end % one for one in ids]
-    return RecordTexts(starts, [value or b"" for value in values], ends)
+    return RecordTexts(starts, [value or b"" for value in values], _ends_of(delivery, own, ids))
 
 
 def _own_texts(
@@ -123,10 +119,13 @@ def _fixed(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _end_of(delivery: Delivery) -> str:
+def _ends_of(delivery: Delivery | None, own: str, ids: Sequence[Any]) -> list[bytes]:
+    if delivery is None:
+        return [b"}"] * len(ids)
     epoch = f',"epoch":{delivery.epoch}' if delivery.epoch else ""
     replay = f',"replay":{quote(delivery.replay)}' if delivery.replay else ""
-    return f',"attempt":{delivery.attempt}{epoch}{replay}'
+    end = f',"deliveryId":{own},"attempt":{delivery.attempt}{epoch}{_fixed(replay)}}}'.encode()
+    return [end % one for one in ids]
 
 
 def _plain_headers(headers: Sequence[Header], own_id: str) -> str:

@@ -45,8 +45,8 @@ def pushing_singles(bench: Bench) -> Measured:
     return push(bench, bench.full(records), records, "single", ordering="none")
 
 
-def reading(bench: Bench) -> Measured:
-    return ActiveTable(bench).read("json", bench.full(READ_RECORDS, "produce-kb"), READ_RECORDS)
+def reading(bench: Bench, mode: str = "json") -> Measured:
+    return ActiveTable(bench).read(mode, bench.full(READ_RECORDS, "produce-kb"), READ_RECORDS)
 
 
 def writing(bench: Bench, **attributes: str) -> Measured:
@@ -66,6 +66,7 @@ ROWS: dict[str, Callable[[Bench], Measured]] = {
     "output": writing,
     "exactly-once": lambda bench: writing(bench, delivery="exactly_once"),
     "active": reading,
+    "active-binary": lambda bench: reading(bench, "binary"),
     "redrive": redrive,
     "replay": lambda bench: replay(bench, bench.full(bench.records), bench.records),
 }

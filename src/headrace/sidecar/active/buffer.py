@@ -29,7 +29,7 @@ def split(batches: Iterable[RecordBatch], count: int) -> tuple[list[RecordBatch]
 
 
 class _Waiting:
-    """Batches of one partition. Small reads take a large batch in parts, so what is left of it is not copied."""
+    """Batches of one partition. Small reads take a large batch in parts, so what is left is not copied each time."""
 
     def __init__(self) -> None:
         self.batches: deque[RecordBatch] = deque()
@@ -50,9 +50,12 @@ class _Waiting:
             end += 1
         if end == start:
             return None
-        self.taken = end % len(batch)
-        if not self.taken:
+        self.taken = end
+        if 2 * end > len(batch):  # the rest is less, and what was taken must not stay in memory
             self.batches.popleft()
+            self.taken = 0
+            if end < len(batch):
+                self.batches.appendleft(batch[end:])
         return batch[start:end] if end - start < len(batch) else batch
 
     def put_back(self, batch: RecordBatch) -> None:

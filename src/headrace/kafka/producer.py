@@ -31,7 +31,7 @@ from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slice
 
 _RECORD_OVERHEAD_BYTES = 64
-_CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
+_CROWD_REQUESTS, _CROWD_RECORDS = 4, 100
 """More of them fill batches, so the client need not send at once."""
 _MANY_REQUESTS, _MANY_RECORDS = 32, 1000
 """More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
@@ -243,8 +243,9 @@ class Producer(Service):
     ) -> None:
         client.hand_over(request, records, first)
         waiting = self._open_requests
-        crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
-        many = waiting > _MANY_REQUESTS or (waiting > _CROWD_REQUESTS and waiting * len(records) > _MANY_RECORDS)
+        long = len(request.records) > _CROWD_RECORDS
+        crowded = long or waiting > _CROWD_REQUESTS
+        many = long or waiting > _MANY_REQUESTS or (crowded and waiting * len(records) > _MANY_RECORDS)
         client.wake(crowded=crowded, many=many)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:

@@ -287,7 +287,8 @@ class ProducerClient:
     def _poll_on_loop(self) -> None:
         client = self._client
         try:
-            if self.is_running and time.monotonic() - self._many_at < _CROWD_SECONDS and len(client) <= _MOST_ON_LOOP:
+            waiting = len(client)
+            if self.is_running and (waiting or time.monotonic() - self._many_at < _CROWD_SECONDS) and waiting <= _MOST_ON_LOOP:
                 with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
                     self._collect(functools.partial(client.poll, 0))
                 if not self._health.fatal:

@@ -1,13 +1,11 @@
 """Targets of the audit: a file that is rotated when it is full, or a Kafka topic."""
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, Produce
@@ -15,6 +13,9 @@ from headrace.runtime import run_blocking
 from headrace.runtime.telemetry.audit_events import Line
 
 log = logging.getLogger(__name__)
+
+_APPENDED: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_OWNER_ONLY: Final = 0o600
 
 
 class AuditTarget(Protocol):
@@ -38,18 +39,32 @@ class AuditFile:
 
     async def write(self, lines: Sequence[Line]) -> int:
         try:
-            await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]).decode())
+            await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]))
         except OSError as cause:
             log.warning("audit: lost %d events: failed to write %s: %s", len(lines), self._file, cause.strerror)
             return len(lines)
         return 0
 
-    def _append(self, text: str) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(_RotatingFile(self._file, backupCount=self._old_files, encoding="utf-8")) as file:
-            if file.stream.tell() and file.stream.tell() + len(text) > self._max_bytes:
-                file.doRollover()
-            file.stream.write(text)
+    def _append(self, text: bytes) -> None:
+        # With few calls of the system: after each one, the thread waits for the interpreter.
+        file = self._open()
+        try:
+            size_bytes = os.fstat(file).st_size
+            if size_bytes and size_bytes + len(text) > self._max_bytes:
+                RotatingFileHandler(self._file, backupCount=self._old_files, delay=True).doRollover()
+                self._append(text)  # to the new file
+                return
+            while text:
+                text = text[os.write(file, text) :]
+        finally:
+            os.close(file)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._file, _APPENDED, _OWNER_ONLY)
+        except FileNotFoundError:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._file, _APPENDED, _OWNER_ONLY)
 
 
 class AuditTopic:
@@ -70,13 +85,3 @@ class AuditTopic:
             log.warning("audit: lost %d events: %s", len(lost), lost[-1].description)
         return len(lost)
 
-
-class _RotatingFile(RotatingFileHandler):
-    """The rotating file of the standard library, readable by its owner only."""
-
-    stream: TextIOWrapper
-
-    def _open(self) -> TextIOWrapper:
-        return open(
-            self.baseFilename, "a", encoding=self.encoding, opener=lambda path, flags: os.open(path, flags, 0o600)
-        )

@@ -232,8 +232,9 @@ class Producer(Service):
         """Return a request to a client, whose bytes are counted already."""
         assert self._bridge is not None
         request = Request(records, claim, self._bridge.post, done, client.result)
-        request.callbacks = self._callbacks.pop() if self._callbacks else Callbacks()
-        request.callbacks.request = request
+        if len(records) > 1:
+            request.callbacks = self._callbacks.pop() if self._callbacks else Callbacks()
+            request.callbacks.request = request
         self._idle.clear()
         self._open_requests += 1
         return request
@@ -267,8 +268,9 @@ class Producer(Service):
             done, request.done = request.done, None
             if done:
                 self._open_requests -= 1
-                if len(self._callbacks) < _KEPT_CALLBACKS and len(request.records) <= _MOST_KEPT_RECORDS:
-                    self._callbacks.append(request.callbacks)
+                callbacks = request.callbacks
+                if callbacks and len(self._callbacks) < _KEPT_CALLBACKS and len(request.records) <= _MOST_KEPT_RECORDS:
+                    self._callbacks.append(callbacks)
                 if request.is_suspected and not request.is_alone:
                     self._write_alone(request, done)
                 else:

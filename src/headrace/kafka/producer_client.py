@@ -58,7 +58,8 @@ class Claim(NamedTuple):
 class Request:
     """The records of one `send`: their results, and how many still wait for a report."""
 
-    callbacks: Callbacks
+    callbacks: Callbacks | None = None
+    """Those of its records, if there are several."""
 
     def __init__(
         self,
@@ -82,6 +83,13 @@ class Request:
         self.is_suspected = False  # whether Kafka refused a batch, and not certainly each record of it
         self.delivered = 0  # written by the delivery thread only
         self.refused = 0  # written by the loop only
+
+    def callbacks_of(self, first: int, end: int) -> Sequence[Callable[[Any, Any], None]]:
+        """Return the callbacks of the records from index `first` to before `end`."""
+        return self.callbacks.between(first, end) if self.callbacks else (self._reported_alone,)
+
+    def _reported_alone(self, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+        self.reported(0, error, record)
 
     def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
@@ -211,7 +219,7 @@ class ProducerClient:
             self._replacement.waiting.append((request, records, first))
             return
         produce: Any = self._client.produce  # its stubs forget that a list of headers is invariant
-        callbacks = request.callbacks.between(first, first + len(records))
+        callbacks = request.callbacks_of(first, first + len(records))
         for index, (record, callback) in enumerate(zip(records, callbacks, strict=True), first):
             try:
                 to = -1 if record.partition is None else record.partition

@@ -123,15 +123,17 @@ class Application:
         self._respond(request, error_response(error))
 
     def _done(self, request: HttpRequest, direct: DirectHandler, prepared: Any, results: Any) -> None:
-        self._set_context(request)
+        if self._authenticator or self._access_log:  # otherwise no caller is known, and nothing is logged
+            self._set_context(request)
         try:
             response = direct.response(prepared, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            self._set_context(request)
             response = error_response(error_of(request, defect))
         self._respond(request, response)
 
     def _set_context(self, request: HttpRequest) -> None:
-        """Set the ids for the audit and the log; each callback has a separate context."""
+        """Set the ids for the audit and the log; a callback has a separate context, or that of several requests."""
         correlation_id.set(request.correlation_id.decode())
         caller.set(request.principal.name if request.principal else "")
 
@@ -251,10 +253,7 @@ def identify(request: HttpRequest) -> None:
     """Give a request its ids: those of the client if they are valid."""
     headers = request.headers
     request.correlation_id = given_id(headers, CORRELATION) or new_correlation_id()
-    request.ids = ((CORRELATION, request.correlation_id),)
-    if trace := given_id(headers, TRACEABILITY):
-        request.traceability_id = trace
-        request.ids = (*request.ids, (TRACEABILITY, trace))
+    request.traceability_id = given_id(headers, TRACEABILITY)
 
 
 def _require(endpoint: Endpoint, principal: Principal, request: HttpRequest) -> None:

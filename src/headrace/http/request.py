@@ -42,6 +42,8 @@ STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in 
 
 
 _PLAIN: Final = STATUS_LINES[200] + b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n"
+_CORRELATION_LINE: Final = b"x-correlation-id: %b\r\n"
+_TRACEABILITY_LINE: Final = b"x-traceability-id: %b\r\n"
 
 
 class RequestConnection(Protocol):
@@ -105,8 +107,6 @@ class HttpRequest:
     correlation_id = b""
     """The id of the client if it is valid, else a new one."""
     traceability_id: bytes | None = None
-    ids: Headers = ()
-    """Headers of every response to it: its ids."""
     span: TraceSpan | None = None
     """The span of the request, if it is traced."""
     is_streaming = False
@@ -302,8 +302,7 @@ class HttpRequest:
         if response.is_plain and self.keep_alive and self.method != "HEAD":
             self.status = 200
             if not self.is_disconnected:
-                ids = [b"%b: %b\r\n" % one for one in self.ids]
-                head = _PLAIN % (self.connection.shared.date, len(body), ids[0] if len(ids) == 1 else b"".join(ids))
+                head = _PLAIN % (self.connection.shared.date, len(body), self._id_lines())
                 self.connection.transport.write(head + body)
                 self._completed()
             return
@@ -352,7 +351,7 @@ class HttpRequest:
         lines = [STATUS_LINES[status], self.connection.shared.date]
         length = None
         closes = False
-        for name, value in (*headers, *self.ids):
+        for name, value in headers:
             if _INVALID_NAME.search(name) or _INVALID_VALUE.search(value):
                 raise ValueError(f"the response's header {name[:60]!r} is not valid")
             name = name.lower()
@@ -362,6 +361,7 @@ class HttpRequest:
                 self.keep_alive = False
                 closes = True
             lines.append(b"%b: %b\r\n" % (name, value))
+        lines.append(self._id_lines())
         if length is None and status not in _WITHOUT_BODY:
             if self.version == "1.0":  # the end of the connection is the end of the body
                 self.keep_alive = False
@@ -375,6 +375,11 @@ class HttpRequest:
             self._remaining_bytes = length
         lines.append(b"\r\n")
         return b"".join(lines)
+
+    def _id_lines(self) -> bytes:
+        """Return the headers of every response: the ids, which are valid."""
+        lines = _CORRELATION_LINE % self.correlation_id if self.correlation_id else b""
+        return lines if self.traceability_id is None else lines + _TRACEABILITY_LINE % self.traceability_id
 
     async def written(self, patience_seconds: float | None = None) -> Any:
         """Wait until the operating system has everything that was sent; None if the connection ended before.

@@ -20,6 +20,7 @@ from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import new_correlation_ids
 from headrace.runtime.telemetry.tracing import TraceSpan
 from headrace.sidecar.produce.produce_request import (
+    SHALLOW_BYTES,
     SHORT_RECORDS,
     ProduceRecord,
     ProduceRequest,
@@ -130,10 +131,14 @@ class ProduceService:
         )
         if keys is None or values is None:
             return None
-        encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
+        if len(records) == 1:
+            encoded = [self._encode_one(topic, records[0], partitions, keys, values, ids)]
+        else:
+            encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
         # The body's size is an estimate for keys, values and record headers.
         per_record = len(ids.correlation_id) + len(ids.traceability_id or b"")
-        per_record += sum([len(value) for _, value in ids.trace if value])
+        if ids.trace:
+            per_record += sum([len(value) for _, value in ids.trace if value])
         size = len(body) + len(encoded) * per_record
         return Prepared(encoded, None, None, size, ignored, partitions, ids.write)
 
@@ -274,6 +279,23 @@ class ProduceService:
             for record, key, value, correlation in zip(records, keys, values, correlations, strict=True)
         ]
 
+    def _encode_one(
+        self, topic: str, record: ProduceRecord, partitions: int, key_codec: Codec, value_codec: Codec, ids: RequestIds
+    ) -> OutgoingRecord:
+        """Do the same for the only record of a request, without lists."""
+        if record.partition is not None:
+            check_partitions([record], topic, partitions)
+        key = _encoded_one("key", record.key, key_codec)
+        value = _encoded_one("value", record.value, value_codec)
+        correlation, traceability = ids.correlation_id or new_correlation_ids(1)[0], ids.traceability_id
+        if record.headers or record.correlation_id is not None or record.traceability_id is not None:
+            own = self.own_headers(topic, _named(record))
+            headers = _record_headers(record, own, correlation, traceability, [*ids.trace])
+        else:
+            headers = [*_id_headers(correlation, traceability), *ids.trace]
+        stamp = record.timestamp
+        return OutgoingRecord(topic, key, value, headers, record.partition, stamp if stamp and stamp > 0 else 0)
+
     def _complete(self, record: OutgoingRecord, ids: RequestIds, partitions: int) -> Prepared:
         check_partitions([record], record.topic, partitions)
         own = record.headers or []
@@ -302,6 +324,15 @@ def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[byte
         return [None if text is None else codec.encode(text) for text in texts]
     except errors.EncodeError:
         _name_misfits(part, texts, codec, first)
+
+
+def _encoded_one(part: Part, raw: Any, codec: Codec) -> bytes | None:
+    text = bytes(raw)
+    if not text or text == b"null":
+        return None
+    if type(codec) is JsonCodec and len(text) < SHALLOW_BYTES:
+        return text
+    return _encoded(part, [raw], codec, 0)[0]
 
 
 def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:

@@ -135,7 +135,7 @@ _choice_of: Final = {
     part: attrgetter(f"{part}_format", *(f"{part}_{field}" for field in _CHOICE)) for part in ("key", "value")
 }
 _NO_CHOICE: Final = SchemaChoice()
-_SHALLOW_BYTES: Final = 2 * MAX_DEPTH + 1
+SHALLOW_BYTES: Final = 2 * MAX_DEPTH + 1
 """Shorter texts are never nested too deeply."""
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STEPS: Final = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
@@ -271,12 +271,12 @@ def check_partitions(
 
 def check_depth(texts: Sequence[bytes | None], first: int = 0) -> None:
     """Raise InvalidRequest if keys or values, valid JSON, are nested too deeply; `first` is the number of the first."""
-    if sum([len(text) for text in texts if text]) < _SHALLOW_BYTES:  # a short record, and this runs for every request
+    if sum([len(text) for text in texts if text]) < SHALLOW_BYTES:  # a short record, and this runs for every request
         return
     given = [*filter(None, texts)]
     # For speed, the first test also counts brackets in strings. They may hide a deep nesting, which is harmless: every
     # parser of the text has a limit too.
-    if len(max(given, key=len, default=b"")) < _SHALLOW_BYTES or _depth(b"".join(given)) <= MAX_DEPTH:
+    if len(max(given, key=len, default=b"")) < SHALLOW_BYTES or _depth(b"".join(given)) <= MAX_DEPTH:
         return
     for index, text in enumerate(texts, first):
         if text and _depth(_STRING.sub(b"", text)) > MAX_DEPTH:

@@ -296,7 +296,11 @@ class ProducerClient:
         client = self._client
         try:
             waiting = len(client)
-            if self.is_running and (waiting or time.monotonic() - self._many_at < _CROWD_SECONDS) and waiting <= _MOST_ON_LOOP:
+            if (
+                self.is_running
+                and (waiting or time.monotonic() - self._many_at < _CROWD_SECONDS)
+                and waiting <= _MOST_ON_LOOP
+            ):
                 with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
                     self._collect(functools.partial(client.poll, 0))
                 if not self._health.fatal:

@@ -84,4 +84,3 @@ class AuditTopic:
         if lost:
             log.warning("audit: lost %d events: %s", len(lost), lost[-1].description)
         return len(lost)
-

@@ -28,6 +28,7 @@ from headrace.sidecar.produce.produce_request import (
     check_depth,
     check_partitions,
     choice_of,
+    has_choice,
     parse_request,
     slices_of,
 )
@@ -78,6 +79,8 @@ class ProduceService:
     def __post_init__(self) -> None:
         settings = self._settings
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
+        self._plain = self._plain_codecs(SchemaChoices())
+        """The codecs of keys and values of a request that names none."""
 
     @property
     def acks(self) -> Literal["all", 1, 0]:
@@ -123,12 +126,7 @@ class ProduceService:
             return None
         if len(records) > 1 and records[0].partition is None:
             self._producer.check_capacity(topic, len(body))  # before the work of encoding
-        keys = self._codecs.without_schema(
-            choice_of(request, "key", settings.format_codes), settings.key_format, self._rules
-        )
-        values = self._codecs.without_schema(
-            choice_of(request, "value", settings.format_codes), settings.value_format, self._rules
-        )
+        keys, values = self._plain if not has_choice(request) else self._plain_codecs(request)
         if keys is None or values is None:
             return None
         if len(records) == 1:
@@ -233,6 +231,15 @@ class ProduceService:
         """Audit the rejection of a request, or of `count` lines of a stream."""
         if self._audit:
             self._audit.not_sent(topic, error, count)
+
+    def _plain_codecs(self, choices: SchemaChoices) -> tuple[Codec | None, Codec | None]:
+        """Return the codecs of keys and values; None where a schema must be looked up."""
+        settings, without_schema = self._settings, self._codecs.without_schema
+        keys, values = [choice_of(choices, part, settings.format_codes) for part in _PARTS]
+        return (
+            without_schema(keys, settings.key_format, self._rules),
+            without_schema(values, settings.value_format, self._rules),
+        )
 
     async def _partitions_of(self, topic: str) -> int:
         if not self._settings.enabled:

@@ -135,6 +135,8 @@ _choice_of: Final = {
     part: attrgetter(f"{part}_format", *(f"{part}_{field}" for field in _CHOICE)) for part in ("key", "value")
 }
 _NO_CHOICE: Final = SchemaChoice()
+_all_choices: Final = attrgetter(*SchemaChoices.__struct_fields__)
+_NO_CHOICES: Final = _all_choices(SchemaChoices())
 SHALLOW_BYTES: Final = 2 * MAX_DEPTH + 1
 """Shorter texts are never nested too deeply."""
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -160,6 +162,11 @@ def choice_of(
             raise errors.InvalidRequest(f"format {given} is not valid: formats as numbers are 0 to {len(names) - 1}")
         given = names[given]
     return SchemaChoice(given, *rest)
+
+
+def has_choice(request: SchemaChoices) -> bool:
+    """Return whether a request names a format or schema."""
+    return _all_choices(request) != _NO_CHOICES
 
 
 class ParsedRequest(NamedTuple):

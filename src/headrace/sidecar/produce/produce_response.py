@@ -27,6 +27,8 @@ _INVALID: Final = 40002
 _RequestStatus = Literal["OK", "UNAUTHORIZED", "FORBIDDEN"]
 _REQUEST_STATUS: Final[dict[int, _RequestStatus]] = {40101: "UNAUTHORIZED", 40301: "FORBIDDEN"}
 _encode_json = msgspec.json.Encoder().encode
+_ONE_WRITTEN: Final = b'{"offsets":[{"partition":%d,"offset":%d}],"requestStatus":"OK"}'
+"""A `ProduceResponse` to a request with one record, as almost all are."""
 
 
 Result = Produced | errors.HeadraceError
@@ -92,6 +94,10 @@ def response_of(
     prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
 ) -> EncodedResponse:
     """Return the response for the results of all records, in order."""
+    if len(results) == 1 and prepared[1:3] == (None, None) and acks == "all" and not prepared.ignored_fields:
+        [result] = results
+        if type(result) is Produced:
+            return EncodedResponse(200, _ONE_WRITTEN % (result.partition, result.offset), None, 1, 1)
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None

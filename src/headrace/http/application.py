@@ -87,7 +87,8 @@ class Application:
 
     def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
         """Return the same as `begin` for a request with the same head as one for which it returned true."""
-        request.endpoint, request.parameters, request.direct = before.endpoint, before.parameters, before.direct
+        request.endpoint, request.parameters = before.endpoint, before.parameters
+        request.direct, request.direct_head = before.direct, before.direct_head
         if self._authenticator:
             request.principal = self._authenticator.known(request.headers)
             return request.principal is not None and request.principal == before.principal

@@ -204,7 +204,11 @@ class DirectHandler(Protocol):
     """Serves the usual requests of an endpoint without waiting; its other requests are left to the handler."""
 
     def accepts(self, request: HttpRequest) -> bool:
-        """Return whether a request with a complete head may be served so."""
+        """Return whether a request with a complete head may be served so; may set its `direct_head`.
+
+        Raises:
+            HeadraceError: The head is not valid; the handler responds with the error.
+        """
 
     def prepare(self, request: HttpRequest) -> Any:
         """Return what a request with a complete body asks for; None if that cannot be found without waiting.

@@ -92,6 +92,8 @@ class HttpRequest:
     """Decoded path."""
     direct: Any = None
     """The `DirectHandler` of its endpoint."""
+    direct_head: Any = None
+    """What that found in the head; the same for a request with the same head."""
     parameters: Mapping[str, str]
     """Path parameters, set by the router."""
     endpoint: Any = None

@@ -78,14 +78,11 @@ class ProduceService:
 
     def __post_init__(self) -> None:
         settings = self._settings
+        self.acks = settings.acks
+        """The replicas that must have a record before it is acknowledged."""
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
         self._plain = self._plain_codecs(SchemaChoices())
         """The codecs of keys and values of a request that names none."""
-
-    @property
-    def acks(self) -> Literal["all", 1, 0]:
-        """The replicas that must have a record before it is acknowledged."""
-        return self._settings.acks
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
         """Return unless the topic is reserved for Headrace; see `InternalTopics.check_writable`."""
@@ -213,7 +210,7 @@ class ProduceService:
 
     def answer(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
         """Return the response for the results of a request; audit them."""
-        response = response_of(prepared, results, self._settings.always_200, self._settings.acks)
+        response = response_of(prepared, results, self._settings.always_200, self.acks)
         if prepared.write:
             end_write(prepared.write, results)
         if self._audit:

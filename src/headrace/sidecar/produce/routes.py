@@ -6,7 +6,7 @@ headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL)
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.config.http import HttpConfig
 from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
@@ -120,7 +120,7 @@ class ProduceRoute:
         if await self._writing.forward_key(request, topic, body):
             return
         fields = [one for one in request.fields if one[0] != _FORWARDED]
-        record = raw_record(self._service, topic, fields, body)
+        record = raw_record(self._service, topic, RawHead.of(fields), body)
         key = headers.get(IDEMPOTENCY_KEY)
         prepared = await self._service.prepare_record(record, record_ids(request, "" if key else topic))
         if key is None:
@@ -148,17 +148,21 @@ class DirectProduce:
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
             return False
-        if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
+        if len(headers) != len(request.fields) or not 0 < int(length) <= self._settings.max_body_bytes:
             return False
-        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
+        if headers.get(b"content-type") not in _JSON_TYPES:
+            if media_type(headers) in _NOT_RAW:
+                return False
+            request.direct_head = RawHead.of(request.fields)
+        return True
 
     def prepare(self, request: HttpRequest) -> Prepared | None:
-        topic, body = request.parameters["topic"], b"".join(request.chunks)
+        topic, body, head = request.parameters["topic"], b"".join(request.chunks), request.direct_head
         self._service.check_writable(topic, admin=is_admin(request))
         ids = record_ids(request, topic)
-        if request.headers.get(b"content-type") in _JSON_TYPES:
+        if head is None:
             return self._service.begin(topic, body, ids)
-        return self._service.begin_record(raw_record(self._service, topic, request.fields, body), ids)
+        return self._service.begin_record(raw_record(self._service, topic, head, body), ids)
 
     def start(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
         self._service.hand_over(prepared, done)
@@ -167,28 +171,47 @@ class DirectProduce:
         return self._writing.response(self._service.answer(prepared, results))
 
 
-def raw_record(service: ProduceService, topic: str, fields: Headers, body: bytes) -> OutgoingRecord:
-    """Return the record of a request; `fields` are the HTTP headers in order.
+class RawHead(NamedTuple):
+    """What the head of a request says about the record whose value is the body."""
+
+    content_type: bytes
+    kind: bytes
+    """The media type in it."""
+    key: bytes | None
+    own: list[Header]
+    """The record headers, in order."""
+    partition: int | None
+    timestamp_ms: int
+    is_tombstone: bool
+
+    @staticmethod
+    def of(fields: Headers) -> "RawHead":
+        """Return it for the HTTP headers, in order; InvalidRequest if one is not valid."""
+        headers = dict(fields)
+        own = _check(fields)
+        tombstone = headers.get(_TOMBSTONE, b"false").lower()
+        if tombstone not in (b"true", b"false"):
+            raise InvalidRequest("X-Headrace-Tombstone is not valid: send true or false")
+        partition, timestamp_ms = _number(headers, _PARTITION, 2**31), _number(headers, _TIMESTAMP, 2**63) or 0
+        kind = media_type(headers)
+        return RawHead(
+            headers[b"content-type"], kind, headers.get(_KEY), own, partition, timestamp_ms, tombstone == b"true"
+        )
+
+
+def raw_record(service: ProduceService, topic: str, head: RawHead, body: bytes) -> OutgoingRecord:
+    """Return the record of a request.
 
     Raises:
-        InvalidRequest, ContentTypeMismatch: It is not valid.
+        InvalidRequest, ContentTypeMismatch: The body does not fit the head.
     """
-    headers = dict(fields)
-    own = service.own_headers(topic, _check(fields))
-    tombstone = headers.get(_TOMBSTONE, b"false").lower()
-    if tombstone not in (b"true", b"false"):
-        raise InvalidRequest("X-Headrace-Tombstone is not valid: send true or false")
-    _check_kind(media_type(headers), body)
-    if body and tombstone == b"true":
+    own = service.own_headers(topic, head.own) if head.own else ()
+    _check_kind(head.kind, body)
+    if body and head.is_tombstone:
         raise InvalidRequest("a tombstone has no value: send no body with X-Headrace-Tombstone: true")
-    return OutgoingRecord(
-        topic,
-        headers.get(_KEY),
-        None if tombstone == b"true" else body,
-        [("content-type", headers[b"content-type"]), *own],
-        _number(headers, _PARTITION, 2**31),
-        _number(headers, _TIMESTAMP, 2**63) or 0,
-    )
+    headers = [("content-type", head.content_type), *own]
+    value = None if head.is_tombstone else body
+    return OutgoingRecord(topic, head.key, value, headers, head.partition, head.timestamp_ms)
 
 
 def _check(headers: Headers) -> list[Header]:

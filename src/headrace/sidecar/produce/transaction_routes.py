@@ -96,7 +96,8 @@ class Writing:
     def response(self, response: EncodedResponse, headers: Headers = ()) -> HttpResponse:
         """Return a response, and count its records."""
         self._metrics.produced(response.requested_records, response.written_records)
-        headers = [*retry_after(response.retry_after_seconds), *headers]
+        if response.retry_after_seconds is not None:
+            headers = [*retry_after(response.retry_after_seconds), *headers]
         return HttpResponse(response.body, response.status, headers=headers)
 
     async def produce_once(
@@ -126,6 +127,8 @@ def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> 
         write = begin_write(span, topic) if topic else None
         return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)
     names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
+    if headers.keys().isdisjoint(names):
+        return RequestIds(correlation, request.traceability_id)
     trace = [(name.decode(), value) for name in names if name in headers and (value := given_id(headers, name))]
     return RequestIds(correlation, request.traceability_id, trace)
 

@@ -31,10 +31,12 @@ from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, LoopBridge, Readiness, Service, next_slice
 
 _RECORD_OVERHEAD_BYTES = 64
-_CROWD_REQUESTS, _CROWD_RECORDS = 4, 100
+_CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
 """More of them fill batches, so the client need not send at once."""
 _MANY_REQUESTS, _MANY_RECORDS = 32, 1000
 """More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
+_PATIENT_RECORDS = 100
+"""More of them in a request count as many if nobody waits for their results."""
 _SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 
 
@@ -119,16 +121,19 @@ class Producer(Service):
         admin: Admin | None = None,
         *,
         refuses: bool = False,
+        patient: bool = False,
         partition_share: float = 0.25,
     ) -> None:
         """Prepare; one that `refuses` takes nothing while no broker answers.
 
-        One partition may use `partition_share` of the free part of `max_pending_bytes`.
+        Nobody waits for the results of one that is `patient`. One partition may use `partition_share` of the free part
+        of `max_pending_bytes`.
         """
         super().__init__(name)
         # Settings
         self._admin = admin or Admin(kafka)
         self._refuses = refuses
+        self._is_patient = patient
         self._settings = settings
         # Clients
         self._client = ProducerClient(name, self._admin, settings)
@@ -244,9 +249,10 @@ class Producer(Service):
     ) -> None:
         client.hand_over(request, records, first)
         waiting = self._open_requests
-        long = len(request.records) > _CROWD_RECORDS
-        crowded = long or waiting > _CROWD_REQUESTS
-        many = long or waiting > _MANY_REQUESTS or (crowded and waiting * len(records) > _MANY_RECORDS)
+        crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
+        many = waiting > _MANY_REQUESTS or (waiting > _CROWD_REQUESTS and waiting * len(records) > _MANY_RECORDS)
+        if self._is_patient and len(request.records) > _PATIENT_RECORDS:
+            crowded = many = True
         client.wake(crowded=crowded, many=many)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:

@@ -295,12 +295,7 @@ class ProducerClient:
     def _poll_on_loop(self) -> None:
         client = self._client
         try:
-            waiting = len(client)
-            if (
-                self.is_running
-                and (waiting or time.monotonic() - self._many_at < _CROWD_SECONDS)
-                and waiting <= _MOST_ON_LOOP
-            ):
+            if self.is_running and time.monotonic() - self._many_at < _CROWD_SECONDS and len(client) <= _MOST_ON_LOOP:
                 with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
                     self._collect(functools.partial(client.poll, 0))
                 if not self._health.fatal:
@@ -331,7 +326,10 @@ class ProducerClient:
             # Race: a record that arrives before the flag is cleared is seen here, a later one sets it.
             if not len(client):
                 self._work.wait(_POLL_SECONDS)
-            client.poll(0)
+            if len(client):
+                client.flush(_FLUSH_SECONDS)
+            else:
+                client.poll(0)
 
     def _wait_for_rights(self, stop_requested: threading.Event) -> None:
         """Wait until another client may get the right to write: a moment, or longer while no record waits."""

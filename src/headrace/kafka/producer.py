@@ -36,7 +36,7 @@ _CROWD_REQUESTS, _CROWD_RECORDS = 4, 500
 _MANY_REQUESTS, _MANY_RECORDS = 32, 1000
 """More of them wait for each other rather than for Kafka, so a millisecond more does not count."""
 _PATIENT_RECORDS = 100
-"""More of them in a request count as many if nobody waits for their results."""
+"""More of them in a request count as many if no client waits for their results."""
 _SLICE_RECORDS, _KEPT_CALLBACKS, _MOST_KEPT_RECORDS = 250, 8, 2000
 
 
@@ -126,8 +126,8 @@ class Producer(Service):
     ) -> None:
         """Prepare; one that `refuses` takes nothing while no broker answers.
 
-        Nobody waits for the results of one that is `patient`. One partition may use `partition_share` of the free part
-        of `max_pending_bytes`.
+        For the results of one that is `patient`, no client waits. One partition may use `partition_share` of the free
+        part of `max_pending_bytes`.
         """
         super().__init__(name)
         # Settings

@@ -94,10 +94,9 @@ def response_of(
     prepared: Prepared, results: Sequence[Result], always_200: bool, acks: Literal["all", 1, 0] = "all"
 ) -> EncodedResponse:
     """Return the response for the results of all records, in order."""
-    if len(results) == 1 and prepared[1:3] == (None, None) and acks == "all" and not prepared.ignored_fields:
-        [result] = results
-        if type(result) is Produced:
-            return EncodedResponse(200, _ONE_WRITTEN % (result.partition, result.offset), None, 1, 1)
+    is_plain = prepared.key_schema_id is None and prepared.value_schema_id is None and not prepared.ignored_fields
+    if is_plain and acks == "all" and len(results) == 1 and isinstance(one := results[0], Produced):
+        return EncodedResponse(200, _ONE_WRITTEN % (one.partition, one.offset), None, 1, 1)
     failures = failures_of(results)
     written = len(results) - len(failures)
     reason = reason_of(failures) if failures and not written and not always_200 else None

@@ -204,14 +204,12 @@ class DirectHandler(Protocol):
     """Serves the usual requests of an endpoint without waiting; its other requests are left to the handler."""
 
     def accepts(self, request: HttpRequest) -> bool:
-        """Return whether a request with a complete head may be served so; may set its `direct_head`.
-
-        Raises:
-            HeadraceError: The head is not valid; the handler responds with the error.
-        """
+        """Return whether a request with a complete head may be served so."""
 
     def prepare(self, request: HttpRequest) -> Any:
         """Return what a request with a complete body asks for; None if that cannot be found without waiting.
+
+        It may set `direct_head`.
 
         Raises:
             HeadraceError: The request cannot be served; nothing was done.

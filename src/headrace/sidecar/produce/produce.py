@@ -4,6 +4,7 @@ All records are encoded before the first is sent, so a request with a bad record
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -81,8 +82,6 @@ class ProduceService:
         self.acks = settings.acks
         """The replicas that must have a record before it is acknowledged."""
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
-        self._plain = self._plain_codecs(SchemaChoices())
-        """The codecs of keys and values of a request that names none."""
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
         """Return unless the topic is reserved for Headrace; see `InternalTopics.check_writable`."""
@@ -228,6 +227,11 @@ class ProduceService:
         """Audit the rejection of a request, or of `count` lines of a stream."""
         if self._audit:
             self._audit.not_sent(topic, error, count)
+
+    @functools.cached_property
+    def _plain(self) -> tuple[Codec | None, Codec | None]:
+        """The codecs of keys and values of a request that names none."""
+        return self._plain_codecs(SchemaChoices())
 
     def _plain_codecs(self, choices: SchemaChoices) -> tuple[Codec | None, Codec | None]:
         """Return the codecs of keys and values; None where a schema must be looked up."""

@@ -148,20 +148,18 @@ class DirectProduce:
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
             return False
-        if len(headers) != len(request.fields) or not 0 < int(length) <= self._settings.max_body_bytes:
+        if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
             return False
-        if headers.get(b"content-type") not in _JSON_TYPES:
-            if media_type(headers) in _NOT_RAW:
-                return False
-            request.direct_head = RawHead.of(request.fields)
-        return True
+        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
 
     def prepare(self, request: HttpRequest) -> Prepared | None:
         topic, body, head = request.parameters["topic"], b"".join(request.chunks), request.direct_head
         self._service.check_writable(topic, admin=is_admin(request))
         ids = record_ids(request, topic)
         if head is None:
-            return self._service.begin(topic, body, ids)
+            if request.headers.get(b"content-type") in _JSON_TYPES:
+                return self._service.begin(topic, body, ids)
+            head = request.direct_head = RawHead.of(request.fields)
         return self._service.begin_record(raw_record(self._service, topic, head, body), ids)
 
     def start(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:

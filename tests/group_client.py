@@ -119,6 +119,9 @@ class ConsumerClient:
         partitions = {p.partition: SimpleNamespace(leader=1) for p in self.partitions()}
         return SimpleNamespace(topics={"t": SimpleNamespace(partitions=partitions)})
 
+    def offsets_for_times(self: Any, items: Sequence[Any], timeout: float) -> list[Any]:
+        return [plain(where(item), self.get_watermark_offsets(item, timeout)[1]) for item in items]
+
     def committed(self, items: Sequence[Any], timeout: float) -> list[Any]:
         found = []
         for item in items:

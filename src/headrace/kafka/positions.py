@@ -4,6 +4,7 @@ The client never resets a position by itself. Everything here is used on the con
 has a time limit.
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -338,15 +339,9 @@ class PositionResolver:
                 starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
             else:
                 self._unknown[partition].starts_at_end = True
-                if limit.passed:
-                    continue
-                try:
-                    _, end = client.get_watermark_offsets(
-                        confluent_kafka.TopicPartition(*partition), timeout=_LOG_SECONDS
-                    )
-                    starts[partition] = StartPosition(end, Committed(end), is_new=True)
-                except confluent_kafka.KafkaException as cause:
-                    starts[partition] = cause.args[0]
+        ends = [partition for partition in partitions if partition not in starts]
+        for partition, end in log_ends(client, ends, limit).items():
+            starts[partition] = StartPosition(end, Committed(end), is_new=True) if isinstance(end, int) else end
         return starts
 
     def _pause_requests(self, started_at: float) -> None:
@@ -421,6 +416,29 @@ def has_committed(client: Any, topics: Collection[str]) -> bool:
         if isinstance(error, confluent_kafka.KafkaError):
             raise confluent_kafka.KafkaException(error)
     return any(found)
+
+
+def log_ends(client: Any, partitions: Sequence[TopicPartition], limit: Deadline) -> dict[TopicPartition, Any]:
+    """Return the ends of logs, a KafkaError where one is not known. What is not requested in time is left out.
+
+    One request per leader is for all of its partitions, because each waits until the fetch before it ends, mostly half
+    a second. It fails as a whole if one leader is down; then each partition has a request of its own.
+    """
+    requested = [confluent_kafka.TopicPartition(*partition, confluent_kafka.OFFSET_END) for partition in partitions]
+    ends: dict[TopicPartition, Any] = {}
+    with contextlib.suppress(confluent_kafka.KafkaException):
+        for item in client.offsets_for_times(requested, timeout=_LOG_SECONDS) if requested else ():
+            if item.error or item.offset >= 0:
+                ends[TopicPartition(item.topic, item.partition)] = item.error or item.offset
+        return ends
+    for item, partition in zip(requested, partitions, strict=True):
+        if limit.passed:
+            break
+        try:
+            _, ends[partition] = client.get_watermark_offsets(item, timeout=_LOG_SECONDS)
+        except confluent_kafka.KafkaException as cause:
+            ends[partition] = cause.args[0]
+    return ends
 
 
 def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap | None:

@@ -37,8 +37,9 @@ class FakeClient:
             for at in wanted
         ]
 
-    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
-        return 40, 100
+    def offsets_for_times(self, wanted: list[Any], timeout: float) -> list[Any]:
+        assert {at.offset for at in wanted} == {confluent_kafka.OFFSET_END}
+        return [confluent_kafka.TopicPartition(at.topic, at.partition, -1 if at.partition else 100) for at in wanted]
 
     def list_topics(self, timeout: float) -> Any:
         partitions = {0: None, 1: None, 2: None}
@@ -64,20 +65,16 @@ def test_a_group_resumes_at_its_committed_offset_with_its_metadata() -> None:
 
 
 def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
-    """So that a restart before the first record does not choose a later one."""
+    """So that a restart before the first record does not choose a later one. One request asks for all partitions, and
+    what has no number in the response is not known."""
     found = starts(FakeClient({}), [P0, P1], ReadPolicy("latest"))
-    assert found[P1] == StartPosition(100, Committed(100), is_new=True)
+    assert found == {P0: StartPosition(100, Committed(100), is_new=True)}
 
 
-def test_a_partition_that_was_added_begins_at_its_start() -> None:
-    """The group reads the topic already, so its first records would be skipped otherwise."""
-    found = starts(FakeClient({2: 7}), [P0, P1], ReadPolicy("latest"))
-    assert found == dict.fromkeys((P0, P1), StartPosition(confluent_kafka.OFFSET_BEGINNING))
-
-
-def test_a_topic_that_was_created_later_begins_at_its_start() -> None:
-    """One that this process has read before, or that is added by a pattern; else "latest" is the end."""
+def test_what_was_added_begins_at_its_start() -> None:
+    """A partition, and a topic that this process has read before or that a pattern adds; else "latest" is the end."""
     latest, as_one, begin = ReadPolicy("latest"), ReadPolicy("latest", as_one=True), confluent_kafka.OFFSET_BEGINNING
+    assert {at.offset for at in starts(FakeClient({2: 7}), [P0, P1], latest).values()} == {begin}
     added = TopicPartition("u", 0)
     reads = resolver(latest)
     reads.starts(FakeClient({0: 50}), [P0])

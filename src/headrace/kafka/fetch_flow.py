@@ -43,6 +43,9 @@ class FetchFlowControl:
         self._limits = limits
         self._max_processing_seconds = max_processing_seconds
         self._partitions: dict[TopicPartition, _InFlight] = {}
+        self._busy: dict[TopicPartition, _InFlight] = {}
+        """Those with records in flight, and paused ones: others change only when the whole budget is full. Most of a
+        thousand are others, and a look at each in every turn took a third of the cost of a record."""
         self._paused = 0
         self._mean_bytes = 1
         """Bytes of a record, as the last poll had them."""
@@ -55,7 +58,7 @@ class FetchFlowControl:
         """Whether a poll now could return records beyond the budget."""
         if self.fill >= 1:
             return self._paused < len(self._partitions)
-        return self._is_full() and any(not each.paused and self._exceeds(each) for each in self._partitions.values())
+        return self._is_full() and any(not each.paused and self._exceeds(each) for each in self._busy.values())
 
     @property
     def all_paused(self) -> bool:
@@ -110,6 +113,7 @@ class FetchFlowControl:
                 self.records -= found.records
                 self.bytes -= found.bytes
                 self._paused -= found.paused
+                self._busy.pop(partition, None)
 
     def fetched(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
         """Count polled records, at a time of the monotonic clock."""
@@ -117,6 +121,7 @@ class FetchFlowControl:
             found.moved_at = found.moved_at if found.records else now
             found.records += records
             found.bytes += size_bytes
+            self._busy[partition] = found
             self.records += records
             self.bytes += size_bytes
             self._mean_bytes = max(1, size_bytes // max(1, records))
@@ -130,6 +135,8 @@ class FetchFlowControl:
             found.moved_at = now
             self.records -= records
             self.bytes -= size_bytes
+            if not (found.records or found.paused):
+                self._busy.pop(partition, None)
 
     def changes(self, now: float) -> tuple[Sequence[TopicPartition], Sequence[TopicPartition]]:
         """Return the partitions to pause and those to resume now; each change is returned once."""
@@ -145,17 +152,20 @@ class FetchFlowControl:
         before = now - _NO_PROGRESS_SECONDS
         pause: list[TopicPartition] = []
         resume: list[TopicPartition] = []
-        for partition, each in self._partitions.items():
+        for partition, each in list((self._partitions if stays_full and fill >= 1 else self._busy).items()):
             share = self._share_used(each)
             late = self._is_late(each, now)
             if each.paused:
                 if fill < 1 and not late and (self._part(each) < self._own_part / 2 or (share < 0.5 and not full)):
                     each.paused = False
                     resume.append(partition)
+                    if not each.records:
+                        del self._busy[partition]
             elif (
                 late or (stays_full and (fill >= 1 or self._exceeds(each))) or (share >= 1 and each.moved_at <= before)
             ):
                 each.paused = True
+                self._busy[partition] = each
                 pause.append(partition)
         self._paused += len(pause) - len(resume)
         return pause, resume
@@ -186,7 +196,7 @@ class FetchFlowControl:
         if self.fill < _COMMON:
             return False
         own = self._own_part
-        return self.fill >= 1 or sum(max(0.0, self._part(each) - own) for each in self._partitions.values()) >= _COMMON
+        return self.fill >= 1 or sum(max(0.0, self._part(each) - own) for each in self._busy.values()) >= _COMMON
 
     def _share_used(self, each: _InFlight) -> float:
         count = max(1, len(self._partitions))

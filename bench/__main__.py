@@ -16,6 +16,7 @@ from bench.audit import AuditTable
 from bench.compare import ROWS, compare
 from bench.control import ControlTable
 from bench.core import CoreTable
+from bench.curve import CurveTable
 from bench.dead_letters import DeadLetterTable
 from bench.environment import Bench, Table
 from bench.function import FunctionTable
@@ -47,7 +48,8 @@ TABLES: dict[str, Callable[[Bench], Table]] = {
     "sql": SqlTable,
     "push-queries": PushQueryTable,
     "rolling-restart": RollingRestartTable,
-    "control": ControlTable,  # last, because the broker keeps its 1,000 partitions
+    "control": ControlTable,  # late, because the broker keeps its 1,000 partitions
+    "curve": CurveTable,  # last, for the same reason
 }
 
 
@@ -69,7 +71,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "kafka") as cluster:
-        bench = Bench(cluster, Path(folder), chosen.scale)
+        bench = Bench(cluster, Path(folder), chosen.scale, chosen.dry)
         if chosen.compare:
             compare(bench, chosen.compare, chosen.rows, chosen.rounds)
             return

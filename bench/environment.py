@@ -38,8 +38,10 @@ class Table(Protocol):
 class Bench:
     """What every measurement needs."""
 
-    def __init__(self, cluster: Cluster, folder: Path, scale: float) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, scale: float, dry: bool = False) -> None:
         self.cluster, self.folder, self.scale = cluster, folder, scale
+        self.dry = dry
+        """Whether files of the repository stay as they are."""
         self.kafka: dict[str, Any] = {"bootstrap_servers": cluster.bootstrap_servers}
         """The section `kafka` of what is measured; bare loops use the listener without login."""
         self.source = SOURCE

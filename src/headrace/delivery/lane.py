@@ -244,7 +244,8 @@ class Lane:
         return (
             self.condition.state is LaneState.RUNNING
             and self.backlog.ready_records > 0
-            and not (retries.due or retries.behind or context.delayed or context.batch.linger_seconds)
+            and not (retries.due or retries.behind or retries.backing_off)
+            and not (context.delayed or context.batch.linger_seconds)
             and not self.backlog.has_waiting(delivered)
         )
 

@@ -318,6 +318,8 @@ class Pump(Service):
 
     def status(self) -> PumpStatus:
         """Return the status of each assigned partition; cheap enough to be called often."""
+        for lane in self._lanes.values():
+            self.complete_delivered(lane)
         partitions = {p: status_of(lane, self._context, self.seeks.member) for p, lane in self._lanes.items()}
         return PumpStatus(partitions, self.breaker.status)
 
@@ -378,6 +380,8 @@ class Pump(Service):
 
     def _fence(self, lanes: Sequence[Lane], why: str = "") -> None:
         """Abandon what is still in flight: late results are ignored, and the records will be delivered again."""
+        for lane in lanes:
+            self.complete_delivered(lane)
         if in_flight := sum([lane.fence(why) for lane in lanes]):
             self.counts.in_flight_at_revoke += in_flight
             log.warning("%s: in_flight_at_revoke=%d; these records will be delivered again", self.name, in_flight)

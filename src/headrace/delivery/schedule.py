@@ -47,7 +47,7 @@ _RESERVED = 4
 _BROKEN_OFF = 3
 """After this many closed connections a delivery is split."""
 _SLOT_SECONDS = 0.02
-"""So long a lane may keep a slot, and so long delivered records may wait to be completed together."""
+"""So long a lane keeps a slot, less if many wait, and so long delivered records wait to be completed together."""
 _TAKEN = [ACK]
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
@@ -180,7 +180,6 @@ class Deliverer:
     def _leave(self, running: _LaneWork) -> None:
         lane, attempt_id = running.lane, running.attempt_id
         lane.in_flight.leave(running)
-        self.complete_delivered(lane)
         self._busy -= not lane.in_flight.each
         if attempt_id:
             self._limit.release(self)
@@ -202,8 +201,10 @@ class Deliverer:
 
     def _answered(self, running: _LaneWork, result: Result | None) -> None:
         try:
+            running.runs = None
             if self._goes_on(running, result):
                 return None
+            self.complete_delivered(running.lane)
             if running.is_cancelled:
                 pass
             elif result is None:
@@ -222,12 +223,12 @@ class Deliverer:
         Records that were delivered are completed together, a little later, which costs much less for each.
         """
         lane, context, delivered = running.lane, self._context, running.lane.in_flight.delivered
-        now = context.clock.monotonic()
+        now, limit = context.clock.monotonic(), self._limit
         if (
             result != _TAKEN
             or running.is_cancelled
-            or now - running.slot_since > _SLOT_SECONDS
-            or self._limit.free_for(self) < 0
+            or now - running.slot_since > _SLOT_SECONDS * min(1.0, limit.concurrency / (len(self._turns) or 1))
+            or limit.free_for(self) < 0
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
             or not context.breaker.goes_on()
@@ -235,7 +236,7 @@ class Deliverer:
             return False
         reach("delivery.after")
         if not delivered:
-            context.later(_SLOT_SECONDS, lambda: self.complete_delivered(lane))
+            context.later(_SLOT_SECONDS, lambda: self._complete_in_time(lane))
         delivered.append(running.work.records)
         running.work = lane.take()
         running.attempt_id = context.breaker.begin()
@@ -243,6 +244,10 @@ class Deliverer:
         if not self._starts(running):
             self._hand_over(running)
         return True
+
+    def _complete_in_time(self, lane: Lane) -> None:
+        self.complete_delivered(lane)
+        self.begin()
 
     def complete_delivered(self, lane: Lane) -> None:
         """Complete what was delivered of a lane and waits for that."""
@@ -254,6 +259,7 @@ class Deliverer:
             else:
                 lane.progressed()
                 self._complete(lane, records, Outcome.DELIVERED)
+                self._queue(lane)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 

@@ -27,10 +27,11 @@ _MOST_PIPELINED: Final = 16
 _REQUEST_SECONDS: Final = 60.0
 """Longest time for a request, from its head to its response, unless it is a stream."""
 _SLOW_SECONDS: Final = 10.0
-"""Longest time for a head, for reading a response, and for a body below the minimum rate."""
+"""Longest time for a head, and for `_LEAST_BYTES` of a body or of a response that is read."""
 _IDLE_SECONDS: Final = 75.0
 """Longest time between two requests."""
-_LEAST_BYTES_PER_SECOND: Final = 1024
+_LEAST_BYTES: Final = 10_240
+"""Bytes that begin the time anew."""
 _LINGER_SECONDS: Final = 1.0
 _ORDINARY_REQUESTS: Final = 15
 """After a request that could not be served without a task, this many are not tried: they are likely to be similar."""
@@ -81,7 +82,7 @@ class ClientConnection(asyncio.Protocol):
     _timed: tuple[HttpRequest | None, float] = None, 0.0
     """The request that is being served, and when `check_deadlines` first saw it."""
     _awaited: tuple[str, int, float, int] = "", 0, 0.0, 0
-    """What the client must do, for which request, since when, and the bytes received until then."""
+    """What the client must do, for which request, since when, and the bytes that had moved by then."""
     _patience_seconds = _SLOW_SECONDS
     """Longest time for reading a response."""
     _arrival: Arrival | None = None
@@ -355,6 +356,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def _serve(self, request: HttpRequest) -> None:
         try:
+            await self.flow.drain()  # a client that does not read gets no further response
             await self.shared.application(request)
         except Exception:  # noqa: BLE001 boundary: the application logs each failure once
             pass
@@ -447,18 +449,19 @@ class ClientConnection(asyncio.Protocol):
                 if now - self._timed[1] > _REQUEST_SECONDS:
                     self._end_late(request)
                     return
-        reason = self._waits_for()
-        if reason != self._awaited[0] or self._heads != self._awaited[1]:
-            self._awaited = reason, self._heads, now, self.received_bytes
+        reason, moved_bytes = self._waits_for(), 0
+        if reason == "body":
+            moved_bytes = self.received_bytes
+        elif reason == "reading":
+            moved_bytes = -self.transport.get_write_buffer_size()
+        is_new = reason != self._awaited[0] or self._heads != self._awaited[1]
+        if is_new or moved_bytes - self._awaited[3] >= _LEAST_BYTES:
+            self._awaited = reason, self._heads, now, moved_bytes
         elapsed = now - self._awaited[2]
         if reason == "idle":
             if elapsed > _IDLE_SECONDS:
                 self._end_idle()
-            return
-        received = self.received_bytes - self._awaited[3]
-        is_slow = reason != "body" or received < elapsed * _LEAST_BYTES_PER_SECOND
-        limit = self._patience_seconds if reason == "reading" else _SLOW_SECONDS
-        if reason and elapsed > limit and is_slow:
+        elif reason and elapsed > (self._patience_seconds if reason == "reading" else _SLOW_SECONDS):
             self.transport.abort()
 
     def _waits_for(self) -> str:

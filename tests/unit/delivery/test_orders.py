@@ -39,6 +39,19 @@ async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
         assert harness.commits == {P0: Committed(20), P1: Committed(20)}
 
 
+async def test_a_key_is_free_soon_after_its_record() -> None:
+    """Also while the record that follows in the slot hangs."""
+    async with running(Harness(ordering="key", max_in_flight=2, max_records=1)) as harness:
+        harness.hold(1, 9)
+        harness.feed(9, partition=P1)
+        harness.feed_keys("ab")
+        await harness.clock.settle()
+        harness.feed_keys("a", start=2)
+        harness.held[9].set()
+        await harness.clock.advance(0.1)
+        assert [2] in harness.delivered
+
+
 async def test_partitions_take_turns() -> None:
     """Of two busy partitions, neither waits until the other has no records."""
     async with running(Harness(ordering="key", max_in_flight=1, max_records=1, clock=MovingClock())) as harness:

@@ -72,7 +72,7 @@ one record per request in the order of the partitions. The function does nothing
             if get is install.dapr:
                 rows |= self.dapr_rows(peer, Dapr(program), topic, full, records)
             else:
-                headrace = partial(function, bench, full, records)
+                headrace = partial(function, bench, bench.full(bench.records), bench.records)
                 theirs = partial(handled, bench, program, full, records)
                 rows["a handler that does nothing"] = {"Headrace": headrace, peer: theirs}
         return rows

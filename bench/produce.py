@@ -43,12 +43,15 @@ class Shape(NamedTuple):
     connections: int
     raw: bool = False
     """Whether the body is the value itself."""
+    size: int = 100
+    """Bytes of a value."""
 
     def load(self, topic: str) -> Load:
         path = f"/producers/{topic}"
         if self.raw:
-            return Load(path, b"x" * 100, 1, self.connections, "Content-Type: application/octet-stream")
-        body = json.dumps({"records": [{"value": VALUE}] * self.records}).encode()
+            return Load(path, b"x" * self.size, 1, self.connections, "Content-Type: application/octet-stream")
+        value = "x" * (self.size - 2)  # without the quotes
+        body = json.dumps({"records": [{"value": value}] * self.records}).encode()
         return Load(path, body, self.records, self.connections)
 
 
@@ -61,9 +64,14 @@ SHAPES = {
 
 
 def produce(bench: Bench, target: Target, shape: str, topic: str) -> Measured:
-    """Load a server; every request must be answered 200."""
-    got = measure(SHAPES[shape].load(topic), target, bench.folder, SECONDS * bench.scale)
-    assert got.requests and not got.errors, (shape, got)
+    """Load a server with a shape."""
+    return loaded(SHAPES[shape].load(topic), target, bench)
+
+
+def loaded(load: Load, target: Target, bench: Bench) -> Measured:
+    """Load a server; every request must succeed."""
+    got = measure(load, target, bench.folder, SECONDS * bench.scale)
+    assert got.requests and not got.errors, (load.path, got)
     return got
 
 

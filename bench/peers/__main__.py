@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.__main__ import RESULTS
 from bench.environment import Bench, first_to_last
@@ -19,10 +20,18 @@ from bench.measured import Measured, cells, median_of, table
 from bench.page import Page
 from bench.peers import install
 from bench.peers.dapr import Dapr
-from bench.produce import produce
+from bench.produce import Shape, loaded
 from bench.push import push
 from headrace.devcluster import Cluster
 
+SHAPES = (
+    Shape("1 x 100 B as JSON, 64 connections", 1, 64),
+    Shape("1 x 100 B as the body itself, 64 connections", 1, 64, raw=True),
+    Shape("1 x 100 B as the body itself, one connection", 1, 1, raw=True),
+    Shape("1 x 100 B as the body itself, 1,000 connections", 1, 1000, raw=True),
+    Shape("100 x 100 B, 16 connections", 100, 16),
+    Shape("100 x 1 KB, 16 connections", 100, 16, size=1000),
+)
 PART = 0.1
 """Part of the records of a run that is pushed or handled one by one."""
 APP = Path(__file__).with_name("faststream_app.py")
@@ -40,8 +49,8 @@ class PeerTable:
 
     title = "Other products"
     text = """\
-Medians in turns, one broker, this machine. Writing is acknowledged by all in-sync replicas on both sides. Pushing is
-one record per request in the order of the partitions. The function does nothing, in one process on both sides."""
+Medians in turns, one broker, this machine. Writing is acknowledged by all in-sync replicas on both sides; Dapr takes
+single records as the body itself. The function does nothing, in one process on both sides."""
 
     def __init__(self, bench: Bench, rounds: int) -> None:
         self.bench, self.rounds = bench, rounds
@@ -79,24 +88,25 @@ one record per request in the order of the partitions. The function does nothing
 
     def dapr_rows(self, peer: str, dapr: Dapr, topic: str, full: str, records: int) -> dict[str, dict[str, Run]]:
         bench = self.bench
-        return {
-            "1 x 100 B per request, 64 connections": {
-                "Headrace": partial(self.producing, "raw", topic),
-                peer: partial(dapr.produce, bench, topic),
-            },
-            "100 x 100 B per request, 16 connections": {
-                "Headrace": partial(self.producing, "many", topic),
-                peer: partial(dapr.produce_many, bench, topic),
-            },
-            "1 record per POST to a backend": {
-                "Headrace": partial(push, bench, full, records, "single"),
-                peer: partial(dapr.push, bench, full, records),
-            },
+
+        def produced(shape: Shape) -> dict[str, Run]:
+            return {"Headrace": partial(self.producing, shape, topic), peer: partial(dapr.produce, bench, topic, shape)}
+
+        def pushed(mode: str, **settings: Any) -> dict[str, Run]:
+            count = records if mode == "single" else bench.records
+            topic = full if mode == "single" else bench.full(bench.records)
+            headrace = partial(push, bench, topic, count, mode, **settings)
+            return {"Headrace": headrace, peer: partial(dapr.push, bench, full, records)}
+
+        return {shape.title: produced(shape) for shape in SHAPES} | {
+            "push, 1 record per POST, in the order of partitions": pushed("single"),
+            "push, 1 record per POST, in the order of keys": pushed("single", ordering="key"),
+            "push, 100 records per POST (Dapr: 1)": pushed("status"),
         }
 
-    def producing(self, shape: str, topic: str) -> Measured:
+    def producing(self, shape: Shape, topic: str) -> Measured:
         with self.bench.serving({}) as target:
-            return produce(self.bench, target, shape, topic)
+            return loaded(shape.load(topic), target, self.bench)
 
     def lines(self) -> list[str]:
         """Return the table, and what is missing with the reason."""
@@ -104,10 +114,11 @@ one record per request in the order of the partitions. The function does nothing
         for (row, side), runs in self.found.items():
             headrace = self.found[row, "Headrace"]
             rate, cpu = (median_of(field, runs) / median_of(field, headrace) for field in ("rate", "cpu_us"))
-            rows.append(f"{row} | {side} | {cells(runs)} | {rate:.2f} | {cpu:.2f}")
-        head = "workload | product | records per s | processor us each | generator | stolen | rate, of Headrace's"
+            p50, p99 = (f"{median_of(field, runs):.2f}" if runs[0].p50_ms else "" for field in ("p50_ms", "p99_ms"))
+            rows.append(f"{row} | {side} | {cells(runs)} | {p50} | {p99} | {rate:.2f} | {cpu:.2f}")
+        head = "workload | product | records per s | processor us each | generator | stolen | p50 ms | p99 ms"
         missing = [f"Not measured: {peer}, because {cause}." for peer, cause in self.missing.items()]
-        return [*table(f"{head} | processor time, of Headrace's", rows), "", *missing]
+        return [*table(f"{head} | rate, of Headrace's | processor time, of Headrace's", rows), "", *missing]
 
 
 def handled(bench: Bench, python: Path, topic: str, records: int) -> Measured:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.environment import Bench, first_to_last
-from bench.load import Load, Target, measure
+from bench.load import Load, Target
 from bench.measured import Measured
+from bench.produce import Shape, loaded
 from bench.push import Sink
 from headrace.devcluster.ports import free_ports
 
-READY_SECONDS, SECONDS = 60.0, 4.0
+READY_SECONDS = 60.0
 COMPONENT = """\
 apiVersion: dapr.io/v1alpha1
 kind: Component
@@ -72,24 +73,16 @@ class Dapr:
             process.kill()
             process.wait()
 
-    def produce(self, bench: Bench, topic: str) -> Measured:
-        """Publish one record of 100 bytes per request."""
-        load = Load(
-            f"/v1.0/publish/kafka/{topic}?metadata.rawPayload=true", b"x" * 100, 1, 64, "Content-Type: text/plain"
-        )
-        return self.load(bench, load)
-
-    def produce_many(self, bench: Bench, topic: str) -> Measured:
-        """Publish 100 records of 100 bytes per request."""
-        entries = [{"entryId": f"{n}", "event": "x" * 100, "contentType": "text/plain"} for n in range(100)]
-        path = f"/v1.0-alpha1/publish/bulk/kafka/{topic}?metadata.rawPayload=true"
-        return self.load(bench, Load(path, json.dumps(entries).encode(), 100, 16))
-
-    def load(self, bench: Bench, load: Load) -> Measured:
+    def produce(self, bench: Bench, topic: str, shape: Shape) -> Measured:
+        """Publish the records of a shape; a single one is the body itself."""
+        text, where = "x" * shape.size, f"kafka/{topic}?metadata.rawPayload=true"
+        load = Load(f"/v1.0/publish/{where}", text.encode(), 1, shape.connections, "Content-Type: text/plain")
+        if shape.records > 1:
+            entries = [{"entryId": f"{n}", "event": text, "contentType": "text/plain"} for n in range(shape.records)]
+            body = json.dumps(entries).encode()
+            load = Load(f"/v1.0-alpha1/publish/bulk/{where}", body, shape.records, shape.connections)
         with self.serving(bench) as target:
-            got = measure(load, target, bench.folder, SECONDS * bench.scale)
-        assert got.requests and not got.errors, got
-        return got
+            return loaded(load, target, bench)
 
     def push(self, bench: Bench, topic: str, records: int) -> Measured:
         """Push a topic to an application, one record per request, in the order of the partitions."""

@@ -234,7 +234,6 @@ class Deliverer:
             or not context.breaker.goes_on()
         ):
             return False
-        reach("delivery.after")
         if not delivered:
             context.later(_SLOT_SECONDS, lambda: self._complete_in_time(lane))
         delivered.append(running.work.records)

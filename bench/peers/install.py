@@ -105,7 +105,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def reason(lines: Sequence[str]) -> str:
-    """Return the first line that says what went wrong."""
+    """Return the first line that says what went wrong, without addresses."""
     plain = [text for line in lines if (text := re.sub(r"\x1b\[[0-9;]*m", "", line).strip())]
     found = [line for line in plain if re.search("error|not found|403", line, re.I)] or [*plain, "no reason"]
-    return " ".join(found[0].split())[:240]
+    return re.sub(r"https?://\S+", "the registry", " ".join(found[0].split()))[:240]

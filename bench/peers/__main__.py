@@ -94,13 +94,12 @@ single records as the body itself. The function does nothing, in one process on 
 
         def pushed(mode: str, **settings: Any) -> dict[str, Run]:
             count = records if mode == "single" else bench.records
-            topic = full if mode == "single" else bench.full(bench.records)
-            headrace = partial(push, bench, topic, count, mode, **settings)
+            headrace = partial(push, bench, bench.full(count), count, mode, **settings)
             return {"Headrace": headrace, peer: partial(dapr.push, bench, full, records)}
 
         return {shape.title: produced(shape) for shape in SHAPES} | {
             "push, 1 record per POST, in the order of partitions": pushed("single"),
-            "push, 1 record per POST, in the order of keys": pushed("single", ordering="key"),
+            "push, 1 record per POST, order `key`, records without keys": pushed("single", ordering="key"),
             "push, 100 records per POST (Dapr: 1)": pushed("status"),
         }
 

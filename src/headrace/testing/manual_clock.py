@@ -3,6 +3,8 @@
 import asyncio
 import heapq
 
+_FEWEST_TURNS, _MOST_TURNS = 20, 1000
+
 
 class ManualClock:
     """A clock that moves only when `advance` is called."""
@@ -42,5 +44,8 @@ class ManualClock:
 
     async def settle(self) -> None:
         """Let every task run until it waits for something."""
-        for _ in range(20):
+        ready = getattr(asyncio.get_running_loop(), "_ready", ())  # asyncio's queue of what runs in the next turn
+        for turn in range(_MOST_TURNS):
+            if turn >= _FEWEST_TURNS and not ready:
+                return
             await asyncio.sleep(0)

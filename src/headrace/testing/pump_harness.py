@@ -44,7 +44,17 @@ class Prompt:
     def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
         """Start a delivery, or leave it to `deliver`; one of seven that were started is left to it after all."""
         self._count += 1
-        return self.pump.spawn(self._run(delivery, done), "prompt") if self._count % 5 else None
+        if not self._count % 5:
+            return None
+        waiting = [done]
+
+        def once(result: Result | None) -> None:
+            if waiting:
+                waiting.pop()(result)
+
+        task = self.pump.spawn(self._run(delivery, once), "prompt")
+        task.add_done_callback(lambda _: once(None))  # a task that is cancelled before its first step never runs
+        return task
 
     async def _run(self, delivery: Delivery, done: Callable[[Result | None], None]) -> None:
         result: Result | None = None

@@ -73,6 +73,11 @@ class AdaptiveLimit:
         """Whether a user has records that are not completed, or there is no user."""
         return not self._users or any(user.has_records for user in self._users)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several users take slots."""
+        return len(self._users) > 1
+
     def free_for(self, user: SlotUser) -> int:
         """Return how many deliveries a user may begin now; below zero if it should have fewer in flight."""
         free, live = self.concurrency - self.in_flight, self._live

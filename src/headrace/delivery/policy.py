@@ -59,6 +59,11 @@ def action_of(reply: Reply, retry: RetryConfig) -> Action:
     return retry.action_of_error(reply.error, "dead_letter" if reply.permanent else "retry")
 
 
+def records_of(judged: Sequence[tuple[Record, Reply]]) -> list[Record]:
+    """Return the records of judged pairs."""
+    return [record for record, _ in judged]
+
+
 def last_error(replies: Sequence[Reply]) -> str:
     """Return the class of the last failure."""
     return next((reply.error for reply in reversed(replies) if reply.error), "")

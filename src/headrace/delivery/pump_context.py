@@ -109,6 +109,10 @@ class PumpContext:
         return min(most, self.portion()) if self.portion else most
 
 
+BROKEN_OFF = 3
+"""After this many closed connections a delivery is split."""
+
+
 class Batch(NamedTuple):
     """Records that are delivered together, and their history."""
 
@@ -122,6 +126,11 @@ class Batch(NamedTuple):
     """How often the destination closed the connection at these records, or at others with them."""
     suspected: int = 0
     """The newest attempt id when that first happened."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is one record at which the destination has repeatedly closed the connection."""
+        return self.broken_off >= BROKEN_OFF and len(self.records) == 1
 
 
 class DeadLetterBatch(NamedTuple):

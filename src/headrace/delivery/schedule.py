@@ -33,10 +33,10 @@ from headrace.delivery.outcomes import (
     Reply,
     Result,
 )
-from headrace.delivery.policy import Judged, judge, last_error
-from headrace.delivery.pump_context import Batch, DeadLetterBatch, PumpContext, Work
+from headrace.delivery.policy import Judged, judge, last_error, records_of
+from headrace.delivery.pump_context import BROKEN_OFF, Batch, DeadLetterBatch, PumpContext, Work
 from headrace.errors import DeadLetterFailed, DeliveryError
-from headrace.records import Record, RecordBatch
+from headrace.records import RecordBatch
 from headrace.runtime.failpoints import reach
 from headrace.runtime.telemetry.log_fields import record_fields
 
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _RESERVED = 4
 """One slot in this many is reserved for idle partitions."""
-_BROKEN_OFF = 3
-"""After this many closed connections a delivery is split."""
 _SLOT_SECONDS = 0.02
 """So long a lane keeps a slot, less if many wait, and so long delivered records wait to be completed together."""
 _TAKEN = [ACK]
@@ -193,7 +191,7 @@ class Deliverer:
     def _starts(self, running: _LaneWork) -> bool:
         """Start a delivery without a task, if the destination can; `_answered` follows in a later turn of the loop."""
         batch = running.work
-        if isinstance(batch, DeadLetterBatch) or _is_suspect(batch) or not batch.records.offsets:
+        if isinstance(batch, DeadLetterBatch) or batch.is_suspect or not batch.records.offsets:
             return False
         done = functools.partial(self._answered, running)
         running.runs = self._destination.begin(self._delivery(running, batch), done)
@@ -227,10 +225,10 @@ class Deliverer:
         if (
             result != _TAKEN
             or running.is_cancelled
-            or now - running.slot_since > _SLOT_SECONDS * min(1.0, limit.concurrency / (len(self._turns) or 1))
             or limit.free_for(self) < 0
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
+            or not self._keeps_slot(running, now)
             or not context.breaker.goes_on()
         ):
             return False
@@ -242,6 +240,21 @@ class Deliverer:
         running.since = now
         if not self._starts(running):
             self._hand_over(running)
+        return True
+
+    def _keeps_slot(self, running: _LaneWork, now: float) -> bool:
+        """Return whether a lane may keep its slot; if its time is over, only if no other lane or pump needs it more."""
+        turns, limit = self._turns, self._limit
+        if now - running.slot_since <= _SLOT_SECONDS * min(1.0, limit.concurrency / (len(turns) or 1)):
+            return True
+        if limit.is_shared or limit.concurrency < limit.most:
+            return False
+        if turns:
+            slots = len((first := next(iter(turns))).in_flight.each)
+            if not slots or slots < len(running.lane.in_flight.each) - 1:
+                return False
+            turns.move_to_end(first)
+        running.slot_since = now
         return True
 
     def _complete_in_time(self, lane: Lane) -> None:
@@ -292,7 +305,7 @@ class Deliverer:
             return None
         delivery = self._delivery(running, batch)
         try:
-            if _is_suspect(batch):
+            if batch.is_suspect:
                 return self._result(running, await self._deliver_alone(running, delivery))
             return self._result(running, await self._destination.deliver(delivery))
         except DeliveryError as error:
@@ -391,10 +404,10 @@ class Deliverer:
         breaker = self._context.breaker
         records = batch.records
         why = error.description
-        was_alone = _is_suspect(batch)
+        was_alone = batch.is_suspect
         batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or breaker.newest)
         others_are_taken = breaker.has_taken_since(batch.suspected)
-        if lane.is_fenced or batch.broken_off < _BROKEN_OFF or (len(records) == 1 and not was_alone):
+        if lane.is_fenced or batch.broken_off < BROKEN_OFF or (len(records) == 1 and not was_alone):
             self._refused(lane, batch, attempt_id, why)
         elif not was_alone:
             self._context.counts.refusals += 1
@@ -421,8 +434,8 @@ class Deliverer:
         judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
         # Which fail, which are tried again together, and which in two halves?
         failed = judged.get(Outcome.DEAD_LETTER, ())
-        again = _records(judged.get(Outcome.RETRY, ())) or _records(judged.get(Outcome.ROLL_BACK, ()))
-        split = _records(judged.get(Outcome.SPLIT, ()))
+        again = records_of(judged.get(Outcome.RETRY, ())) or records_of(judged.get(Outcome.ROLL_BACK, ()))
+        split = records_of(judged.get(Outcome.SPLIT, ()))
         lane.acks.failed({record.offset for record in (*again, *split)})
         # If the destination is to blame, keep all but permanent failures as they are: no attempt is used up.
         if self._is_to_blame(lane, batch, attempt_id, judged, replies):
@@ -438,7 +451,7 @@ class Deliverer:
         for outcome in _COMPLETED:
             if completed := judged.get(outcome):
                 replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
-                self._complete(lane, RecordBatch.of(_records(completed)), outcome, replies_of)
+                self._complete(lane, RecordBatch.of(records_of(completed)), outcome, replies_of)
         if skipped := judged.get(Outcome.SKIPPED):
             fields = record_fields(context.group, lane.partition, record=skipped[0][0])
             log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=fields)
@@ -467,7 +480,7 @@ class Deliverer:
         if unavailable := judged.get(Outcome.UNAVAILABLE):
             if succeeded:
                 breaker.answered(attempt_id, succeeded)
-            kept = batch._replace(records=RecordBatch.of(_records(unavailable)))
+            kept = batch._replace(records=RecordBatch.of(records_of(unavailable)))
             return self._refused(lane, kept, attempt_id, why)
         if not any(reply.reached for reply in replies):
             return False  # the destination saw none of them
@@ -485,12 +498,3 @@ class Deliverer:
 
 async def _failed(cause: Exception) -> None:
     raise cause
-
-
-def _is_suspect(batch: Batch) -> bool:
-    """Whether it is one record at which the destination has repeatedly closed the connection."""
-    return batch.broken_off >= _BROKEN_OFF and len(batch.records) == 1
-
-
-def _records(judged: Sequence[tuple[Record, Reply]]) -> list[Record]:
-    return [record for record, _ in judged]

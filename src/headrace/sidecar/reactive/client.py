@@ -26,6 +26,8 @@ MAX_RESPONSE_BYTES: Final = 1_048_576
 """Largest response that is read if it echoes no records."""
 _IDLE_SECONDS: Final = 30.0
 _SMALL_BYTES: Final = 16_384
+_MANY: Final = 16
+"""Requests in flight from which on those of one turn are sent together."""
 
 
 class ConnectionPool:
@@ -55,13 +57,32 @@ class ConnectionPool:
         self._forbidden = forbidden
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
+        self._unsent: list[tuple[Connection, Sequence[bytes], float, Done]] = []
+        """What is sent in the next turn of the loop."""
         self._closed = False
 
     def start(self, request: Sequence[bytes], seconds: float, done: Done) -> Connection | None:
-        """Send a request on a kept connection in this turn of the loop, as `Connection.send`; None if none is kept."""
+        """Send a request on a kept connection, as `Connection.send`, in this turn of the loop or the next one.
+
+        Where many are in flight, those of one turn are sent together: sent one by one, each would wake the server.
+
+        Returns:
+            The connection; None if none is kept.
+        """
         if kept := self._kept():
-            kept.send(request, kept.now() + seconds, done)
+            end = kept.now() + seconds
+            if len(self._open) - len(self._idle) < _MANY:
+                kept.send(request, end, done)
+            else:
+                if not self._unsent:
+                    asyncio.get_running_loop().call_soon(self._send_all)
+                self._unsent.append((kept, request, end, done))
         return kept
+
+    def _send_all(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for connection, request, end, done in unsent:
+            connection.send(request, end, done)
 
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
         """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.

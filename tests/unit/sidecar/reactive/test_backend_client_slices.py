@@ -7,10 +7,12 @@ import itertools
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken, Connection
+from headrace.sidecar.reactive.client import ConnectionPool
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"
@@ -153,3 +155,33 @@ async def test_each_request_on_a_connection_has_its_own_deadline(first: float, s
             connection.data_received(part)  # what was a response before is a body here
         assert (await later).body == RESPONSES[0]
     connection.connection_lost(None)
+
+
+def test_one_that_is_cancelled_before_the_others_of_its_turn_are_sent_is_not_sent() -> None:
+    """With many in flight, the requests of a turn are sent together; each has one end."""
+    got = bytearray()
+
+    class Backend(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            got.extend(data)
+            self.transport.write(RESPONSES[0])
+
+    async def main() -> None:
+        ends, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
+        server = await loop.create_server(Backend, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        pool = ConnectionPool("127.0.0.1", port, None, max_response_bytes=100, forbidden=lambda _: "")
+        await asyncio.gather(*(pool.request((b"first",), loop.time() + 60) for _ in range(20)))
+        sent: list[Any] = [pool.start((b"<%d>" % number,), 60, ends.put_nowait) for number in range(20)]
+        sent[18].cancel()
+        found = [await asyncio.wait_for(ends.get(), 60) for _ in sent]
+        assert sum(isinstance(one, Broken) for one in found) == 1
+        pool.close()
+        server.close()
+
+    uvloop.run(main())
+    assert b"<17>" in got
+    assert b"<18>" not in got

@@ -170,6 +170,12 @@ class PushScenario(Ledger):
         """Wait until the group has committed the end of every partition."""
         self.wait_committed_all(self.topic, self.group)
 
+    def check_done(self) -> None:
+        """Wait until the group has committed the end of every partition, and compare all with the ledger."""
+        self.wait_done()
+        wrong = self.check()
+        assert wrong == [], wrong
+
     def read_commits(self) -> Sequence[GroupCommit]:
         """Return all commits of the cluster."""
         return asyncio.run(group_commits(self.kafka, self.admin))

@@ -104,8 +104,7 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
         process = scenario.run()
         wait_obeyed(scenario, process)
         scenario.operations[0].append(Seek(begin, time.time(), 30))
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert process.terminate() == 0
 
 
@@ -125,8 +124,7 @@ def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
         scenario.crashed(process, "commit.before")
         process = scenario.run()
         scenario.operations[0].append(Skip(begin, time.time(), 0))
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert process.terminate() == 0
 
 
@@ -162,8 +160,7 @@ def test_steering_while_two_processes_take_turns(scenario: Steered, changes: int
                 scenario.operations[paused].append(Skip(begin, time.time(), coming))
             scenario.operations[paused].append(PauseSpan(paused_at, time.time()))
             ask(other, "resume", partitions=[paused])
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert [process.terminate() for process in processes] == [0, 0]
 
 

@@ -41,8 +41,7 @@ def test_order_by_key_holds_and_only_the_unfinished_comes_again(scenario: PushSc
             process.kill()
     scenario.backend.response = PlannedResponse()
     process = scenario.run()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert process.terminate() == 0
 
 

@@ -69,8 +69,7 @@ def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, t
         scenario.wait_handled(had + 300)
         assert processes.pop(0).terminate() == 0
         processes.append(scenario.run())
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert scenario.dead_letters == 0
     assert [process.terminate() for process in processes] == [0, 0, 0]
 

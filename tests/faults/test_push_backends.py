@@ -31,8 +31,7 @@ def test_a_backend_that_fails_costs_attempts_and_nothing_else(scenario: PushScen
     scenario.settings["retry"]["attempts"] = 5
     scenario.fill(1000)
     process = scenario.run()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     origins = [origin_of(record.headers) for run in scenario.recording() for record in run.dead_letters]
     assert {origin and origin.attempts for origin in origins} == {5}
     assert process.terminate() == 0
@@ -46,8 +45,7 @@ def test_a_backend_that_is_away_costs_nothing(scenario: PushScenario) -> None:
     process = scenario.run("delivery.refused=delay:0@5")
     scenario.wait_until(lambda: "failpoint delivery.refused" in process.output, "five refusals")
     scenario.backend.start()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert (scenario.dead_letters, scenario.backend.accepted_records) == (0, 2000)
     assert process.terminate() == 0
 
@@ -64,8 +62,7 @@ def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario
     with scenario.fault():
         process.kill()
         process = scenario.run()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert process.terminate() == 0
 
 
@@ -82,7 +79,6 @@ def test_a_key_that_stands_still_holds_nobody_else(scenario: PushScenario) -> No
     scenario.wait_handled(1000 - held)
     scenario.backend.response = PlannedResponse()
     scenario.backend.release()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert scenario.backend.accepted_records == 1000
     assert process.terminate() == 0

@@ -42,8 +42,7 @@ def test_headrace_is_killed_while_it_pushes_to_a_hostile_backend(scenario: PushS
         with scenario.fault():
             process.kill()
             process = scenario.run()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert process.terminate() == 0
 
 

@@ -35,8 +35,7 @@ def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Cal
                 one.wait_ready()
                 scenario.wait_members(2)
         pause()
-    scenario.wait_done()
-    assert scenario.check() == []
+    scenario.check_done()
     assert [process.terminate() for process in processes] == [0, 0]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.config.format_list import FORMATS
 
@@ -36,33 +37,7 @@ BIRTHS = {
     "spawnv",
     "start_new_thread",
 }
-DOORS = {
-    "difflib": {"config", "console", "pipelines"},  # config/spelling.py; what differs: of tests, of schemas
-    "confluent_kafka": {"kafka", "devcluster", "testing"},  # tests look at a topic with clients of their own
-    "uvicorn": {"console"},
-    "httpx": {"client", "console"},
-    "nicegui": {"console"},
-    "httptools": {"sidecar", "http"},  # requests of clients, responses of backends and peers
-    "pyspark": {"pipelines"},
-    "sqlglot": {"pipelines", "queries"},
-    "duckdb": {"queries"},
-    "psycopg": {"pipelines"},
-    "prometheus_client": {"runtime"},
-    "opentelemetry": {"runtime"},
-    "click": {"cli"},
-    "rich": {"cli"},
-    "fastavro": {"formats"},
-    "joserfc": {"http", "devcluster"},
-    "jsonschema_rs": {"formats"},
-    "google": {"formats", "runtime"},
-    "grpc_tools": {"formats"},
-    "jgo": {"runtime"},
-    "openapi_ui_bundles": {"app"},
-    "pytest": {"testing"},
-    "subprocess": {"runtime", "testing"},  # the test tools run commands as a user does
-    "multiprocessing": {"runtime", "testing"},
-    "concurrent": {"runtime"},
-}
+DOORS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("doors.yaml").read_text())
 
 
 @functools.cache

@@ -36,9 +36,6 @@ class Run:
     def change(self, index: int, **fields: object) -> None:
         self.attempts[index] = self.attempts[index]._replace(**fields)  # type: ignore[arg-type]
 
-    def index_of(self, offset: int) -> int:
-        return next(i for i, attempt in enumerate(self.attempts) if attempt.offset == offset)
-
 
 def letter_of(record: Record, at: float) -> Record:
     names = ("topic", "partition", "offset", "timestamp", "group", "attempts", "first_failure", "last_failure")

@@ -1,10 +1,11 @@
-"""Loads a server with one request again and again: by `wrk` where it is installed, else by processes of Python.
+"""Loads a server with one request again and again: by `bench/native` where Go is installed, else by Python.
 
-`wrk` is written in C (Debian: `apt-get install wrk`), so it takes a small share of what a server in Python takes.
+A program of Go takes a small share of what a server in Python takes, so more of the machine is left for the server.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple
 from bench.machine import Meter, children_seconds
 from bench.measured import Measured
 
-WRK = shutil.which("wrk")
-NAME = "wrk" if WRK else "bench.generator in two processes"
+GO = shutil.which("go")
+NAME = "bench/native" if GO else "bench.generator in two processes"
 WARM_SECONDS = 1
-SCRIPT = Path(__file__).with_name("wrk.lua")
+SOURCE = Path(__file__).parent / "native" / "main.go"
 JSON_TYPE = "Content-Type: application/json"
 
 
@@ -50,7 +51,7 @@ class Load(NamedTuple):
 
 def measure(load: Load, target: Target, folder: Path, seconds: float, native: bool = True) -> Measured:
     """Warm the server up, load it, and return what was answered in time."""
-    run = _by_wrk if WRK and native else _by_python
+    run = _by_go if GO and native else _by_python
     words = load.words(target, folder)
     run(load, target, words, WARM_SECONDS)
     meter, before = Meter(target.pid), children_seconds()
@@ -67,13 +68,18 @@ def merged(responses: list[dict[str, float]]) -> dict[str, float]:
     return {name: (sum if name in sums else max)(one[name] for one in responses) for name in responses[0]}
 
 
-def _by_wrk(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:
-    url = f"http://127.0.0.1:{target.port}{load.path}"
-    options = ["-t", "1", "-c", str(load.connections), "-d", f"{seconds}s", "--timeout", "60s", "-s", str(SCRIPT)]
-    done = subprocess.run([str(WRK), *options, url, "--", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"wrk ended with {done.returncode}: {done.stderr or done.stdout}")
-    return [json.loads(done.stderr.splitlines()[-1])]
+@functools.cache
+def program() -> str:
+    """Return the generator and backend in Go; it is built once."""
+    built = SOURCE.parents[2] / "build" / "bench-native"
+    subprocess.run([str(GO), "build", "-o", str(built), str(SOURCE)], check=True)
+    return str(built)
+
+
+def _by_go(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:
+    options = [load.path, str(target.port), str(load.connections), str(seconds), *words]
+    done = subprocess.run([program(), "load", *options], stdout=subprocess.PIPE, check=True)
+    return [json.loads(done.stdout)]
 
 
 def _by_python(load: Load, target: Target, words: list[str], seconds: int) -> list[dict[str, float]]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from bench.environment import Bench, first_to_last, pid
+from bench.load import GO, program
 from bench.measured import HEAD, Measured, cells, median_of, table
 from headrace.devcluster import HeadraceProcess
 
@@ -25,10 +26,11 @@ ROWS = {
 
 
 class Sink:
-    """A counting backend in a process of its own."""
+    """A counting backend in a process of its own: of Go where it is installed."""
 
     def __init__(self, records: int, mode: str = "status") -> None:
-        words = [sys.executable, "-m", "bench.sink", str(records), mode]
+        python = [sys.executable, "-m", "bench.sink"]
+        words = [*(python if mode == "latency" or not GO else (program(), "sink")), str(records), mode]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self.port = int(self.line())
 
@@ -84,8 +86,8 @@ class PushTable:
     title = "Pushing to a backend"
     text = """\
 Medians in turns. The bare loop consumes, writes JSON and posts with the client of the reactive consumer, 8 requests of
-100 records or 64 of one in flight. The backend is `bench/sink.py`, a parser and a counter on the same 2 cores; its
-share of a processor stands as "generator"."""
+100 records or 64 of one in flight. The backend is `bench/native`, or `bench/sink.py` without Go: a parser and a counter
+on the same 2 cores. Its share of a processor stands as "generator"."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -26,7 +26,7 @@ MAX_RESPONSE_BYTES: Final = 1_048_576
 """Largest response that is read if it echoes no records."""
 _IDLE_SECONDS: Final = 30.0
 _SMALL_BYTES: Final = 16_384
-_MANY: Final = 16
+_MANY: Final = 8
 """Requests in flight from which on those of one turn are sent together."""
 
 
@@ -57,8 +57,6 @@ class ConnectionPool:
         self._forbidden = forbidden
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._unsent: list[tuple[Connection, Sequence[bytes], float, Done]] = []
-        """What is sent in the next turn of the loop."""
         self._closed = False
 
     def start(self, request: Sequence[bytes], seconds: float, done: Done) -> Connection | None:
@@ -74,15 +72,8 @@ class ConnectionPool:
             if len(self._open) - len(self._idle) < _MANY:
                 kept.send(request, end, done)
             else:
-                if not self._unsent:
-                    asyncio.get_running_loop().call_soon(self._send_all)
-                self._unsent.append((kept, request, end, done))
+                asyncio.get_running_loop().call_soon(kept.send, request, end, done)
         return kept
-
-    def _send_all(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        for connection, request, end, done in unsent:
-            connection.send(request, end, done)
 
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
         """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.

@@ -78,7 +78,7 @@ class Delivery:
         self.done.append(batch)
         if not self.awake:
             self.awake = True
-            self.loop.call_soon_threadsafe(self.response)
+            self.loop.call_soon_threadsafe(self.answer)
 
     def answer(self) -> None:
         self.awake = False

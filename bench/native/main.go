@@ -64,7 +64,10 @@ func read(reader *bufio.Reader, body []byte) (message, error) {
 
 // load -------------------------------------------------------------------------------------------------------------
 
-const pause = time.Second
+const (
+	pause    = time.Second
+	patience = 60 * time.Second // for the last response
+)
 
 // client is what one connection found.
 type client struct {
@@ -103,6 +106,7 @@ func (one *client) run(address string, request []byte, end time.Time) {
 		return
 	}
 	defer connection.Close()
+	check(connection.SetDeadline(end.Add(patience)))
 	reader := bufio.NewReaderSize(connection, 16384)
 	var body []byte
 	for now := time.Now(); now.Before(end); {

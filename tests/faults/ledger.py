@@ -195,8 +195,7 @@ class Ledger(Scenario):
 
     def check_acknowledged(self, topic: str, poster: Poster, faults: Sequence[Fault] = (ANY_TIME,)) -> None:
         """Each acknowledged record is at its place; none is there twice, was certainly refused, or is from nowhere."""
-        wrong = check_produced(poster.history, self.records(topic), faults)
-        assert wrong == [], wrong
+        assert not (wrong := check_produced(poster.history, self.records(topic), faults)), wrong
 
     def missing(self, topic: str, delivered: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return what is in the topic now and was not delivered; a record whose outcome is unknown may come late."""

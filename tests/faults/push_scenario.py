@@ -173,8 +173,7 @@ class PushScenario(Ledger):
     def check_done(self) -> None:
         """Wait until the group has committed the end of every partition, and compare all with the ledger."""
         self.wait_done()
-        wrong = self.check()
-        assert wrong == [], wrong
+        assert not (wrong := self.check()), wrong
 
     def read_commits(self) -> Sequence[GroupCommit]:
         """Return all commits of the cluster."""

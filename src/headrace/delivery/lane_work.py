@@ -68,6 +68,11 @@ class InFlight:
         """How many records are in flight."""
         return sum(len(each.work.records) for each in self.each)
 
+    @property
+    def begun_at(self) -> float:
+        """When the last of it began, by the monotonic clock; 0 if nothing is in flight."""
+        return max((each.since for each in self.each), default=0.0)
+
     def begin(self, running: WorkInFlight) -> None:
         """Record that work begins."""
         self.each[running] = None

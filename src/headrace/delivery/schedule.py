@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 _RESERVED = 4
 """One slot in this many is reserved for idle partitions."""
 _SLOT_SECONDS = 0.02
-"""So long a lane keeps a slot, less if many wait, and so long delivered records wait to be completed together."""
+"""A lane that needs a slot gets it after this time, sooner if many wait. Delivered records are completed as soon."""
 _TAKEN = [ACK]
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
@@ -220,21 +220,20 @@ class Deliverer:
 
         Records that were delivered are completed together, a little later, which costs much less for each.
         """
-        lane, context, delivered = running.lane, self._context, running.lane.in_flight.delivered
-        now, limit = context.clock.monotonic(), self._limit
+        lane, context, now = running.lane, self._context, self._context.clock.monotonic()
         if (
             result != _TAKEN
             or running.is_cancelled
-            or limit.free_for(self) < 0
+            or self._limit.free_for(self) < 0
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
             or not self._keeps_slot(running, now)
             or not context.breaker.goes_on()
         ):
             return False
-        if not delivered:
+        if not lane.in_flight.delivered:
             context.later(_SLOT_SECONDS, lambda: self._complete_in_time(lane))
-        delivered.append(running.work.records)
+        lane.in_flight.delivered.append(running.work.records)
         running.work = lane.take()
         running.attempt_id = context.breaker.begin()
         running.since = now
@@ -250,8 +249,9 @@ class Deliverer:
         if limit.is_shared or limit.concurrency < limit.most:
             return False
         if turns:
-            slots = len((first := next(iter(turns))).in_flight.each)
-            if not slots or slots < len(running.lane.in_flight.each) - 1:
+            first = next(iter(turns))
+            has_fewer = len(first.in_flight.each) < len(running.lane.in_flight.each) - 1
+            if has_fewer or now - first.in_flight.begun_at > _SLOT_SECONDS:  # or all that it has hangs
                 return False
             turns.move_to_end(first)
         running.slot_since = now

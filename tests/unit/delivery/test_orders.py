@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 
@@ -12,7 +13,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, P1, Harness, MovingClock, running
+from headrace.testing.pump_harness import P0, P1, Harness, MovingClock, Prompt, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:
@@ -52,13 +53,17 @@ async def test_a_key_is_free_soon_after_its_record() -> None:
         assert [2] in harness.delivered
 
 
-async def test_partitions_take_turns() -> None:
-    """Of two busy partitions, neither waits until the other has no records."""
-    async with running(Harness(ordering="key", max_in_flight=1, max_records=1, clock=MovingClock())) as harness:
-        for partition in (P0, P1):
-            harness.feed_keys("." * 100, partition=partition)
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_partitions_take_turns(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two busy partitions, neither waits until the other has no records, also while a record of its own hangs."""
+    monkeypatch.setattr(Prompt, "starts_all", hangs)
+    async with running(Harness(ordering="key", max_in_flight=1 + hangs, max_records=1, clock=MovingClock())) as harness:
+        harness.hold(*[0] * hangs)
+        for partition, start in ((P0, 0), (P1, 1000)):
+            harness.feed_keys("." * 100, start, partition)
         await harness.clock.advance(1)
         assert 20 < sum(d.partition is P0 for d in harness.deliveries[:100]) < 80
+        assert max(len([*same]) for _, same in groupby(d.partition for d in harness.deliveries)) < 60
 
 
 async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:

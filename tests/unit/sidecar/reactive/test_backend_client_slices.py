@@ -172,13 +172,11 @@ def test_one_that_is_cancelled_before_the_others_of_its_turn_are_sent_is_not_sen
     async def main() -> None:
         ends, loop = asyncio.Queue[Any](), asyncio.get_running_loop()
         server = await loop.create_server(Backend, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        pool = ConnectionPool("127.0.0.1", port, None, max_response_bytes=100, forbidden=lambda _: "")
+        pool = ConnectionPool(*server.sockets[0].getsockname(), None, max_response_bytes=100, forbidden=lambda _: "")
         await asyncio.gather(*(pool.request((b"first",), loop.time() + 60) for _ in range(20)))
         sent: list[Any] = [pool.start((b"<%d>" % number,), 60, ends.put_nowait) for number in range(20)]
         sent[18].cancel()
-        found = [await asyncio.wait_for(ends.get(), 60) for _ in sent]
-        assert sum(isinstance(one, Broken) for one in found) == 1
+        assert [isinstance(await asyncio.wait_for(ends.get(), 60), Broken) for _ in sent].count(True) == 1
         pool.close()
         server.close()
 

@@ -143,6 +143,9 @@ func report(clients []client, start time.Time) {
 	var first time.Duration
 	errors, refused := 0, 0
 	for _, one := range clients {
+		if one.first.IsZero() { // no response until the end
+			one.first = time.Now()
+		}
 		times = append(times, one.times...)
 		errors, refused = errors+one.errors, refused+one.refused
 		first = max(first, one.first.Sub(start))

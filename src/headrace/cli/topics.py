@@ -96,7 +96,9 @@ async def create(
 
     Example: headrace topics create orders --partitions 3 --set retention.ms=86400000
     """
-    created = await Admin(cluster.kafka).create_topic(topic, partitions, replication_factor or -1, dict(settings))
+    admin = Admin(cluster.kafka)
+    TopicAdministration(admin, kind_by_name).check_changeable(topic)
+    created = await admin.create_topic(topic, partitions, replication_factor or -1, dict(settings))
     if output == "json":
         print_json({"topic": topic, "created": created})
     elif created:

@@ -83,6 +83,14 @@ def test_no_command_takes_a_wrong_name(words: str) -> None:
         assert "not a valid topic name" in done.output + str(done.exception)
 
 
+@pytest.mark.parametrize("words", ["create", "alter --partitions 2", "delete --yes"])
+def test_no_command_changes_an_internal_topic(words: str) -> None:
+    """As `POST /topics` rejects it, before a broker is called; there is none here."""
+    for name in ("_headrace-control", "__consumer_offsets", "_schemas", "orders.retry.10s"):
+        done = CliRunner().invoke(root, ["topics", *words.split(), "-b", "127.0.0.1:1", name])
+        assert "is internal" in done.output + str(done.exception)
+
+
 @pytest.mark.parametrize("name", ["", "^g", " g", "g ", "a\x00b", "a\tb", "x" * 256])
 def test_a_wrong_group_name_is_refused(name: str) -> None:
     """Patterns, control characters and over-long names are refused; other printable names are taken."""

@@ -18,9 +18,8 @@ from headrace.errors import EnvironmentProblem
 from headrace.formats.plain import schema_id_of
 from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, RecordBatch
+from headrace.runtime.invisible import INVISIBLE, escaped
 
-_UNSAFE: Final = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, which terminals obey, and marks that change the direction of text."""
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 _LENGTH: Final = struct.Struct(">i")
 _STYLES: Final = {"time": "2", "key": "36", "headers": "33"}
@@ -46,19 +45,17 @@ class RecordRenderer(Protocol):
 
 
 def for_terminal(text: str) -> str:
-    """Return a text whose control characters are escaped, except line ends and tabs: it may be of an attacker."""
-    return _UNSAFE.sub(_escaped, text)
+    """Return a text whose invisible characters are escaped, except line ends and tabs: it may be of an attacker."""
+    return INVISIBLE.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:
     try:
-        return repr(found[0])[1:-1] if found[0] < "\ud800" else f"\\x{found[0].encode(errors='surrogateescape')[0]:02x}"
+        if not "\ud800" <= found[0] <= "\udfff":
+            return ascii(found[0])[1:-1]
+        return f"\\x{found[0].encode(errors='surrogateescape')[0]:02x}"
     except UnicodeEncodeError:
         return "\ufffd"
-
-
-def _json_for_terminal(text: str) -> str:
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
@@ -251,7 +248,7 @@ class JsonLines:
         if not {*map(type, shown.keys), *map(type, values)} <= {str, type(None)}:
             self._describe(records, batch)
         data = self._encode(records)
-        return _json_for_terminal(data.decode()).encode() if self._terminal else data
+        return escaped(data.decode()).encode() if self._terminal else data
 
     def _describe(self, records: Sequence[JsonRecord], batch: RecordBatch) -> None:
         for record, key, value in zip(records, batch.keys, batch.values, strict=True):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from nicegui import ui
 from nicegui.element import Element
 
+from headrace.runtime.invisible import escaped
+
 Level = Literal["ok", "warn", "bad"]
-_UNSEEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 def visible(text: object) -> str:
     """Return foreign text in which control characters are seen: those that are invisible, or turn its direction."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
+    return escaped(str(text))
 
 
 def excerpt(text: str, most: int) -> str:

@@ -16,13 +16,14 @@ from headrace.cli.log_positions import POSITION, LogBounds
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
 from headrace.cli.record_input import ByteCount, read_lines, read_rows
-from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines
+from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
 from headrace.cli.record_values import AutoValues, open_codecs, values_of
 from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import InvalidRequest
 from headrace.kafka import Admin
 from headrace.records import OutgoingRecord, RecordBatch, TopicPartition
+from headrace.runtime.invisible import escaped
 from tests.command_line import headrace
 
 
@@ -98,17 +99,19 @@ def test_a_template_has_the_letters_of_kcat(template: str, text: str) -> None:
 
 
 def test_a_terminal_gets_no_control_characters_of_records() -> None:
-    """Escape sequences, C1 controls and marks of direction of key, value and headers; line ends and tabs stay."""
-    hostile = "\x1b[2J\x07\r\x9b1m\u202e\x7f".encode()
+    """Nor invisible ones, in key, value and headers; line ends, tabs and joiners stay. So in the console."""
+    hostile = "\x1b[2J\x07\r\x9b1m\u202e\x7f\u200b\u2060\ufeff\U000e0041\x85".encode()
     record = shown("auto", b"a\tb\n" + hostile, hostile)
     record.batch.headers[0][0] = ("h", hostile)
     columns = ["time", "key", "headers", "value"]
     printed = TextLines(columns, stored=True, terminal=True, colour=False)(record).decode()
-    assert printed.count("\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7f") == 3
+    assert printed.count("\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7f\\u200b\\u2060\\ufeff\\U000e0041\\x85") == 3
     row = JsonLines(terminal=True, values=True)(record).decode()
     assert json.loads(row)["key"].encode() == hostile
     for text in (printed, row):
         assert [each for each in text if not each.isprintable() and each not in "\t\n"] == []
+    assert for_terminal("\u200d\ufe0f\t\n") == escaped("\u200d\ufe0f\t\n") == "\u200d\ufe0f\t\n"
+    assert escaped("\x85\ufeff\ud83d\U000e0041") == r"\u0085\ufeff\ud83d\udb40\udc41"
     coloured = TextLines(columns, stored=True, terminal=True, colour=True)(record)
     assert (coloured.count(b"\x1b["), coloured.count(b"\x1b[0m")) == (6, 3)
 

@@ -70,7 +70,7 @@ class ChangedFiles(Service):
         pipe, ended = asyncio.subprocess.PIPE, asyncio.Event()
         null = asyncio.subprocess.DEVNULL
         child = await ChildProcess.start(
-            self, "config check", command, lambda _: ended.set(), stdout=null, stderr=pipe, env=dict(os.environ)
+            self, "config check", command, lambda _: ended.set(), stdout=null, stderr=pipe, env=os.environ
         )
         _, errors = await child.process.communicate()
         await ended.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -79,7 +78,6 @@ class ConsoleProcess(Service):
             [sys.executable, "-P", "-m", "headrace.cli.main", "console", *self._arguments()],
             ended.set_result,
             stdout=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if not name.upper().startswith("HEADRACE_")},
         )
         output = self._child.process.stdout
         assert output

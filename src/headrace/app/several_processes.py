@@ -178,7 +178,7 @@ class SeveralProcesses(Service):
         words = ["headrace.cli.main", "run", "--share", "-c", str(self._file)]
         with other:
             one.child = await ChildProcess.start(
-                self, one.name, [sys.executable, "-P", "-m", *words], ended.set_result, stdin=other
+                self, one.name, [sys.executable, "-P", "-m", *words], ended.set_result, stdin=other, env=os.environ
             )
         reader, one.writer = await asyncio.open_connection(sock=own, limit=_LONGEST_LINE)
         one.writer.write(packed((self._config, self._shares[one.number])))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, Service, group_command
+from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, Service, child_environment, group_command
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +17,6 @@ _LOOK_SECONDS: Final = 0.1
 _END_SECONDS: Final = 10.0
 _NEEDS_PROGRAM: Final = ("reactive ", "backend")
 """Prefixes of services that may wait for the program itself, because it is their backend."""
-_OWN: Final = ("HEADRACE_TOKEN", "HEADRACE__")
-"""Prefixes of variables that the program does not get, because they may hold secrets of Headrace."""
 
 
 class UserProgram(Service):
@@ -73,7 +71,7 @@ class UserProgram(Service):
         if self._stopping:
             return
         log.info("starting the program %s", self._command[0])
-        command, variables = group_command(self._command, PREFIX), program_environment(os.environ, self._url())
+        command, variables = group_command(self._command, PREFIX), program_environment(self._url())
         self._child = await ChildProcess.start(
             self, "program", command, self._ended, env=variables, stdin=_standard_input()
         )
@@ -99,9 +97,8 @@ def _standard_input() -> int | None:
     return None
 
 
-def program_environment(environ: Mapping[str, str], url: str) -> dict[str, str]:
-    """Return the variables of the program: those of the process without secrets of Headrace, and `HEADRACE_URL`."""
+def program_environment(url: str) -> dict[str, str]:
+    """Return the variables of the program: those of a child, and the address of Headrace as `HEADRACE_URL`."""
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    kept = {name: value for name, value in environ.items() if not name.startswith(_OWN)}
     # Python buffers what it writes to a pipe, and its lines would be seen at its end.
-    return {"PYTHONUNBUFFERED": "1", **kept, "HEADRACE_URL": local}
+    return {"PYTHONUNBUFFERED": "1", **child_environment(), "HEADRACE_URL": local}

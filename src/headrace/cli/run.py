@@ -93,7 +93,7 @@ def _wait_until_valid(file: Path) -> None:
     from headrace.runtime import run_program
 
     check = [sys.executable, "-m", "headrace.cli.main", "config", "check", "-c", str(file)]
-    while run_program(check, _CHECK_SECONDS)[0]:
+    while run_program(check, _CHECK_SECONDS, env=os.environ)[0]:
         time.sleep(_INVALID_SECONDS)
 
 

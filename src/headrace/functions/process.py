@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 _OUTPUT_SECONDS = 0.5
 _SEND_BYTES = 1 << 20
 """The socket holds a whole frame, so that the worker can read it at once; the system may allow less."""
-_OWN = ("HEADRACE__", "HEADRACE_TOKEN")
-"""Variables of Headrace that handlers do not get, because they may be secrets."""
 _CALLBACK_SECONDS = 20.0
 """Time limit of a drain callback, also after the deadline of its caller."""
 
@@ -233,7 +231,6 @@ class WorkerProcess:
                 lambda code: owner.spawn(self._bury(code), f"end of {self.label}"),
                 pass_fds=numbers,
                 cwd=folder,
-                env={name: value for name, value in os.environ.items() if not name.upper().startswith(_OWN)},
                 stdout=output,
                 stderr=output,
             )

@@ -20,7 +20,7 @@ from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
 from headrace.pipelines.spec import PipelineSpec
-from headrace.runtime import ChildProcess, Deadline, Service, run_blocking
+from headrace.runtime import ChildProcess, Deadline, Service, child_environment, run_blocking
 from headrace.runtime.jvm import ClassArchive, Progress, ensure_artifacts, find_java
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,8 @@ class Toolchain(NamedTuple):
         """Return the environment of a driver process whose temporary files go to `scratch`, without `hidden` values."""
         own = {
             name: value
-            for name, value in os.environ.items()
-            if not _FOREIGN.fullmatch(name)
-            and value not in hidden
-            and not name.upper().startswith("HEADRACE__")
-            and not _HOLDS_SECRET.search(value)
+            for name, value in child_environment().items()
+            if not _FOREIGN.fullmatch(name) and value not in hidden and not _HOLDS_SECRET.search(value)
         }
         # Spark's launcher is a second JVM that lives for a second: it is done sooner if it compiles little.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import os
 import pickle
 import shutil
 import socket
@@ -374,7 +373,6 @@ class QueryEngine(Service):
                 [sys.executable, "-P", "-m", "headrace.queries.engine", str(engine_end.fileno())],
                 ended.set_result,
                 pass_fds=(engine_end.fileno(),),
-                env={name: value for name, value in os.environ.items() if not name.upper().startswith("HEADRACE_")},
             )
         finally:
             engine_end.close()

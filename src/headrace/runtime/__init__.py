@@ -1,5 +1,6 @@
 """Services, their supervision, time, threads and processes: tasks, threads and processes start only here."""
 
+from headrace.runtime.children import child_environment
 from headrace.runtime.clock import Clock, Deadline, RestartPauses, SystemClock, TokenBucket, next_slice
 from headrace.runtime.gauge_registry import gauges
 from headrace.runtime.processes import Child, ChildProcess, group_command, run_program, start_child

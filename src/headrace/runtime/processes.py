@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
+from headrace.runtime.children import child_environment
 from headrace.runtime.clock import Deadline
 from headrace.runtime.service import Service
 
@@ -53,7 +54,7 @@ def start_child(
         die_with_parent: Whether the kernel kills it when the calling *thread* ends; so call from a thread that
             lives as long as the child should.
         cwd: Working folder.
-        env: The whole environment; this process's own when None.
+        env: The whole environment; `child_environment` when None.
     """
     with output.open("ab") if isinstance(output, Path) else contextlib.nullcontext(output) as written:
         return subprocess.Popen(
@@ -62,18 +63,24 @@ def start_child(
             stdout=written,
             stderr=written,
             cwd=cwd,
-            env=env,
+            env=child_environment() if env is None else env,
             start_new_session=True,
         )
 
 
 def run_program(
-    command: Sequence[str], limit_seconds: float, stopped: Callable[[], bool] = lambda: False
+    command: Sequence[str],
+    limit_seconds: float,
+    stopped: Callable[[], bool] = lambda: False,
+    env: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Run a program and return its exit code and everything it printed; -9 past the limit, or soon once stopped."""
+    """Run a program and return its exit code and everything it printed; -9 past the limit, or soon once stopped.
+
+    Without `env` it has `child_environment`.
+    """
     end = time.monotonic() + limit_seconds
     with tempfile.TemporaryFile() as output:
-        child = start_child(command, output=output)
+        child = start_child(command, output=output, env=env)
         while child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
@@ -102,9 +109,9 @@ class ChildProcess:
             command: Program and arguments; never a shell line.
             on_exit: Called once on the loop with the exit code (negative: the signal that ended it).
             options: Of `asyncio.create_subprocess_exec` (`pass_fds`, `env`, `stdout`, `cwd`, `limit`, ...). Without
-                `stdin` it reads nothing.
+                `stdin` it reads nothing; without `env` it has `child_environment`.
         """
-        options.setdefault("stdin", asyncio.subprocess.DEVNULL)
+        options = {"stdin": asyncio.subprocess.DEVNULL, "env": child_environment(), **options}
         process = await asyncio.create_subprocess_exec(
             *launch_command(command, die_with_parent=True), start_new_session=True, **options
         )

@@ -232,15 +232,14 @@ async def test_a_fork_that_returns_from_the_handler_answers_nothing(
 async def test_workers_do_not_get_the_settings_of_headrace(
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`HEADRACE__...` may be a password; the other variables, and those of the file, are there."""
-    monkeypatch.setenv("HEADRACE__KAFKA__SECURITY__SASL__PASSWORD", "hush")
-    monkeypatch.setenv("HEADRACE_TOKEN", "hush too")
+    """They may be passwords; the other variables, and those of the file, are there."""
+    monkeypatch.setenv("headrace__kafka__security__sasl__password", "hush")
     monkeypatch.setenv("AIRPORT", "JFK")
     code = """
         import os
 
         def handler(context, event):
-            return sorted(name for name in os.environ if name.startswith(("HEADRACE", "AIRPORT", "GATE")))
+            return sorted(name for name in os.environ if name.upper().startswith(("HEADRACE", "AIRPORT", "GATE")))
     """
     folder = write_function(code, spec={"env": [{"name": "GATE", "value": "7"}]}, outputTopic="out")
     async with running(folder) as function:

@@ -151,7 +151,7 @@ def test_the_driver_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     found = TOOLCHAIN.environment(Path("/scratch"), {"s3cret"})
-    assert not {"SPARK_HOME", "HEADRACE__KAFKA__SECURITY__SASL__PASSWORD"} & found.keys()
+    assert not {"SPARK_HOME", "HEADRACE_TOKEN", "headrace__kafka__security__sasl__password"} & found.keys()
     assert "s3cret" not in str(found)
     assert (found["JAVA_HOME"], found["TMPDIR"]) == ("/java", "/scratch")
     client = Toolchain((), None)

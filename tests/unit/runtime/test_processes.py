@@ -10,6 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from headrace.app.user_program import program_environment
 from headrace.runtime import ChildProcess, Deadline, Service, SystemClock, group_command, run_program, start_child
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -75,6 +78,21 @@ def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     child = start_child(["/no/such/program"], output=log)
     assert child.wait(5) == 1
     assert "cannot start /no/such/program: No such file" in log.read_text()
+
+
+async def test_no_child_sees_a_variable_of_headrace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However it is started, and in any letter case, as the configuration reads them; the other variables are there."""
+    for name in ("HEADRACE__A", "HEADRACE_TOKEN", "headrace__kafka__security__sasl__password", "Headrace_token"):
+        monkeypatch.setenv(name, "hush")
+    monkeypatch.setenv("AIRPORT", "JFK")
+    program = [sys.executable, "-c", "import os; e = os.environ; print('hush' in e.values(), e['AIRPORT'])"]
+    output, owner, ended = tmp_path / "output", Service("x"), asyncio.Event()
+    start_child(program, output=output).wait()
+    child = await ChildProcess.start(owner, "child", program, lambda _: ended.set(), stdout=subprocess.PIPE)
+    seen = [run_program(program, 60)[1], output.read_text(), (await child.process.communicate())[0].decode()]
+    assert seen == ["False JFK\n"] * 3
+    await ended.wait()
+    assert "hush" not in program_environment("http://localhost:1").values()
 
 
 async def test_the_owner_hears_of_the_end_of_its_child() -> None:

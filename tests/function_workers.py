@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from headrace.config.model import HeadraceConfig
@@ -28,7 +27,7 @@ from headrace.functions.load import load_function
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import Trigger
-from headrace.functions.worker.handler import context_of, describe
+from headrace.functions.worker.handler import context_of, log_line
 from headrace.functions.worker.loop import Worker
 from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
@@ -250,9 +249,7 @@ class _Thread:
         self.on_end(code)
 
     def _log(self, level: str, message: str, fields: dict[str, Any]) -> None:
-        os.write(
-            self._output, protocol.LOG_MARK + msgspec.json.encode((level, message, fields), enc_hook=describe) + b"\n"
-        )
+        os.write(self._output, log_line(level, message, fields))
 
 
 class ThreadWorker(WorkerProcess):

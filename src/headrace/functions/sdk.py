@@ -1,11 +1,14 @@
 """The interface of handlers: `context`, `event`, `Response`, the logger, as in Nuclio's Python runtime.
 
 A handler is `handler(context, event)`, plain or async, with an optional `init_context(context)` in the same module.
-Inside a worker this module is also importable as `nuclio_sdk`, so files written for Nuclio run as they are. Beyond
+Inside a worker this module is also importable as `nuclio_sdk`, so files written for Nuclio run as they are. It has what
+nuclio-sdk 0.6.3 has for handlers; docs/function-reference.md names the rest, which is of Nuclio's own runtime. Beyond
 Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` that names the record:
 `topic-partition-offset`.
 """
 
+import contextlib
+import enum
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,8 +27,9 @@ NO_ACK = "x-nuclio-stream-no-ack"
 _SOURCE = {"topic": "topic", "shard_id": "partition", "num_shards": "partitions", "trigger": "trigger"}
 """Arguments of Nuclio's events, and the property of all events of a frame that each is."""
 _FIELDS = {name: name for name in ("content_type", "method", "url", "type_version", "version", "last_in_batch")}
-_FIELDS |= {"_type": "type", "path": "path", "size": "size", "fields": "fields", "_id": "id"}
-_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3}
+_FIELDS |= {"timestamp": "timestamp", "_type": "type", "path": "path", "size": "size", "fields": "fields", "_id": "id"}
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+"""With the numbers of Python's logging, which Nuclio's loggers are made with."""
 
 
 class TriggerInfo(NamedTuple):
@@ -42,6 +46,14 @@ class EventSource(NamedTuple):
     partition: int = 0
     partitions: int = 0
     trigger: TriggerInfo = TriggerInfo()
+
+
+class EventDeserializerKinds(enum.Enum):
+    """What `Event.deserialize` reads: JSON text, or a mapping as Nuclio's runtime unpacks it."""
+
+    json = "json"
+    msgpack = "msgpack"
+    msgpack_raw = "msgpack_raw"
 
 
 class Replaceable:
@@ -84,23 +96,53 @@ class Event(Replaceable):
         self.offset = offset
         self.timestamp_ms = timestamp_ms
         self._headers = headers
-        source = {field: nuclio.pop(name) for name, field in _SOURCE.items() if name in nuclio}
-        self._origin = origin._replace(**source)
-        for name, value in nuclio.items():
-            if name not in _FIELDS:
-                raise TypeError(f"an event has no {name}: known here are {', '.join([*_SOURCE, *_FIELDS])}")
-            if value is not None:
-                setattr(self, _FIELDS[name], value)
+        given = {name: value for name, value in nuclio.items() if value is not None}
+        self._origin = origin._replace(**{_SOURCE[name]: given.pop(name) for name in _SOURCE if name in given})
+        if unknown := nuclio.keys() - _SOURCE.keys() - _FIELDS.keys():
+            raise TypeError(f"an event has no {min(unknown)}: known here are {', '.join([*_SOURCE, *_FIELDS])}")
+        for name, value in given.items():
+            setattr(self, _FIELDS[name], value)
 
     def to_json(self) -> str:
-        """Return the event as JSON; a body of bytes is base64, as in Nuclio."""
+        """Return the event as JSON, as in Nuclio: a body of bytes is base64, other bytes are text."""
         import base64
         import json
 
-        body = base64.b64encode(self.body).decode() if isinstance(self.body, bytes) else self.body
-        names = (*_SOURCE, *_FIELDS.values(), "headers", "offset", "timestamp")
-        fields = {name: getattr(self, name) for name in names}
-        return json.dumps({**fields, "body": body, "trigger": self.trigger._asdict()}, default=str)
+        fields = {name: object.__getattribute__(self, name) for name in (*_NAMES, "body", "trigger")}
+        if isinstance(self.body, bytes):
+            fields["body"] = base64.b64encode(self.body).decode()
+        fields["trigger"] = {"kind": fields["trigger"].kind, "name": fields["trigger"].name}
+        for name in ("headers", "fields"):
+            fields[name] = {_text(key): value for key, value in fields[name].items()}
+        return json.dumps(fields, default=_text)
+
+    def __repr__(self) -> str:
+        try:
+            return self.to_json()
+        except Exception:  # noqa: BLE001 boundary to user code: JSON has no form of the body
+            return object.__repr__(self)
+
+    @staticmethod
+    def deserialize(data: Any, kind: Any = EventDeserializerKinds.msgpack_raw) -> Any:
+        """Return the event of `data`, as `to_json` writes it; a list of them for a list. `kind` says what `data` is."""
+        import json
+
+        found = json.loads(data) if kind.name == "json" else data
+        return [*map(_event_of, found)] if isinstance(found, list) else _event_of(found)
+
+    @staticmethod
+    def from_json(data: str | bytes) -> Any:
+        """Return the event of JSON text, as `deserialize` does."""
+        return Event.deserialize(data, EventDeserializerKinds.json)
+
+    @staticmethod
+    def from_msgpack(data: Any) -> Any:
+        """Return the event of a mapping, as `deserialize` does."""
+        return Event.deserialize(data, EventDeserializerKinds.msgpack)
+
+    def compile_explicit_ack_message(self) -> dict[str, Any]:
+        """Return what Nuclio sends for an explicit acknowledgement."""
+        return QualifiedOffset.from_event(self).compile_explicit_ack_message()
 
     @cached_property
     def headers(self) -> dict[str, bytes | None]:
@@ -148,18 +190,47 @@ class Event(Replaceable):
 
     @cached_property
     def timestamp(self) -> datetime | None:
-        """UTC without a zone, in whole seconds as in Nuclio; None when the record has no timestamp."""
-        return None if self.timestamp_ms < 0 else _EPOCH + timedelta(seconds=self.timestamp_ms // 1000)
+        """UTC without a zone, in whole seconds as in Nuclio; None without one, and after the year 9999."""
+        with contextlib.suppress(OverflowError):
+            return None if self.timestamp_ms < 0 else _EPOCH + timedelta(seconds=self.timestamp_ms // 1000)
+        return None
 
     @cached_property
     def size(self) -> int:
         """Bytes of the value; 0 for a tombstone."""
-        return len(self.body or b"")
+        return len(self.body) if hasattr(self.body, "__len__") else 0
 
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The query of a request; empty for Kafka."""
         return {}
+
+
+_NAMES = (*(set(_SOURCE) - {"trigger"}), *_FIELDS.values(), "headers", "offset")
+
+
+def _event_of(fields: Mapping[Any, Any]) -> Event:
+    """Return the event of a mapping with names of text or bytes."""
+    import json
+
+    known = {_text(name): value for name, value in fields.items()}
+    body, timestamp, trigger = known.get("body"), known.get("timestamp"), known.get("trigger") or {}
+    if isinstance(body, bytes) and _text(known.get("content_type")) == "application/json":
+        with contextlib.suppress(ValueError):
+            body = json.loads(body)
+    event = Event(body, trigger=TriggerInfo(**{_text(name): value for name, value in trigger.items()}))
+    if isinstance(timestamp, int | float):
+        timestamp = _EPOCH + timedelta(seconds=timestamp)
+    elif isinstance(timestamp, str):
+        timestamp = datetime.fromisoformat(timestamp)
+    for name, value in {**known, "timestamp": timestamp}.items():
+        if name in _NAMES:
+            setattr(event, name, value)
+    return event
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 class Response(Replaceable):
@@ -173,15 +244,19 @@ class Response(Replaceable):
         self,
         headers: dict[str, Any] | None = None,
         body: Any = None,
-        content_type: str = "text/plain",
+        content_type: str | None = None,
         status_code: int = 200,
         event_id: str | None = None,
     ) -> None:
+        """Make a response; its content type is `text/plain` by default."""
         self.headers = headers if headers is not None else {}
         self.body = body
-        self.content_type = content_type
         self.status_code = status_code
+        self.content_type = content_type or "text/plain"
         self.event_id = event_id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def ensure_no_ack(self) -> None:
         """Leave the record open until it is acknowledged explicitly."""
@@ -201,41 +276,62 @@ class QualifiedOffset(NamedTuple):
     offset: int
 
     @classmethod
-    def from_event(cls, event: Event) -> "QualifiedOffset":
+    def from_event(cls, event: Any) -> "QualifiedOffset":
         """Return the offset of an event."""
         return cls(event.topic or event.path, event.shard_id, event.offset)
+
+    def compile_explicit_ack_message(self) -> dict[str, Any]:
+        """Return what Nuclio sends for an explicit acknowledgement."""
+        return {"kind": "streamMessageAck", "attributes": self._asdict()}
+
+
+class ExceptionWithResponse(OSError):
+    """An exception with the parts of a response, as in Nuclio; raising it is a failure like any other."""
+
+    def __init__(self, status_code: int, body: Any = None, content_type: str | None = None) -> None:
+        super().__init__(f"status {status_code}")
+        self.status_code = status_code
+        self.body = body
+        self.content_type = content_type
 
 
 class Logger:
     """Structured log lines: `logger.info("took %d", n)`, `logger.info_with("took long", seconds=n)`."""
 
-    def __init__(self, sink: Sink | None = None, fields: dict[str, Any] | None = None, level: str = "debug") -> None:
-        """Write to a sink; without one, to standard error."""
+    def __init__(self, level: str | int = "debug", name: str = "nuclio_sdk", sink: Sink | None = None) -> None:
+        """Write lines from a level on to a sink; without one, to standard error. The name is Nuclio's, and unused."""
+        self.name = name
         self._sink = sink or print_line
-        self._fields = fields or {}
-        self._least = _LEVELS[level]
+        self._fields: dict[str, Any] = {}
+        self._least = level if isinstance(level, int) else _LEVELS[level]
 
     def bind(self, **fields: Any) -> "Logger":
-        """Return a logger that adds these fields to every line."""
-        bound = Logger(self._sink, {**self._fields, **fields})
-        bound._least = self._least
-        return bound
+        """Add these fields to every further line of this logger, which is returned; they win over those of a call."""
+        self._fields.update(fields)
+        return self
+
+    def exception(self, message: object, /, *args: Any, **fields: Any) -> None:
+        """Write an error with the stack of the exception that is being handled."""
+        import traceback
+
+        self._write("error", message, *args, **{"exception": traceback.format_exc(), **fields})
 
     def _write(self, level: str, message: object, /, *args: Any, **fields: Any) -> None:
         if _LEVELS[level] < self._least:
             return
-        text = str(message)
-        if args:
+        text = ""  # a log line must not fail the record it speaks of
+        with contextlib.suppress(Exception):
+            text = str(message)
             try:
-                text = text % args
+                text = text % args if args else text
             except (TypeError, ValueError):
-                text = f"{text} {args}"  # a log line must not fail the record it speaks of
-        self._sink(level, text, {**self._fields, **fields})
+                text = f"{text} {args}"
+        self._sink(level, text, {**self._fields, **fields, **self._fields})
 
     debug = debug_with = partialmethod(_write, "debug")
     info = info_with = partialmethod(_write, "info")
     warn = warning = warn_with = warning_with = partialmethod(_write, "warning")
-    error = error_with = partialmethod(_write, "error")
+    error = error_with = critical = partialmethod(_write, "error")
 
 
 class NotAcknowledged(Exception):
@@ -245,9 +341,13 @@ class NotAcknowledged(Exception):
 class Platform:
     """The platform, and the callbacks of the function."""
 
-    def __init__(self, namespace: str = "default") -> None:
-        self.kind = "local"
+    def __init__(
+        self, kind: str = "local", namespace: str = "default", connection_provider: Callable[..., Any] | None = None
+    ) -> None:
+        """Make a platform; handlers' own tests may give a provider of connections for `call_function`."""
+        self.kind = kind
         self.namespace = namespace
+        self._connection_provider = connection_provider
         self.on_drain: Callback | None = None
         self.on_termination: Callback | None = None
 
@@ -261,11 +361,13 @@ class Platform:
         A plain handler writes `asyncio.run(context.platform.explicit_ack(qualified_offset))`.
 
         Args:
-            qualified_offset: Topic, partition and offset; that of any earlier event of the function.
+            qualified_offset: Any earlier event of the function, or its topic, partition and offset.
 
         Raises:
             NotAcknowledged: Its partition is not assigned here any more, or the record was not delivered yet.
         """
+        if not hasattr(qualified_offset, "partition"):
+            qualified_offset = QualifiedOffset.from_event(qualified_offset)
         if self._acknowledge is None:
             self.acknowledged.append(qualified_offset)
             return
@@ -302,10 +404,12 @@ class Platform:
         import json
         from urllib.parse import urlsplit
 
-        service = service_name_override or f"nuclio-{self.namespace}-{function_name}"
+        space = f"{self.namespace}-" if self.kind == "local" else ""
+        service = service_name_override or f"nuclio-{space}{function_name}"
         url = os.environ.get("NUCLIO_FUNCTION_URL", "http://{service}:8080").format(service=service, name=function_name)
         secure, host, is_json = url.startswith("https:"), urlsplit(url).netloc, isinstance(event.body, dict)
-        connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host, timeout=timeout)
+        provider = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = (self._connection_provider or provider)(host, timeout=timeout)
         sent = {name: value for name, value in event.headers.items() if value and name.lower() != "content-length"}
         sent["Content-Type"] = "application/json" if is_json else event.content_type or "text/plain"
         sent.setdefault("X-Nuclio-Target", function_name)
@@ -334,14 +438,14 @@ class Context:
         logger: Logger | None = None,
         platform: Platform | None = None,
         worker_id: str = "0",
-        trigger: TriggerInfo = TriggerInfo(),  # noqa: B008 immutable
+        trigger: TriggerInfo | None = None,
     ) -> None:
         """Make a context; handlers' own tests may: `Context()`."""
         self.logger = logger or Logger()
         self.platform = platform or Platform()
         self.worker_id = worker_id
-        self.trigger = trigger
-        self.trigger_name = trigger.name
+        self.trigger = trigger or TriggerInfo()
+        self.trigger_name = self.trigger.name
         self.user_data: Any = SimpleNamespace()
         """An attribute bag of this worker process, for what `init_context` prepares."""
         self.emitted: list[tuple[str, Any, Any, Any]] = []

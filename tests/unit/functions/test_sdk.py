@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.server
 import json
+import logging
 import threading
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.functions import sdk
 from headrace.functions.sdk import (
     Context,
     Event,
@@ -34,20 +38,78 @@ def test_each_attribute_of_an_event_may_be_set() -> None:
 
 
 def test_the_logger_binds_formats_and_filters() -> None:
-    """`_with`, `bind`, printf arguments, and a least level; a field may have any name."""
+    """`_with`, `bind` in place, printf arguments, a least level, stacks; a field may have any name."""
     lines: list[Any] = []
-    logger = Logger(lambda *line: lines.append(line), level="info").bind(worker_id="0")
+    logger = Logger("info", sink=lambda *line: lines.append(line))
+    logger.bind(worker_id="0")
     logger.debug("no")
     logger.info("took %d of %s", 3, "x")
-    logger.warn_with("slow", seconds=2)
+    logger.warn_with("slow", seconds=2, worker_id="1")
     logger.error("all %d done", "x")
-    Logger(lambda *line: lines.append(line)).info_with("late", level="high", message="m", self=1)
+    Logger(logging.ERROR, "theirs", lambda *line: lines.append(line)).warn("no")
+    Logger(sink=lambda *line: lines.append(line)).info_with("late", level="high", message="m", self=1)
     assert lines == [
         ("info", "took 3 of x", {"worker_id": "0"}),
         ("warning", "slow", {"worker_id": "0", "seconds": 2}),
         ("error", "all %d done ('x',)", {"worker_id": "0"}),
         ("info", "late", {"level": "high", "message": "m", "self": 1}),
     ]
+    try:
+        raise ValueError("no seat")
+    except ValueError:
+        logger.exception("failed")
+    assert lines[-1][0] == "error" and "ValueError: no seat" in lines[-1][2]["exception"]
+
+
+PUBLIC = {
+    Event(b"v"): """body content_type trigger fields headers id method path size timestamp url shard_id num_shards type
+        type_version version last_in_batch offset topic to_json get_header from_msgpack from_json deserialize
+        compile_explicit_ack_message""",
+    Response(): """headers body status_code content_type event_id ensure_no_ack from_entrypoint_output
+        from_entrypoint_output_async get_handler_output_type from_generator_output empty_response""",
+    Context(): "platform logger user_data Response worker_id trigger trigger_name logger_per_async_task",
+    Logger(): "set_handler debug info warn error debug_with info_with warn_with error_with bind",
+    Platform("kube"): """kind namespace explicit_ack set_drain_callback set_termination_callback call_function
+        on_control_callback""",
+    QualifiedOffset("t", 3, 5): "topic partition offset from_event compile_explicit_ack_message",
+    TriggerInfo(): "kind name",
+    sdk.ExceptionWithResponse(503, "b"): "status_code body content_type",
+    sdk: """Logger Context Event TriggerInfo EventDeserializerKinds Platform Response ExceptionWithResponse
+        QualifiedOffset GENERATOR_RESPONSE SINGLE_RESPONSE RESPONSE_WITH_GENERATOR_BODY""",
+}
+"""The public members of nuclio-sdk 0.6.3."""
+
+
+def test_each_public_member_of_nuclios_sdk_is_there_or_named_as_absent() -> None:
+    """Code written for Nuclio finds it, or the page says no."""
+    page = (Path(__file__).parents[3] / "docs" / "function-reference.md").read_text()
+    absent = page[page.index("These are of Nuclio's own runtime") :].partition("\n\n")[0]
+    for of, names in PUBLIC.items():
+        assert [name for name in names.split() if hasattr(of, name) is (f"`{name}`" in absent)] == []
+
+
+@pytest.mark.parametrize("body", [b"\xff", "text", {"a": 1}, None, 5, datetime(2022, 1, 1), {b"a": object()}])
+def test_an_event_is_printed_and_read_again(body: Any) -> None:
+    """`repr` is the JSON of `to_json`, also of headers and texts of bytes, and never fails."""
+    event = serving._RecordEvent(body, b"k", [("a", b"\xff")], 42, 2**62, EventSource("flights", 3, 8))
+    event.__class__ = serving._BytesEvent
+    if isinstance(body, dict) and b"a" in body:
+        assert repr(event).startswith("<")
+        return
+    read = Event.from_json(repr(event))
+    assert (read.topic, read.shard_id, read.offset, read.timestamp) == ("flights", 3, 42, None)
+    assert (read.headers, read.trigger.kind) == ({"a": r"\xff"}, "kafka-cluster")
+    fields = {name.encode(): value for name, value in json.loads(event.to_json()).items()} | {
+        b"content_type": b"application/json",
+        b"body": b'{"n": 1}',
+        b"timestamp": 5,
+    }
+    [raw] = Event.deserialize([fields])
+    assert (raw.body, raw.timestamp, raw.id) == ({"n": 1}, datetime(1970, 1, 1, 0, 0, 5), "flights-3-42")
+    assert raw.compile_explicit_ack_message()["attributes"] == {"topic": "flights", "partition": 3, "offset": 42}
+    assert repr(Response(body=b"b")) == (
+        "Response(headers={}, body=b'b', status_code=200, content_type='text/plain', event_id=None)"
+    )
 
 
 def test_a_context_without_a_worker_shows_what_a_handler_does(capsys: pytest.CaptureFixture[str]) -> None:

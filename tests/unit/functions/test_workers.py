@@ -99,31 +99,6 @@ async def test_handlers_of_each_kind_run(write_function: Write, running: Run, co
         assert function.service.metrics.allocations == {"success_after_wait": 1}
 
 
-async def test_each_record_of_a_frame_ends_by_itself(write_function: Write, running: Run) -> None:
-    """Raising, exiting, a bad status and an unusable return fail their own record; the others succeed."""
-    code = """
-        import sys
-        def handler(context, event):
-            if event.body == b"raise":
-                raise ValueError("no seat")
-            if event.body == b"exit":
-                sys.exit(1)
-            if event.body == b"status":
-                return 503, "later"
-            if event.body == b"kind":
-                return {1: object()}
-            if event.body is None:
-                return "tombstone"
-            return None
-    """
-    async with running(write_function(code, outputTopic="out", outputFormat="binary", ordering="none")) as function:
-        outcomes = await function.deliver(b"ok", b"raise", b"exit", b"status", b"kind", None, b"ok")
-        assert [kind_of(reply) for reply in outcomes] == ["success", *["failure"] * 4, "success", "success"]
-        assert [outcome.error for outcome in outcomes[1:5]] == ["ValueError", "SystemExit", "status 503", "TypeError"]
-        assert outcomes[1].reason == "ValueError: no seat" and "main.py" in outcomes[1].stack
-        assert [record.value for record in function.written] == [b"tombstone"]
-
-
 @pytest.mark.parametrize("ordering", ["none", "partition"])
 async def test_a_result_that_cannot_be_sent_fails_its_own_record(
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, ordering: str

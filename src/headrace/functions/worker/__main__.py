@@ -16,10 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from headrace.functions import protocol
-from headrace.functions.worker.handler import context_of, describe
+from headrace.functions.worker.handler import context_of, log_line
 from headrace.functions.worker.loop import Worker
 
 _STDERR = 2
@@ -50,11 +47,8 @@ def main() -> int:
 
 def _send_log(level: str, message: str, fields: dict[str, Any]) -> None:
     """Write a log record for the parent to standard error: one write, so that threads do not mix their lines."""
-    try:
-        line = msgspec.json.encode((level, message, fields), enc_hook=describe)
-    except (TypeError, ValueError, RecursionError):  # a log line must not fail the record it speaks of
-        line = msgspec.json.encode((level, ascii(message), {"fields": ascii(list(fields))}))
-    os.write(_STDERR, protocol.LOG_MARK + line + b"\n")
+    with contextlib.suppress(OSError):  # the handler has closed it
+        os.write(_STDERR, log_line(level, message, fields))
 
 
 if __name__ == "__main__":

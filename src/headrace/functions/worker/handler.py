@@ -8,17 +8,25 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 import msgspec
 
 from headrace.functions import sdk
-from headrace.functions.protocol import AnyResult, Headers, Output, Result, Setup
+from headrace.functions.protocol import LOG_MARK, AnyResult, Headers, Output, Result, Setup
 
 _CO_COROUTINE = 0x80
 _REASON_CHARACTERS = 4000
+_NAME_CHARACTERS = 200
 _STACK_BYTES = 8192
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+
+_DATA = frozenset((bytes, str, dict, list, tuple, int, float, bool, type(None)))
+_PLAIN: Any = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
+"""Classes whose subclasses the encoder does not take, as those of numpy."""
+_PENDING = (GeneratorType, AsyncGeneratorType, CoroutineType)
 
 Handler = Callable[[Any, Any], Any]
 
@@ -44,6 +52,9 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     except ModuleNotFoundError as cause:
         if cause.name and (module_name == cause.name or module_name.startswith(cause.name + ".")):
             raise Unusable(f"module {module_name} of handler {text} is not in {folder}: check spec.handler") from cause
+        if (cause.name or "").startswith("nuclio_sdk."):
+            why = f"{module_name} needs {cause.name} of the package nuclio-sdk: write nuclio-sdk into requirements.txt"
+            raise Unusable(why) from cause
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
     except BaseException as cause:  # boundary to user code: readiness and log show the trace
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
@@ -53,6 +64,8 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     handler = getattr(module, function_name, None)
     if not callable(handler):
         raise Unusable(f"module {module_name} has no function {function_name}: check spec.handler")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise Unusable(f"handler {text} is a generator, which a call does not run: return a list instead of yield")
     with contextlib.suppress(ValueError):  # its signature is not known
         try:
             inspect.signature(handler).bind(None, None)
@@ -70,9 +83,9 @@ def context_of(setup: Setup, sink: sdk.Sink) -> sdk.Context:
         event = context._at_work()
         sink(level, message, {**fields, "event_id": _text(event.id)} if event else fields)
 
-    logger = sdk.Logger(write, level=setup.log_level).bind(worker_id=setup.worker_id)
+    logger = sdk.Logger(setup.log_level, sink=write).bind(worker_id=setup.worker_id)
     trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
-    context = sdk.Context(logger, sdk.Platform(setup.namespace), setup.worker_id, trigger)
+    context = sdk.Context(logger, sdk.Platform(namespace=setup.namespace), setup.worker_id, trigger)
     return context
 
 
@@ -99,14 +112,18 @@ def trace_of(error: BaseException) -> str:
     import traceback
 
     stack = error.__traceback__.tb_next if error.__traceback__ else None
-    trace = "".join(traceback.format_exception(type(error), error, stack)).strip()
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, stack)).strip()
+    except BaseException:  # noqa: BLE001 boundary to user code: parts of an exception may be its own
+        trace = "".join(["Traceback (most recent call last):\n", *traceback.format_tb(stack)]).strip()
     return trace.encode(errors="replace")[-_STACK_BYTES:].decode(errors="ignore")
 
 
 def failure(error: BaseException) -> Result:
     """Return the result of a record whose handler raised."""
-    name, text = type(error).__name__, ""
-    with contextlib.suppress(Exception):  # boundary to user code: an exception may fail to describe itself
+    name, text = vars(type)["__name__"].__get__(type(error)), ""  # its class may have a property of this name
+    name = name[:_NAME_CHARACTERS] or "Exception"
+    with contextlib.suppress(BaseException):  # boundary to user code: an exception may fail to describe itself
         text = str(error).strip()
     reason = f"{name}: {text}".removesuffix(": ").splitlines()[0].encode(errors="replace")
     return Result(error=name, reason=reason.decode()[:_REASON_CHARACTERS], stack=trace_of(error))
@@ -139,6 +156,8 @@ class Responses:
             status, body, headers = parts_of(reply)
             if status >= 400:
                 return Result(error=f"status {status}", reason=_text(body)[:_REASON_CHARACTERS])
+            if type(body) not in _DATA:
+                check_is_data(body)
             if body is not None and self._used:
                 outputs.append(Output(self.encode(body), headers))
             held = held or (hasattr(reply, "status_code") and sdk.has_no_ack(reply.headers))
@@ -165,7 +184,13 @@ class Responses:
         if len(response) != len(events):
             count = f"{len(response)} replies for a batch of {len(events)} events"
             raise TypeError(f"the handler returned {count}: return one reply per event, or a value that is not a list")
-        return [self.result_of(reply) for reply in response]
+        return [*map(self._own_result, response)]
+
+    def _own_result(self, reply: Any) -> AnyResult:
+        try:
+            return self.result_of(reply)
+        except Exception as cause:  # noqa: BLE001 boundary to user code: this reply fails its own event
+            return failure(cause)
 
     def emitted(self, topic: str, key: Any, value: Any, headers: Any) -> Output:
         """Return the output of a call of `context.emit`.
@@ -185,16 +210,33 @@ class Responses:
         """Return the bytes of a value; TypeError if the output format cannot hold it."""
         if body is None:
             return None
-        if isinstance(body, bytes):
-            return bytes(body)  # the same object, unless it is of a subclass, which cannot be sent
+        if isinstance(body, bytes | bytearray | memoryview):
+            return bytes(body)  # the same object, unless it is of another type, which cannot be sent
         if isinstance(body, str):
             return body.encode()
         if self._format == "binary":
             kind = type(body).__name__
             raise TypeError(f"outputFormat is binary and the handler returned {kind}: return bytes, or set json")
         if self._format == "string" and not isinstance(body, dict | list | tuple):
-            return str(body).encode()
+            return text_of(body).encode()
         return to_json(body)
+
+
+def check_is_data(body: Any) -> None:
+    """Raise TypeError for what a handler returns by mistake: work that was not run, and an exception."""
+    kind = type(body).__name__
+    if isinstance(body, _PENDING) or hasattr(type(body), "__await__"):
+        raise TypeError(f"the handler returned a {kind}, which was not run: return its result, or a list of its items")
+    if isinstance(body, BaseException):
+        raise TypeError(f"the handler returned the exception {kind}: raise it")
+
+
+def text_of(body: Any) -> str:
+    """Return a value as text; TypeError for an object whose text says only what it is, such as `<Order at 0x7f..>`."""
+    text = str(body)
+    if type(body) not in _DATA and not isinstance(body, str) and text[:1] == "<" and text[-1:] == ">":
+        raise TypeError(f"the handler returned {type(body).__name__}, which has no text: return text, bytes or a dict")
+    return text
 
 
 def parts_of(reply: Any) -> tuple[int, Any, Headers]:
@@ -233,17 +275,48 @@ def _text(body: Any) -> str:
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON in which NaN and infinities are the strings "NaN", "Infinity", "-Infinity"."""
-    text = msgspec.json.encode(value, enc_hook=describe)
+    """Return JSON in which NaN and infinities are the strings "NaN", "Infinity", "-Infinity".
+
+    Raises:
+        TypeError: JSON has no form of the value. An object in it may be a text: what its `__log__` or `repr` returns.
+    """
+    part = _part if type(value) in _DATA else partial(_part, whole=value)
+    text = msgspec.json.encode(value, enc_hook=part)
     # The encoder writes null for them, so only a text with null needs the second pass.
-    return msgspec.json.encode(_name_non_numbers(value), enc_hook=describe) if b"null" in text else text
+    return msgspec.json.encode(_name_non_numbers(value), enc_hook=part) if b"null" in text else text
 
 
 def describe(value: Any) -> Any:
-    """Return the JSON form of an object: what its `__log__` returns, else its `repr`."""
+    """Return the JSON form of an object in a log line: what its `__log__` returns, else its `repr`."""
+    try:
+        return _form(value)
+    except Exception:  # noqa: BLE001 boundary to user code: a log line must not fail the record it speaks of
+        return f"an object of {type(value).__name__} that cannot be shown"
+
+
+def log_line(level: str, message: str, fields: dict[str, Any]) -> bytes:
+    """Return a log record for the parent as a line of standard error; it must not fail the record it speaks of."""
+    try:
+        line = msgspec.json.encode((level, message, fields), enc_hook=describe)
+    except Exception:  # noqa: BLE001 boundary to user code
+        line = msgspec.json.encode((level, ascii(message), {"fields": ascii(list(fields))}))
+    return LOG_MARK + line + b"\n"
+
+
+def _form(value: Any) -> Any:
     if hasattr(value, "__log__"):
         return value.__log__()
-    return repr(value)
+    plain = next((convert for kind, convert in _PLAIN if isinstance(value, kind)), repr)
+    return plain(value)
+
+
+def _part(value: Any, whole: object = None) -> Any:
+    form = _form(value)
+    is_name = isinstance(form, str) and not isinstance(value, str) and form[:1] == "<" and form[-1:] == ">"
+    if is_name or (value is whole and not hasattr(value, "__log__") and not isinstance(value, str | int | float)):
+        kind = type(value).__name__
+        raise TypeError(f"the handler returned {kind}, which JSON cannot hold: return a dict, list, text or number")
+    return form
 
 
 def _name_non_numbers(value: Any) -> Any:

@@ -8,7 +8,7 @@ from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
 from headrace.functions import protocol
 from headrace.functions.sdk import Event, EventSource, TriggerInfo
-from headrace.functions.worker.handler import Responses, parts_of, to_json
+from headrace.functions.worker.handler import Responses, check_is_data, parts_of, text_of, to_json
 
 _JSON = "application/json"
 _OWN_HEADERS = ("content-type", "content-length", "transfer-encoding", "connection")
@@ -26,9 +26,10 @@ class RequestResponses(Responses):
         """Return the result of a request; raise `ValueError` for a response that HTTP does not allow."""
         response = response[0] if type(response) is list and response else response
         is_response, (status, body, headers) = hasattr(response, "status_code"), parts_of(response)
+        check_is_data(body)
         is_json = isinstance(body, dict) or not (is_response or isinstance(body, str) or body is response)
         kind = _JSON if is_json else (is_response and response.content_type) or "text/plain"
-        data = body if isinstance(body, bytes) else str(body).encode()
+        data = b"" if is_json else body if isinstance(body, bytes) else text_of(body).encode()
         if is_json:
             data = to_json(repr(body) if isinstance(body, bytes) else body)
         if not (isinstance(status, int) and 200 <= status <= 599):

@@ -1,5 +1,6 @@
 """One frame of work in the worker: keys and values are decoded, the handler is called for each record."""
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -156,6 +157,7 @@ class Serving:
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
         events = self._events_of(work, results)
         begun = await serve(handler or self._handler, events, results, stop, work.in_order)
+        await self._uncancel()
         del results[begun:]
         for index, outputs in self._emitted.items():
             result = results[index]
@@ -174,13 +176,15 @@ class Serving:
         resolve = self.resolve
         context, progress, begun = self._context, self._progress, self._begun
         responses = self._triggers[self._trigger].responses
-        nothing = responses.nothing
+        nothing, is_cancelled = responses.nothing, self._is_cancelled()
         for index, event in enumerate(events):
             if progress[1] == stop:
                 return index
             progress[0] = begun + index + 1
             if event is None:
                 continue
+            if is_cancelled and is_cancelled():
+                await self._uncancel()
             try:
                 response = handler(context, event)
                 if type(response) is CoroutineType:
@@ -208,8 +212,9 @@ class Serving:
             indexes = known[first : first + trigger.batch_size]
             batch = [event for index in indexes if (event := events[index])]
             self._progress[0] = self._begun + indexes[0] + 1
+            await self._uncancel()
             try:
-                response = handler(self._context, batch)
+                response = handler(self._context, [*batch])  # a list of its own, which it may consume
                 if type(response) is CoroutineType:
                     response = resolve(response) if resolve else await response
                 found = trigger.responses.results_of(response, batch)
@@ -220,6 +225,26 @@ class Serving:
                 failed = failed or bool(isinstance(result, protocol.Result) and result.error)
         self._progress[0] = self._begun + len(events)
         return len(events)
+
+    def _is_cancelled(self) -> Callable[[], int] | None:
+        """Return what tells whether an async handler has cancelled the task of all records; None for a plain one."""
+        if self.resolve:
+            return None
+        import asyncio  # here, so that plain handlers start without it
+
+        task = asyncio.current_task()
+        return task.cancelling if task else None
+
+    async def _uncancel(self) -> None:
+        """Take back what an async handler has cancelled, or the next record would get it."""
+        is_cancelled = self._is_cancelled()
+        if is_cancelled and is_cancelled():
+            import asyncio
+
+            while (task := asyncio.current_task()) and task.cancelling():
+                task.uncancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
 
     def _at_work(self) -> Event | None:
         # The number of records begun tells which one is at work, so calls of the handler need no preparation.
@@ -263,7 +288,7 @@ class Serving:
             except DecodeError as cause:
                 events[index] = None
                 results[index] = protocol.Result(error="DecodeError", reason=cause.description, undecodable=True)
-            except Exception as cause:  # noqa: BLE001 boundary to codecs: this record fails with its trace
+            except BaseException as cause:  # noqa: BLE001 boundary to codecs and types: this record fails with its trace
                 events[index] = None
                 results[index] = failure(cause)
         self._progress[0] = begun

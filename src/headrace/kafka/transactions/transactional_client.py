@@ -28,20 +28,27 @@ _SIGNS: Final = {
 }
 
 
+_FIRST: Final = "/bootstrap"
+"""Ends the names of configured addresses. The client drops them as soon as it knows the brokers, and sends nothing of a
+transaction there."""
+
+
 class _Broker(msgspec.Struct):
-    req_timeouts: int
-    txretries: int
-    disconnects: int
-    req: dict[str, int]
+    req_timeouts: int = 0
+    txretries: int = 0
+    disconnects: int = 0
+    req: dict[str, int] = {}
+    """Requests sent, by kind."""
+
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """Return what only grows while the client keeps the connection's counters."""
+        return self.req_timeouts, self.txretries, self.disconnects, sum(self.req.values())
 
 
 class _Statistics(msgspec.Struct):
     ts: int
     brokers: dict[str, _Broker]
-
-    def count(self, sign: str) -> int:
-        """Return a counter, summed over all connections."""
-        return sum(getattr(broker, sign) for broker in self.brokers.values())
 
     @property
     def ends(self) -> int:
@@ -50,6 +57,23 @@ class _Statistics(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Statistics).decode
+_UNUSED: Final = _Broker()
+
+
+def _sign_between(before: _Statistics, latest: _Statistics) -> str:
+    """Return the sign of a lost or repeated request between two statistics; empty if there is none.
+
+    A broker that leaves the metadata takes its counters with it, and begins at 0 when it comes back.
+    """
+    for name, new in latest.brokers.items():
+        old = before.brokers.get(name, _UNUSED)
+        for sign, meaning in _SIGNS.items():
+            if getattr(new, sign) > getattr(old, sign):
+                return meaning
+        if any(now < then for now, then in zip(new.counters, old.counters, strict=True)):
+            return "a broker left the cluster and came back"
+    gone = before.brokers.keys() - latest.brokers.keys()
+    return "a broker left the cluster" if any(not name.endswith(_FIRST) for name in gone) else ""
 
 
 class TransactionGuard:
@@ -58,12 +82,16 @@ class TransactionGuard:
     def __init__(self) -> None:
         self._before: _Statistics | None = None
         self._latest: _Statistics | None = None
+        self._sign = ""
+        """The first sign since the transaction began."""
         self._since = float("inf")
         self._transactions = 0
 
     def observe(self, statistics: str) -> None:
-        """Take the client's statistics."""
-        self._latest = _decode(statistics)
+        """Take the client's statistics: each of them, or counters of a broker that came and left are missed."""
+        before, self._latest = self._latest, _decode(statistics)
+        if before and not self._sign:
+            self._sign = _sign_between(before, self._latest)
 
     def opened(self, at: float) -> None:
         """Set when the client was ready for its first transaction; earlier statistics are ignored."""
@@ -85,14 +113,13 @@ class TransactionGuard:
             return ""
         if self._transactions >= MOST_TRANSACTIONS:
             return f"it has served {MOST_TRANSACTIONS} transactions"
-        for sign, meaning in _SIGNS.items():
-            if self._latest.count(sign) != self._before.count(sign):
-                return meaning
+        if self._sign:
+            return self._sign
         return "the end of a transaction was requested twice" if self._latest.ends > self._before.ends + 1 else ""
 
     def begin(self) -> None:
         """Compare from now on with the current statistics, in which `problem` has found nothing."""
-        self._before = self._latest
+        self._before, self._sign = self._latest, ""
 
 
 def transactional_properties(kafka: KafkaConfig, settings: ProducerConfig, name: str, seconds: float) -> dict[str, Any]:

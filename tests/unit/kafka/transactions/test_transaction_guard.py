@@ -9,12 +9,15 @@ import pytest
 
 from headrace.kafka.transactions.transactional_client import MOST_TRANSACTIONS, TransactionGuard
 
+QUIET = {"req_timeouts": 0, "txretries": 0, "disconnects": 0, "req": {"Produce": 9}}
+
 
 def statistics(at: float, ends: int = 0, **counters: int) -> str:
     """Return what a client would say at a time, as far as it is read."""
-    quiet = {"req_timeouts": 0, "txretries": 0, "disconnects": 0, "req": {"Produce": 9}, "state": "UP"}
-    coordinator: dict[str, Any] = {**quiet, **counters, "req": {"EndTxn": ends}}
-    return json.dumps({"ts": int(at * 1e6), "brokers": {"b/1": quiet, "TxnCoordinator": coordinator}, "age": 1})
+    coordinator: dict[str, Any] = {**QUIET, **counters, "req": {"EndTxn": ends}}
+    return json.dumps(
+        {"ts": int(at * 1e6), "brokers": {"b/1": {**QUIET, "state": "UP"}, "TxnCoordinator": coordinator}, "age": 1}
+    )
 
 
 def begun(at: float = 10.0, **counters: int) -> TransactionGuard:
@@ -72,11 +75,31 @@ def test_any_sign_of_a_lost_or_repeated_request_is_a_problem(counters: dict[str,
     assert guard.problem() == problem
 
 
-def test_a_connection_that_is_gone_is_a_problem() -> None:
-    """Its counters are gone too."""
-    guard = begun(req_timeouts=1)
-    guard.observe(json.dumps({"ts": 12_000_000, "brokers": {}}))
-    assert guard.problem() != ""
+REPEATED = {**QUIET, "txretries": 1}
+NEW = {**QUIET, "req": {"Produce": 1}}
+
+
+@pytest.mark.parametrize(
+    ("of_broker_2", "problem"),
+    [
+        ([QUIET, QUIET], ""),
+        ([REPEATED, REPEATED], "a request was sent again"),
+        ([REPEATED, None], "a request was sent again"),
+        ([None, None], "a broker left the cluster"),
+        ([None, QUIET], "a broker left the cluster"),
+        ([NEW, QUIET], "a broker left the cluster and came back"),
+    ],
+)
+def test_a_broker_that_leaves_takes_no_sign_along(of_broker_2: list[dict[str, Any] | None], problem: str) -> None:
+    """Its counters are gone too, so its leaving is a sign. A configured address is left by every client."""
+    guard = TransactionGuard()
+    guard.opened(10.0)
+    for at, second in enumerate([QUIET, *of_broker_2], 10):
+        brokers = {"b/1": QUIET, "b/2": second, "b/bootstrap": QUIET if at == 10 else None}
+        guard.observe(json.dumps({"ts": at * 1_000_000, "brokers": {name: b for name, b in brokers.items() if b}}))
+        if at == 10:
+            guard.begin()
+    assert guard.problem() == problem
 
 
 def test_a_client_is_replaced_before_its_epochs_end() -> None:

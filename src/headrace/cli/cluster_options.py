@@ -19,11 +19,12 @@ import click
 
 from headrace.cli.output import output_option
 from headrace.config.dev_endpoints import ENDPOINTS, environment
-from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig, check_servers
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.yaml_tree import KeyPath
+from headrace.errors import ConfigError
 from headrace.kafka import Admin, Producer
 from headrace.runtime import Deadline, SystemClock
 
@@ -95,10 +96,17 @@ def find_cluster(
     settings = file or with_environment(HeadraceConfig())
     kafka, registry = settings.kafka, settings.schema_registry
     if bootstrap_servers:
-        kafka = kafka.model_copy(update={"bootstrap_servers": bootstrap_servers})
+        kafka = _at(kafka, bootstrap_servers, "--bootstrap-servers")
     if registry_url:
         registry = registry.model_copy(update={"url": registry_url})
     return ClusterSettings(kafka, registry, None if only else file)
+
+
+def _at(kafka: KafkaConfig, servers: str, source: str) -> KafkaConfig:
+    try:
+        return kafka.model_copy(update={"bootstrap_servers": check_servers(servers)})
+    except ValueError as cause:
+        raise ConfigError(f"{source} {cause}") from None
 
 
 def find_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConfig | None:
@@ -138,7 +146,7 @@ def with_environment(settings: HeadraceConfig) -> HeadraceConfig:
     """Return settings with the addresses of the environment unless the file sets them."""
     kafka, registry, known = settings.kafka, settings.schema_registry, variables()
     if "bootstrap_servers" not in kafka.model_fields_set and known.get("KAFKA"):
-        kafka = kafka.model_copy(update={"bootstrap_servers": known["KAFKA"]})
+        kafka = _at(kafka, known["KAFKA"], "the environment variable KAFKA")
     # The registry of the dev cluster belongs to its Kafka only.
     urls = known if kafka.bootstrap_servers == known.get("KAFKA") else os.environ
     if "url" not in registry.model_fields_set and urls.get("SCHEMA_REGISTRY_URL"):

@@ -16,6 +16,10 @@ from headrace.config.remote_server import RemoteServer
 from headrace.config.section import PositiveSeconds, Section, Url
 from headrace.config.spelling import nearest
 
+PROTOCOLS: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+"""What may stand before the address of a broker, as in `advertised.listeners`."""
+_LAST_PORT: Final = 65_535
+
 
 class Key(NamedTuple):
     """The setting that replaces a key of Java's clients, of light-4j's files, or of Nuclio's triggers."""
@@ -158,7 +162,33 @@ MemberProperties = Annotated[dict[Annotated[str, AfterValidator(_for_members)], 
 """Properties for one consumer."""
 
 
-BootstrapServers = Annotated[str, Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$")]
+def _in_one_string(value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError(f"should be one string, not a list: write {','.join(str(each) for each in value)!r}")
+    return value
+
+
+def check_servers(servers: str) -> str:
+    """Return `host:port` of brokers, comma separated, if each is one.
+
+    Raises:
+        ValueError: One is not, such as the URL of an HTTP server.
+    """
+    for server in servers.split(","):
+        scheme, _, address = server.strip().rpartition("://")
+        plain, _, path = address.partition("/")
+        host, colon, port = plain.rpartition(":")
+        if path or (scheme and scheme.lower() not in PROTOCOLS):
+            raise ValueError(f"has {server.strip()}, and Kafka's brokers have no URL: write host:port, such as {plain}")
+        one_colon = colon and (":" not in host or host.endswith("]"))
+        if one_colon and not (host and port.isdecimal() and 1 <= int(port) <= _LAST_PORT):
+            raise ValueError(f"has {server.strip()}: write host:port, with a port from 1 to {_LAST_PORT}")
+    return servers
+
+
+BootstrapServers = Annotated[
+    str, BeforeValidator(_in_one_string), Field(pattern=r"^[^\s,]+(\s*,\s*[^\s,]+)*$"), AfterValidator(check_servers)
+]
 
 
 class KafkaConfig(Section):

@@ -139,7 +139,7 @@ class Reachability(Service):
         unanswered = self._unanswered
         if not unanswered:
             self.answered_at = now
-            self._has_answered = True
+            self._has_answered = self._errors.has_answered = True
         elif now - unanswered.began_at > _LATE_SECONDS:
             self.probe.seen_alive.set()
 
@@ -268,6 +268,7 @@ class BrokerProbe:
     def _connect(self, kafka: KafkaConfig) -> confluent_kafka.Consumer:
         """Return a client with changed security that a broker has answered."""
         errors = ConnectionErrors(kafka)
+        errors.has_answered = self._reachability.has_answered
         reports: list[Callable[[Any], None]] = [errors.take]
         client = self._new_client(kafka, lambda error: reports[-1](error))
         try:

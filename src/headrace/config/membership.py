@@ -22,6 +22,8 @@ _DECIDED_BY_BROKER: Final = {
 _DEFAULT_PROPERTIES: Final = {"session.timeout.ms": 10_000, _STRATEGY: "cooperative-sticky"}
 _NAMES: Final = {"group.instance.id": "[A-Za-z0-9._-]{0,249}", "group.remote.assignor": "[A-Za-z0-9._-]*"}
 _HEARTBEAT_MS = 3000
+_POLL_INTERVAL_MS = 60_000
+"""A group waits this long for a member that has vanished. Polls wait for no user code, and at most 20 s for a drain."""
 _LIKELY_MAX_BYTES = 1_000_000
 RECEIVE_BYTES: Final = 106_000_000
 """A broker accepts requests up to 104,857,600 bytes by default (`socket.request.max.bytes`), so no batch is larger.
@@ -97,7 +99,9 @@ class ConsumerConfig(Section):
         else:
             found.pop("group.remote.assignor", None)
             found.setdefault("heartbeat.interval.ms", min(_HEARTBEAT_MS, int(found["session.timeout.ms"]) // 3))
+            found.setdefault("max.poll.interval.ms", max(_POLL_INTERVAL_MS, int(found["session.timeout.ms"])))
             _check_times(found)
+        found.setdefault("max.poll.interval.ms", _POLL_INTERVAL_MS)
         if (fetch := int(found.get("fetch.max.bytes", RECEIVE_BYTES // 2))) < _LIKELY_MAX_BYTES:
             found["message.max.bytes"] = max(1000, fetch)  # the client lifts fetch.max.bytes to this
         elif fetch > RECEIVE_BYTES - _FETCH_HEAD_BYTES:
@@ -137,7 +141,7 @@ class ConsumerConfig(Section):
 def _check_times(found: Mapping[str, Any]) -> None:
     """Source: Kafka's consumer configuration; the client's own check names neither the value nor the setting."""
     session, beat = int(found["session.timeout.ms"]), int(found["heartbeat.interval.ms"])
-    poll = int(found.get("max.poll.interval.ms", 300_000))
+    poll = int(found["max.poll.interval.ms"])
     if beat >= session:
         raise ValueError(
             f"heartbeat.interval.ms is {beat} and session.timeout.ms {session}, so a session times out before the "

@@ -61,7 +61,7 @@ _AUTHORITY_FILES = (
     "/etc/ssl/cert.pem",
 )
 """The files of authorities on Debian, Fedora, openSUSE and Alpine."""
-_CONNECTION = re.compile(r"FAIL|REQTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
+_CONNECTION = re.compile(r"FAIL|REQTMOUT|SESSTMOUT|OIDC|METADATA .* request failed|FATAL.* authorization failed")
 """Lines about what is reported by other means."""
 _FENCED = re.compile("TXNERR .*(ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID)")
 """The group has other members by now, so the transaction is aborted; its caller gets the error."""

@@ -82,7 +82,8 @@ class Reachability(Service):
         self._security = kafka.security
         self._clock = clock
         self._report = report or log.warning
-        self._has_answered = False
+        self.has_answered = False
+        """Whether a broker has ever answered a client of this process."""
         self._unanswered: _Unanswered | None = None
         """The current outage; None while a broker answers, or while that is not known."""
         self._errors = ConnectionErrors(kafka)
@@ -116,7 +117,7 @@ class Reachability(Service):
         if outage := self.outage:
             return Readiness(False, outage.why)
         return Readiness(
-            self._has_answered, "" if self._has_answered else f"Kafka at {self.servers} has not answered yet"
+            self.has_answered, "" if self.has_answered else f"Kafka at {self.servers} has not answered yet"
         )
 
     @property
@@ -139,7 +140,7 @@ class Reachability(Service):
         unanswered = self._unanswered
         if not unanswered:
             self.answered_at = now
-            self._has_answered = self._errors.has_answered = True
+            self.has_answered = self._errors.has_answered = True
         elif now - unanswered.began_at > _LATE_SECONDS:
             self.probe.seen_alive.set()
 
@@ -169,7 +170,7 @@ class Reachability(Service):
     @property
     def is_reachable(self) -> bool:
         """Whether a broker has answered, and no outage is known."""
-        return self._has_answered and self._unanswered is None
+        return self.has_answered and self._unanswered is None
 
     @property
     def is_down(self) -> bool:
@@ -201,7 +202,7 @@ class Reachability(Service):
         now = self._clock.monotonic()
         outage = self.outage
         if answered:
-            self._has_answered = True
+            self.has_answered = True
             self._unanswered = None
             self._errors.clear()
             self.answered_at = now

@@ -131,7 +131,7 @@ def test_a_plain_listener_is_asked_in_plain_text(responses: list[bytes], name: s
 @pytest.mark.parametrize("security", [{}, LOGIN, CERTIFICATE])
 def test_a_cluster_that_has_answered_is_not_told_to_change_its_security(security: dict[str, Any]) -> None:
     """A broker that stops closes connections, too; nothing is sent to find out."""
-    closed = "ssl://{}/1: SSL handshake failed: SSL connection closed by peer: connecting to a PLAINTEXT broker listener?"
+    closed = "ssl://{}/1: SSL handshake failed: closed by peer: connecting to a PLAINTEXT broker listener?"
     with listener() as (address, requests):
         errors = ConnectionErrors(KafkaConfig.model_validate({"bootstrap_servers": address, "security": security}))
         errors.clear()

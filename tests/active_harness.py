@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
@@ -214,6 +215,7 @@ class Steps:
     def __init__(self, name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]) -> None:
         self.poll: Any = run.__self__  # type: ignore[attr-defined]
         self.alive = False
+        self.stop_requested = threading.Event()
         self._on_death = on_death
         self._ended = asyncio.Event()
 

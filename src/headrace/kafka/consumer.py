@@ -39,7 +39,8 @@ _STORE_SECONDS = 30.0
 """The longest time limit of a later one."""
 _STORE_REQUESTS = 32
 """How many run at a time."""
-_THREAD_STOP_SECONDS = 30.0
+_CLOSE_SECONDS = 5.0
+"""How long a client that must stop now may take to close: longer only if the group's coordinator does not answer."""
 _HANGS_SECONDS = 60.0
 """A turn of the thread takes milliseconds, or in a rebalance as long as the drain of its partitions."""
 _LOOK_SECONDS = 5.0
@@ -94,6 +95,8 @@ class Consumer(Service):
         self._released_part = 0.0
         self._running: _Running | None = None
         """None before the start."""
+        self._closed_by: Deadline | None = None
+        """When its thread is abandoned; None until it must leave."""
         self.on_problem: Callable[[HeadraceError], None] = lambda error: None
         """Called when a partition stalls until a seek, and when a topic was created again."""
         if topics:
@@ -130,18 +133,24 @@ class Consumer(Service):
             "error_cb": self._admin.reachability.failed,
         }
 
-    async def drain(self, deadline: Deadline) -> None:
-        """Leave the group: what is in flight is completed and committed first, as on a revoke."""
+    def begin_drain(self, deadline: Deadline) -> None:
+        """Have the thread leave the group: what is in flight is completed and committed first, as on a revoke."""
         if running := self._running:
             running.poll.leave_by = deadline
+            running.thread.stop_requested.set()
+            # The first time counts: many consumers are stopped one after the other.
+            self._closed_by = self._closed_by or Deadline(self._clock, deadline.remaining_seconds + _CLOSE_SECONDS)
+
+    async def drain(self, deadline: Deadline) -> None:
+        self.begin_drain(deadline)
+        if running := self._running:
             await running.thread.stop(deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        running = self._running
-        if running:
-            running.poll.leave_by = Deadline(self._clock, 0)
+        self.begin_drain(Deadline(self._clock, 0))
         await super().stop()  # a revoke that still waits for its drain ends here, with nothing to commit
-        if running and not await running.thread.stop(_THREAD_STOP_SECONDS):
+        limit = self._closed_by.remaining_seconds if self._closed_by else 0
+        if (running := self._running) and not await running.thread.stop(limit):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
 
     @property

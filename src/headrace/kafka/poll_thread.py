@@ -481,7 +481,8 @@ class PollThread:
 
         response = self.loop.wait_for(drain, "revoke", seconds + 1)
         if response is None and not self.loop.is_dead:
-            log.error("%s: draining %s timed out", self._name, names_of(partitions))
+            text = "%s: group %s: draining %s took over %.0f s: records in flight will be delivered again"
+            log.warning(text, self._name, self._problems.group, names_of(partitions), seconds)
         return response or {}
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:

@@ -47,6 +47,10 @@ class RestartedServices(Service):
         async with asyncio.timeout(2 * self._seconds):
             await self._running.wait()
 
+    def begin_drain(self, deadline: Deadline) -> None:
+        if self._supervisor:
+            self._supervisor.begin_drain(deadline)
+
     async def drain(self, deadline: Deadline) -> None:
         await self.cancel_tasks()
         if self._supervisor:

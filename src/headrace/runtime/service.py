@@ -50,6 +50,9 @@ class Service:
     async def run(self) -> None:
         """Do the work of a service with one task; called again after an error."""
 
+    def begin_drain(self, deadline: Deadline) -> None:
+        """Begin what takes long in `drain`, at the same time as all other services; must not wait."""
+
     async def drain(self, deadline: Deadline) -> None:
         """Accept no new work, and finish the work in flight by the deadline."""
 

@@ -107,9 +107,15 @@ class Supervisor:
             found |= self._readiness_of(service)
         return found
 
+    def begin_drain(self, deadline: Deadline) -> None:
+        """Begin the drain of every started service, so that consumers leave their groups side by side."""
+        for service in reversed(self._started):
+            service.begin_drain(deadline)
+
     async def drain(self, deadline: Deadline | None = None) -> None:
         """Drain every started service in reverse order by one shared deadline, by default in `drain_seconds`."""
         deadline = deadline or Deadline(self._clock, self._drain_seconds)
+        self.begin_drain(deadline)
         for service in reversed(self._started):
             try:
                 await asyncio.wait_for(service.drain(deadline), deadline.remaining_seconds)
@@ -120,6 +126,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop every started service in reverse order."""
+        self.begin_drain(Deadline(self._clock, 0))
         while self._started:
             service = self._started[-1]
             try:

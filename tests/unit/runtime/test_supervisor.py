@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.errors import KafkaError, ServiceDied, TopicNotFound
-from headrace.runtime import Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
+from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.runtime.supervisor import first_of
 from headrace.testing import ManualClock
@@ -147,6 +147,24 @@ async def test_one_service_that_cannot_drain_does_not_keep_the_others(broken: st
     await supervisor.run(signals)
     assert "drain a" in notes or broken == "hang"
     assert notes[-2:] == ["stop b", "stop a"]
+
+
+async def test_all_services_begin_to_drain_before_one_is_waited_for() -> None:
+    """Also those that restart together: consumers leave their groups side by side, not each with what is left."""
+    begun: list[str] = []
+
+    class Leaving(RecordedService):
+        def begin_drain(self, deadline: Deadline) -> None:
+            begun.append(self.name)
+
+    a, b, c = (Leaving(name, []) for name in "abc")
+    nested = RestartedServices("group", [a, b], lambda: [], SystemClock(), 5)
+    supervisor = supervised(nested, c, seconds=0.05)
+    c.may_drain.clear()
+    await supervisor.start()
+    await supervisor.drain()
+    assert begun[:3] == ["c", "b", "a"]
+    await supervisor.stop()
 
 
 async def test_stopping_a_service_ends_its_tasks() -> None:

@@ -29,6 +29,10 @@ class StartWhenHealthy(Service):
         self._waiting.on_death = self._died
         self.keep(self._begin, "health")
 
+    def begin_drain(self, deadline: Deadline) -> None:
+        if self._begun:
+            self._waiting.begin_drain(deadline)
+
     async def drain(self, deadline: Deadline) -> None:
         await self.cancel_tasks()
         if self._begun:

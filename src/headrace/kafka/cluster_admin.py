@@ -4,6 +4,7 @@ What the cluster rejects because of the request is InvalidRequest, with what to 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka
@@ -26,7 +27,7 @@ from headrace import errors
 from headrace.config.spelling import nearest
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
-from headrace.kafka.names import check_group, check_topic
+from headrace.kafka.names import check_group, check_topic, names_of
 
 _Error = confluent_kafka.KafkaError
 _CONFIG_NAMES: Final = """
@@ -51,6 +52,8 @@ _ADVICE: Final = {
     _Error.TOPIC_DELETION_DISABLED: "set delete.topic.enable on the brokers",
 }
 """Kafka's errors that the request causes, with what to do."""
+_SETTLED: Final = ("stable", "empty", "dead")
+"""States of a group that waits for nobody."""
 _ANY: Final[Any] = None
 _ALL_RULES: Final = AclBindingFilter(
     ResourceType.ANY, _ANY, ResourcePatternType.ANY, _ANY, _ANY, AclOperation.ANY, AclPermissionType.ANY
@@ -86,6 +89,19 @@ class GroupDetails(NamedTuple):
     assignor: str
     coordinator: int | None
     members: Sequence[Any]
+
+
+async def rebalance_of(admin: Admin, group: str, since: float) -> str:
+    """Return since when a group rebalances, and its members; empty if it does not. `since` is in seconds of 1970."""
+    when = f"since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    try:
+        found = await ClusterAdmin(admin).group(group)
+    except errors.HeadraceError as cause:
+        return f"group {group}: no partitions assigned {when}: {cause.description}"
+    if found is None or found.state in _SETTLED:
+        return ""
+    members = names_of(sorted(f"{each.client_id} at {each.host.lstrip('/')}" for each in found.members))
+    return f"group {group} has been rebalancing {when}; it waits for its members: {members}"
 
 
 class ClusterAdmin:

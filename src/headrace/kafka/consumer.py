@@ -18,6 +18,7 @@ from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, Topic
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.properties import member_properties
+from headrace.kafka.cluster_admin import rebalance_of
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
@@ -44,6 +45,7 @@ _CLOSE_SECONDS = 5.0
 _HANGS_SECONDS = 60.0
 """A turn of the thread takes milliseconds, or in a rebalance as long as the drain of its partitions."""
 _LOOK_SECONDS = 5.0
+_STALLED_SECONDS = 60.0
 _DEFAULT_POLICY = ReadPolicy()
 _consumers: WeakSet["Consumer"] = WeakSet()
 
@@ -88,13 +90,15 @@ class Consumer(Service):
         self._clock = clock
         self._admin = admin
         self._properties()
-        self._problems = ConsumerProblems(group, admin.config)
+        self._problems = ConsumerProblems(group, admin.config, clock)
         self._commands = CommandQueue()
         self._epochs: dict[TopicPartition, int] = {}
         """Assignment epochs, as far as the loop knows them: the thread may be ahead."""
         self._released_part = 0.0
         self._running: _Running | None = None
         """None before the start."""
+        self._rebalance = ""
+        """What a rebalance of the group waits for, if it takes long."""
         self._closed_by: Deadline | None = None
         """When its thread is abandoned; None until it must leave."""
         self.on_problem: Callable[[HeadraceError], None] = lambda error: None
@@ -124,6 +128,7 @@ class Consumer(Service):
         self._running = _Running(poll, thread)
         thread.start()
         _consumers.add(self)
+        self.keep(self._watch_group, "group")
 
     def _properties(self) -> dict[str, Any]:
         return {
@@ -162,8 +167,21 @@ class Consumer(Service):
         return self._clock.monotonic() - running.poll.turned_at > _HANGS_SECONDS + self._policy.drain_seconds
 
     def readiness(self) -> Readiness:
-        reasons = self._problems.all()
+        reasons = [*self._problems.all(), self._rebalance] if self._rebalance else self._problems.all()
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
+
+    async def _watch_group(self) -> None:
+        """Say since when the group rebalances and who its members are, if this one has long had no partitions."""
+        while True:
+            await self._clock.sleep(_LOOK_SECONDS)
+            since, now = self._problems.joining_since, self._clock.monotonic()
+            if since is None or now - since < _STALLED_SECONDS:
+                self._rebalance = ""
+                continue
+            began, before = self._clock.time() - (now - since), self._rebalance
+            self._rebalance = await rebalance_of(self._admin, self._group, began)
+            if self._rebalance and not before:
+                log.warning("%s", self._rebalance)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         now = self._clock.monotonic()

@@ -12,8 +12,9 @@ from headrace.errors import HeadraceError
 from headrace.kafka.client.access import Right, is_refused
 from headrace.kafka.client.error_map import to_error
 from headrace.records import CommitOffsets, Epochs, Record, TopicPartition
-from headrace.runtime import Deadline, LoopBridge, Service
+from headrace.runtime import Clock, Deadline, LoopBridge, Service, SystemClock
 
+_CLOCK = SystemClock()
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -122,8 +123,11 @@ class CommandQueue:
 class ConsumerProblems:
     """Why records do not arrive: set by the thread, read by the loop. One sentence per partition, one for the group."""
 
-    def __init__(self, group: str, kafka: KafkaConfig = KafkaConfig()) -> None:  # noqa: B008 it never changes
+    def __init__(self, group: str, kafka: KafkaConfig = KafkaConfig(), clock: Clock = _CLOCK) -> None:  # noqa: B008 it never changes
         self.group = group
+        self.joining_since: float | None = clock.monotonic()
+        """Since when the group has assigned nothing, by the monotonic clock; None while it has."""
+        self._clock = clock
         self.refused: dict[TopicPartition, float] = {}
         """Partitions that the group may not read, each with the time of the next attempt."""
         self._kafka = kafka
@@ -151,6 +155,15 @@ class ConsumerProblems:
             self._problems[about] = problem
         else:
             self._problems.pop(about, None)
+        if not about:
+            self.without_partitions(joining=bool(problem))
+
+    def without_partitions(self, *, joining: bool = True) -> None:
+        """Set whether the group waits to be assigned partitions again, from now on or for some time."""
+        if not joining:
+            self.joining_since = None
+        elif self.joining_since is None:
+            self.joining_since = self._clock.monotonic()
 
     def error(self, error: Any, topics: Iterable[str] = ()) -> HeadraceError:
         """Return our error for what Kafka refuses the group, perhaps for some topics."""

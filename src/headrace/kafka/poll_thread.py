@@ -21,6 +21,7 @@ from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
 from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition, committed_offsets
+from headrace.kafka.positions import client_partitions as _plain
 from headrace.kafka.reader import to_batches
 from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
@@ -445,6 +446,8 @@ class PollThread:
         reach("revoke.before")
         self._drain_and_commit(partitions)
         self._assignment.remove(revoked)
+        if not self.epochs:
+            self._problems.without_partitions()
         log.info("%s: revoked %s", self._name, names_of(partitions))
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
@@ -494,7 +497,3 @@ class PollThread:
             self._problems.refused.pop(partition, None)
             if sought := self._seeks.pop(partition, None):
                 sought(False)
-
-
-def _plain(partitions: Sequence[TopicPartition]) -> list[Any]:
-    return [confluent_kafka.TopicPartition(p.topic, p.partition) for p in partitions]

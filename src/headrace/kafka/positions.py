@@ -461,3 +461,8 @@ def to_client(offsets: CommitOffsets) -> list[Any]:
 def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
     """Return committed offsets, as the client returns them."""
     return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
+
+
+def client_partitions(partitions: Iterable[TopicPartition]) -> list[Any]:
+    """Return partitions as the client has them."""
+    return [confluent_kafka.TopicPartition(*partition) for partition in partitions]

@@ -21,6 +21,7 @@ from headrace.devcluster import Cluster, HeadraceProcess
 
 PARTITIONS = 8
 BUSY_SECONDS = 30.0
+_LIMIT_SECONDS = 600.0
 SOURCE = Path(__file__).parents[1] / "src"
 
 
@@ -115,7 +116,7 @@ class Bench:
         process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL)
         try:
             yield
-            process.wait()
+            process.wait(_LIMIT_SECONDS)
         finally:
             process.kill()
             process.wait()

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -25,6 +26,10 @@ ROWS = {
 }
 
 
+LIMIT_SECONDS = 600.0
+"""The longest wait for a line of a backend."""
+
+
 class Sink:
     """A counting backend in a process of its own: of Go where it is installed."""
 
@@ -41,9 +46,13 @@ class Sink:
         self.process.kill()
         self.process.wait()
 
-    def line(self) -> str:
+    def line(self, limit_seconds: float = LIMIT_SECONDS) -> str:
+        """Wait for the next line. The backend is killed, and this fails, after the limit."""
         assert self.process.stdout
+        limit = threading.Timer(limit_seconds, self.process.kill)
+        limit.start()
         line = self.process.stdout.readline()
+        limit.cancel()
         if not line:
             raise RuntimeError(f"the backend ended with {self.process.wait()}")
         return line

@@ -11,8 +11,10 @@ from bench.measured import table
 from bench.push import Sink, consumer
 from headrace.devcluster import HeadraceProcess
 
-SECONDS = 40
-SETTLED_SECONDS = 5.0
+SECONDS = 20
+LIMIT_SECONDS = 60
+"""For all records of one kind of members to arrive; the row ends with an error after it."""
+SETTLED_SECONDS = 3.0
 """Between the restarts, before the first one, and before the first record."""
 MEMBERS: dict[str, dict[str, Any]] = {
     "static members": {"group.instance.id": "member-{}"},
@@ -56,14 +58,14 @@ processors are the broker, the producer and the backend, so a restart takes long
                 start(number)
             time.sleep(SETTLED_SECONDS)  # the second one has got its partitions, which is no part of a restart
             with self.bench.loop("steady", topic, records):
-                sink.line()
+                sink.line(LIMIT_SECONDS)
                 for number in (0, 1):
                     time.sleep(SETTLED_SECONDS)
                     begun = time.monotonic()
                     folder[number].terminate()
                     start(number)
                     took.append(time.monotonic() - begun)
-                found: dict[str, float] = json.loads(sink.line())
+                found: dict[str, float] = json.loads(sink.line(LIMIT_SECONDS))
             for process in folder.values():
                 process.terminate()
         return found, took

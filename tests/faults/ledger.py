@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -194,8 +194,19 @@ class Ledger(Scenario):
         self.cluster.wait_in_sync()
 
     def check_acknowledged(self, topic: str, poster: Poster, faults: Sequence[Fault] = (ANY_TIME,)) -> None:
-        """Each acknowledged record is at its place; none is there twice, was certainly refused, or is from nowhere."""
-        assert not (wrong := check_produced(poster.history, self.records(topic), faults)), wrong
+        """Each acknowledged record is at its place; none is there twice, was certainly refused, or is from nowhere.
+
+        A commit is answered before its markers are written, so what is missing is looked for again.
+        """
+        wrong: list[str] = []
+
+        def is_complete() -> bool:
+            wrong[:] = check_produced(poster.history, self.records(topic), faults)
+            return not any(text.startswith("lost: ") for text in wrong)
+
+        with suppress(AssertionError):
+            self.wait_until(is_complete, "acknowledged records")
+        assert not wrong
 
     def missing(self, topic: str, delivered: set[tuple[int, int]]) -> set[tuple[int, int]]:
         """Return what is in the topic now and was not delivered; a record whose outcome is unknown may come late."""

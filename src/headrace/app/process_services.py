@@ -411,7 +411,13 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     if url := config.health.downstream_url:
         from headrace.control.health.backend_check import BackendCheck
 
-        services.append(ServerWatch("backend", BackendCheck(config.health, url), clock))
+        origin = urlsplit(url)[:2]
+        same = (
+            one.backend.tls for one in config.reactive_consumers.values() if urlsplit(one.backend.url)[:2] == origin
+        )
+        tls = next(same, None)
+        files = ClientTlsFiles("health", tls, clock) if tls and origin[0] == "https" else None
+        services.append(ServerWatch("backend", BackendCheck(config.health, url, files), clock))
     created = assembly.parts.created_topics
     if config.audit.to == "topic" and config.kafka.create_topics:
         created = {config.audit.topic: InternalTopic(config.audit.topic), **created}

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.config.administration import HealthConfig
+from headrace.config.backend import ClientTls
 from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.control.health.backend_check import BackendCheck
+from headrace.errors import DestinationUnavailable
 from headrace.http.endpoint import endpoints_of
-from headrace.testing import HeadraceProcess
+from headrace.runtime.tls import ClientTlsFiles
+from headrace.testing import HeadraceProcess, ManualClock
 from tests.active_client import Response, send
+from tests.raw_server import Authority, always, served
 
 ADMIN, WRITER = "canary-of-the-admin-token", "canary-of-the-writer-token"
 OPERATIONS = [(one.method, one.path.replace("{assault}", "kill")) for one in endpoints_of(AdministrationEndpoints)]
@@ -129,11 +135,25 @@ def test_requests_for_the_backend_are_passed_on_without_credentials(site: Site) 
 def test_the_backend_fails_readiness_and_never_liveness(site: Site) -> None:
     """Its state is in readiness within seconds, with the reason and without the query of its URL."""
     until(lambda: site.service("backend")["reason"].endswith("/health is not healthy: it responds with HTTP 503"))
-    assert site.ask("GET", "/health/headrace").body == {"result": "ERROR"}
+    for path in ("/health/headrace", "/adm/health/headrace"):
+        assert send("GET", site.process.url + path).body == {"result": "ERROR"}, path
     assert send("GET", f"{site.process.url}/health/readiness").body == {"ready": False}
     assert site.is_live()
     Backend.status = 204
     until(lambda: site.service("backend")["ready"])
+
+
+async def test_the_check_of_a_backend_trusts_what_its_consumer_trusts(tmp_path: Path) -> None:
+    """And says so if the certificate is not trusted."""
+    authority = Authority(tmp_path)
+    tls = ClientTlsFiles("health", ClientTls(ca=authority.file), ManualClock())
+    refusal = b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"
+    async with served(always(refusal), tls=authority.issue("backend")) as backend:
+        for trusted, why in ((tls, "it responds with HTTP 503"), (None, "its certificate is not trusted")):
+            check = BackendCheck(HealthConfig(), f"https://127.0.0.1:{backend.port}/", trusted)
+            with pytest.raises(DestinationUnavailable, match=why):
+                await check.check()
+            await check.close()
 
 
 def test_a_level_returns_by_itself(site: Site) -> None:

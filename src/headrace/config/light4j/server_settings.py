@@ -1,8 +1,10 @@
 """The listener, the check of tokens and pushes of metrics that a light-4j folder sets, and stores of certificates."""
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -33,7 +35,10 @@ def listener(folder: LightFolder) -> Written:
         if two_way.is_on and pem_store(folder, trusted if trusted.written else two_way, trusted, with_key=False):
             yield ("http", "tls", "client_ca"), trusted, str(folder.path_of(str(trusted.value)))
     elif not https.written:
+        store = get("server", "keystoreName")
         why = "the packaged key is public; for HTTPS add server.keystore as a PEM file with certificate and key"
+        if folder.path_of(str(store.value)).is_file():
+            why = f"{store.value} is not PEM. To convert it, run: {_conversion(folder.path_of(str(store.value)))}"
         folder.remark(https._replace(written=True), f"this is HTTP on port {port.value}: {why}")
     if host.value in _LOOPBACK or (has_tls and _has_security(folder)):
         yield ("http", "host"), host, host.value
@@ -87,7 +92,6 @@ def pem_store(folder: LightFolder, named_at: Setting, store: Setting | None = No
         with_key: Whether it holds a key, and not only certificates.
     """
     path = folder.path_of(str((store or named_at).value))
-    name, command = shlex.quote(str(path)), ""
     try:
         content = path.read_bytes()
     except OSError as cause:
@@ -95,22 +99,33 @@ def pem_store(folder: LightFolder, named_at: Setting, store: Setting | None = No
         return False
     if _PEM in content:
         return True
-    if with_key:
-        command = f"keytool -importkeystore -srckeystore {name} -destkeystore {name}.p12 -deststoretype PKCS12 && "
-        command += f"openssl pkcs12 -in {name}.p12 -nodes -out {name}.pem && chmod 600 {name}.pem"
-    else:
-        command = f"keytool -list -rfc -keystore {name} > {name}.pem"
+    name = shlex.quote(str(path))
+    command = _conversion(path) if with_key else f"keytool -list -rfc -keystore {name} > {name}.pem"
     folder.refuse(named_at, f"names {path}, which is not PEM. To convert it, run: {command}; then name {path.name}.pem")
     return False
 
 
+def _conversion(store: Path) -> str:
+    """Return the commands that make a PEM file of a store of Java with a key."""
+    name = shlex.quote(str(store))
+    command = f"keytool -importkeystore -srckeystore {name} -destkeystore {name}.p12 -deststoretype PKCS12 && "
+    return command + f"openssl pkcs12 -in {name}.p12 -nodes -out {name}.pem && chmod 600 {name}.pem"
+
+
 def _has_tls(folder: LightFolder) -> bool:
-    """Return whether the listener has TLS: not if the folder has only a port of HTTP, as older versions need it."""
+    """Return whether the listener has TLS, which is light-4j's default.
+
+    It does not if the folder has no store. One that is not PEM is refused, unless the folder names a port of HTTP.
+    """
     https, http = folder.get("server", "enableHttps"), folder.get("server", "enableHttp")
-    store, port = folder.get("server", "keystoreName"), folder.get("server", "httpPort")
+    port, store = folder.get("server", "httpPort"), folder.path_of(str(folder.get("server", "keystoreName").value))
     if https.written:
         return https.is_on
-    return folder.path_of(str(store.value)).is_file() and not (port.written or http.is_on)
+    if not store.is_file():
+        return False
+    with contextlib.suppress(OSError):  # then it is refused as a file that cannot be read
+        return _PEM in store.read_bytes() or not (port.written or http.is_on)
+    return True
 
 
 def _has_security(folder: LightFolder) -> bool:

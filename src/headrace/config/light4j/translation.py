@@ -89,6 +89,7 @@ class _Translation:
         self._write_switches()
         self._write_audit()
         self._write_backend()
+        self._write_health()
         self._write_ksqldb()
         for path, found, value in (*listener(self._folder), *token_check(self._folder), *pushed_metrics(self._folder)):
             self._set(path, found, value)
@@ -246,12 +247,9 @@ class _Translation:
         self._set((*at, "dead_letter", "enabled"), dead_letters, dead_letters.value)
         if not dead_letters.is_on:  # light-4j drops such records
             self._set((*at, "retry", "last_retry"), dead_letters, True)
-        if self._folder.get("health", "downstreamEnabled").is_on:
-            found = self._folder.get("health", "downstreamPath")
-            self._set((*at, "backend", "health", "path"), found, found.value)
-        checked = self._folder.get("health", "downstreamHost")
-        if checked.written and str(checked.value).rstrip("/") != str(host.value).rstrip("/"):
-            self._folder.remark(checked, f"the check is sent to the host of {host.label}")
+        checked = self._folder.get("health", "downstreamPath")
+        if self._folder.get("health", "downstreamEnabled").is_on and isinstance(checked.value, str):
+            self._set((*at, "backend", "health", "path"), checked, checked.value)
         for key, names in (("trustStore", ["ca"]), ("keyStore", ["certificate", "key"])):
             store = next((one for name, one in self._settings["client"].items() if name.endswith(key)), None)
             if store and store.written and not str(host.value).startswith("https:"):
@@ -259,6 +257,21 @@ class _Translation:
             elif store and store.written and pem_store(self._folder, store, with_key=len(names) > 1):
                 for name in names:
                     self._set((*at, "backend", "tls", name), store, str(self._folder.path_of(str(store.value))))
+
+    def _write_health(self) -> None:
+        """Write the check of the backend; without a host of its own it goes to the one that gets the records."""
+        get = functools.partial(self._folder.get, "health")
+        enabled, host, path = get("downstreamEnabled"), get("downstreamHost"), get("downstreamPath")
+        if not enabled.is_on:
+            for one in (host, path):
+                if one.written:
+                    self._folder.remark(one, "downstreamEnabled is not true")
+            return
+        pushed = self._folder.get("kafka-consumer", "backendApiHost")
+        base = host if host.written or "reactive" not in self._features else pushed
+        source = next((one for one in (path, host, enabled) if one.written), enabled)
+        url = _url(base.value, path.value) if isinstance(path.value, str) else path.value
+        self._set(("health", "downstream_url"), source, url)
 
     def _write_ksqldb(self) -> None:
         if not self._features & {"ksqldb", "query"}:

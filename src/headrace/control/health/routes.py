@@ -119,6 +119,8 @@ class HealthEndpoints:
             return HttpResponse(HealthResult(result), 200 if ready else 400)
         return HttpResponse(result.encode(), 200 if ready else 400, TEXT.encode())
 
+    control_plane = health.at("GET", "/adm/health/{serviceId}", "getHealthOfControlPlane", described=False)
+
     @Endpoint("GET", "/metrics", "getMetrics", "All metrics, for Prometheus", Rule((METRICS, ADMIN)), {200: TEXT})
     async def metrics(self, call: Call[None, None]) -> HttpResponse:
         text = await run_blocking(text_of, self._metrics.snapshot())

@@ -86,7 +86,7 @@ def check(file: Path, output: str) -> None:
             settings, problems, files, _, remarks = read_config(file, variables(), _check_sql)
         except ConfigError as error:
             settings, problems, files, remarks = None, [error.description], {}, []
-        problems += _problems_of(files, settings)
+        problems += problems_of_files(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
     rare = [part for part in ("tables", "queries") if getattr(settings, part, None)]
@@ -149,7 +149,8 @@ def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
     yield from problems
 
 
-def _problems_of(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
+def problems_of_files(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
+    """Return the problems of function and pipeline files, by the section that names them."""
     from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipeline
 

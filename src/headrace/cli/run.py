@@ -13,8 +13,10 @@ import click
 
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, load_settings, variables
 from headrace.cli.development import development_settings
+from headrace.cli.output import collected_warnings
 from headrace.config.light4j.folder import folders_of
 from headrace.config.load import read_config
+from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import process_count
 from headrace.errors import ConfigError, FunctionInvalid, PipelineInvalid
 
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 _STANDARD_ERROR = 2
 _STARTED_AGAIN = "_HEADRACE_STARTED_AGAIN"
 """A variable of the process that follows another after a change."""
+_INVALID = 78
 _INVALID_SECONDS = 1.0
 _CHECK_SECONDS = 60.0
 
@@ -52,7 +55,7 @@ def run(file: Path, dev: bool, share: bool, program: tuple[str, ...]) -> int:
     path = None if dev and file == DEFAULT_FILE and not file.exists() else file
     follows = os.environ.pop(_STARTED_AGAIN, "")
     try:
-        code, starts_again = _run(file, path, dev, program)
+        code, starts_again = _run(file, path, dev, program, is_checked=bool(follows))
     except (ConfigError, FunctionInvalid, PipelineInvalid) as problem:
         if not follows:
             raise
@@ -64,14 +67,17 @@ def run(file: Path, dev: bool, share: bool, program: tuple[str, ...]) -> int:
     return code
 
 
-def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...]) -> tuple[int, bool]:
+def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...], *, is_checked: bool) -> tuple[int, bool]:
     """Return the exit code, and whether a change asks for another run."""
     from headrace.app.changed_files import ChangedFiles
     from headrace.runtime import SystemClock
     from headrace.runtime.telemetry.logs import configure_logging
 
-    files = ChangedFiles(path, load_settings(path), SystemClock()) if dev else None
-    settings = development_settings(path) if dev else load_settings(file)
+    settings = load_settings(path)
+    files = ChangedFiles(path, settings, SystemClock()) if dev else None
+    if path and not is_checked:
+        _check(path, settings)
+    settings = development_settings(path) if dev else settings
     configure_logging(settings.log_level, settings.log_format)
     for remark in read_config(file, variables()).remarks if folders_of(file) else ():
         log.warning(remark)
@@ -89,11 +95,35 @@ def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...]) -> 
     return code, bool(files and files.starts_again)
 
 
-def _wait_until_valid(file: Path) -> None:
+def _check(file: Path, settings: HeadraceConfig) -> None:
+    """Do what `config check` does, before anything starts.
+
+    Code of users is not imported. What needs DuckDB or the parser of SQL runs in a process of its own.
+
+    Raises:
+        ConfigError: One line per problem.
+    """
+    if settings.tables or settings.pipelines:
+        code, text = _config_check(file)
+        problems = [line for line in text.splitlines() if not line.startswith("warning: ")] if code == _INVALID else []
+    else:
+        from headrace.cli.configuration import problems_of_files
+
+        with collected_warnings():  # the start logs them
+            problems = problems_of_files({"functions": settings.functions}, settings)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _config_check(file: Path) -> tuple[int, str]:
     from headrace.runtime import run_program
 
     check = [sys.executable, "-m", "headrace.cli.main", "config", "check", "-c", str(file)]
-    while run_program(check, _CHECK_SECONDS, env=os.environ)[0]:
+    return run_program(check, _CHECK_SECONDS, env=os.environ)
+
+
+def _wait_until_valid(file: Path) -> None:
+    while _config_check(file)[0]:
         time.sleep(_INVALID_SECONDS)
 
 

@@ -148,6 +148,11 @@ def test_files_that_are_wrong_end_with_78(tmp_path: Path, text: str, says: str) 
     """Every file the run needs is read before anything starts; its fault is named by file and line."""
     (tmp_path / "function.yaml").write_text("metadata: {name: f}\nspec:\n  handler: nothing\n")
     (tmp_path / "pipeline.yaml").write_text("name: p\nflows: 7\n")
+    triggers = "  triggers: {t: {kind: kafka, attributes: {topics: [t], consumerGroup: g}}}\n"
+    (tmp_path / "missing.yaml").write_text(f"metadata: {{name: f}}\nspec:\n  handler: mein:handler\n{triggers}")
+    (tmp_path / "main.py").write_text("def handler(context, event): ...\n")
+    flow = "flows: {f: {sql: SELEC a FROM t, sink: {topic: u}}}\n"
+    (tmp_path / "sql.yaml").write_text(f"name: p\nsources: {{t: {{topic: t, schema: a INT}}}}\n{flow}")
     (tmp_path / "headrace.yaml").write_text(text)
     command = [sys.executable, "-m", "headrace.cli.main", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)

@@ -6,12 +6,11 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Final
 
 from headrace.config.administration import ConsoleConfig
 from headrace.config.http import HttpConfig
-from headrace.errors import EnvironmentProblem
+from headrace.extras import require
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
 
 log = logging.getLogger(__name__)
@@ -19,7 +18,6 @@ log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 2.0
-CONSOLE_LIBRARY: Final = "nicegui"
 """What the extra `console` installs."""
 
 
@@ -34,8 +32,7 @@ class ConsoleProcess(Service):
         Raises:
             EnvironmentProblem: The library is missing.
         """
-        if find_spec(CONSOLE_LIBRARY) is None:
-            raise EnvironmentProblem(f"console needs {CONSOLE_LIBRARY}. Run: pip install 'headrace[console]'")
+        require("console", "the section console")
         super().__init__("console")
         # Settings.
         self._settings = settings

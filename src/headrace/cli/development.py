@@ -6,19 +6,18 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
-from headrace.app.console_process import CONSOLE_LIBRARY
 from headrace.cli.cluster_options import load_settings
 from headrace.cli.output import install_progress
 from headrace.config.administration import ConsoleConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.errors import HeadraceError
+from headrace.extras import missing_of, require
 from headrace.kafka import Admin
 
 _CONNECT_SECONDS = 1.0
@@ -47,19 +46,15 @@ def development_settings(file: Path | None) -> HeadraceConfig:
 def _for_development(settings: HeadraceConfig) -> HeadraceConfig:
     """Return the settings with what a development run adds: reload, and the console where its library is installed."""
     added: dict[str, object] = {"functions_reload": True}
-    if settings.console is None and find_spec(CONSOLE_LIBRARY):
+    if settings.console is None and not missing_of("console"):
         added["console"] = ConsoleConfig(port=0)
     return settings.model_copy(update=added)
 
 
 def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[str]) -> None:
-    try:
-        from headrace.devcluster import DevCluster
-    except ModuleNotFoundError as cause:
-        raise EnvironmentProblem(
-            f"no Kafka responds at {settings.kafka.bootstrap_servers}, and starting one needs the package "
-            f"{cause.name}: pip install 'headrace[devcluster]'"
-        ) from cause
+    require("devcluster", f"no Kafka responds at {settings.kafka.bootstrap_servers}, and starting one")
+    from headrace.devcluster import DevCluster
+
     # Other commands read the same file, so a port in it is kept.
     port = _port(servers[0]) if _is_fixed(file, settings, "kafka", "bootstrap_servers", "KAFKA") else None
     url = settings.schema_registry.url

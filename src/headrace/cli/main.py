@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from headrace.cli.removed import WithRemoved
 from headrace.config.spelling import nearest
-from headrace.errors import ConfigError, EnvironmentProblem, FunctionInvalid, HeadraceError, PipelineInvalid
+from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
 
 _COMMANDS = {
     "init": "Write a small project that runs: push, function, pipeline, query, or all of them.",
@@ -49,8 +49,8 @@ _MODULES |= {"sql": "sql_command", "tables": "sql_tables", "produce": "produce_c
 _MODULES |= {"jobs": "replay_jobs", "replay": "replay_jobs"}
 """Modules of commands that share one; any other has the command's name."""
 _OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_EXTRAS = {"console": "console", "dev": "devcluster", "demo": "demo"}
-"""Commands whose modules need packages that are not always installed, and the extras that have these."""
+_EXTRAS = {"demo": "demo", "sql": "queries"}
+"""Commands and the extra that has all that they need, where a missing module alone may name another one."""
 
 _WELCOME = """\
 Headrace carries Kafka to people's code. Three commands to start with:
@@ -73,13 +73,7 @@ class _Lazy(WithRemoved):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        try:
-            module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
-        except ModuleNotFoundError as cause:
-            if cmd_name not in _EXTRAS or (cause.name or "").startswith("headrace"):
-                raise
-            need = f"headrace {cmd_name} needs the package {cause.name}: pip install 'headrace[{_EXTRAS[cmd_name]}]'"
-            raise EnvironmentProblem(need) from cause
+        module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -145,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as ended:  # during the start of `run`
         code = ended.code if isinstance(ended.code, int) else 0
     except Exception as cause:  # noqa: BLE001 boundary: the user sees one paragraph
-        code = _explain(cause, debug)
+        code = _explain(cause, debug, words)
     if arguments is None and "run" in words[:3]:
         _end_at_once(code)
     sys.exit(code)
@@ -177,12 +171,14 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _explain(cause: Exception, debug: bool) -> int:
+def _explain(cause: Exception, debug: bool, words: Sequence[str]) -> int:
     if debug:
         traceback.print_exception(cause)
     if isinstance(cause, click.ClickException):
         cause.show()
         return cause.exit_code
+    if isinstance(cause, ModuleNotFoundError) and (missing := _missing_extra(cause.name or "", words)):
+        cause = missing
     if isinstance(cause, HeadraceError):
         click.echo(cause.description, err=True)
         return 78 if isinstance(cause, ConfigError | FunctionInvalid | PipelineInvalid) else 1
@@ -196,6 +192,15 @@ def _explain(cause: Exception, debug: bool) -> int:
         err=True,
     )
     return 1
+
+
+def _missing_extra(module: str, words: Sequence[str]) -> HeadraceError | None:
+    """Return the error that names the extra with a module, wherever its import failed; None if none has it."""
+    from headrace.extras import extra_of, not_installed
+
+    command = next((word for word in words if word in _COMMANDS), "")
+    extra = extra_of(module)
+    return not_installed(f"headrace {command}", module, _EXTRAS.get(command, extra)) if extra else None
 
 
 if __name__ == "__main__":

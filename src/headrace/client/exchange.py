@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.errors import EnvironmentProblem, HeadraceError, catalogue
+from headrace.errors import HeadraceError, catalogue
+from headrace.extras import not_installed
 
 T = TypeVar("T")
 
@@ -175,7 +176,7 @@ def load_httpx() -> Any:
     try:
         return importlib.import_module("httpx")
     except ImportError as cause:
-        raise EnvironmentProblem("the HTTP client needs httpx: pip install 'headrace[client]'") from cause
+        raise not_installed("the HTTP client", cause.name or "httpx", "client") from cause
 
 
 def pause_of(policy: RetryPolicy, attempt: int) -> float:

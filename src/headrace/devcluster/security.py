@@ -21,7 +21,7 @@ from confluent_kafka.admin._scram import (
 )
 
 from headrace.devcluster.certificates import SERVER_NAME, STORE_PASSWORD, Authority, write_file
-from headrace.errors import EnvironmentProblem
+from headrace.extras import not_installed
 
 ADMIN: Final = "admin"
 """Has every right."""
@@ -77,8 +77,7 @@ class ClusterSecurity:
             try:
                 from joserfc.jwk import RSAKey  # here, because pytest imports this module also without the extra
             except ImportError as cause:
-                text = "a secured cluster needs the package joserfc: pip install 'headrace[devcluster]'"
-                raise EnvironmentProblem(text) from cause
+                raise not_installed("a secured cluster", cause.name or "joserfc", "devcluster") from cause
             key = RSAKey.generate_key(2048, {"kid": "dev", "use": "sig", "alg": "RS256"})
             write_file(self.folder / "token.key", json.dumps(key.as_dict(private=True)).encode(), 0o600)
             write_file(self.jwks, json.dumps({"keys": [key.as_dict(private=False)]}).encode(), 0o644)

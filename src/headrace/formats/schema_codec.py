@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 from headrace.config.format_list import FORMATS, Format
-from headrace.errors import EnvironmentProblem, SchemaInvalid
+from headrace.errors import SchemaInvalid
+from headrace.extras import not_installed
 from headrace.formats import plain
 from headrace.formats.plain import Convert, PythonCodec
 
@@ -43,10 +44,7 @@ def module_of(schema_type: str) -> tuple[Format, Any]:
     try:
         return row, import_module(f"headrace.formats.{row.name}")
     except ImportError as cause:
-        raise EnvironmentProblem(
-            f"a schema of type {schema_type} is in use, and {cause.name} is not installed: "
-            f"pip install 'headrace[{row.name}]', then start again"
-        ) from cause
+        raise not_installed(f"a schema of type {schema_type} is in use, and it", str(cause.name), row.name) from cause
 
 
 def compile_schema(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.errors import EnvironmentProblem, PipelineInvalid
+from headrace.extras import require
 from headrace.pipelines.connector import ConnectorSecurity, write_secrets
 from headrace.pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
 from headrace.pipelines.spec import PipelineSpec
@@ -36,7 +37,6 @@ _HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
 _FOREIGN = re.compile(
     "SPARK_(HOME|CONF_DIR|REMOTE|API_MODE|CONNECT_MODE_ENABLED)|PYSPARK_(SUBMIT_ARGS|GATEWAY_PORT|DRIVER_PYTHON)"
 )
-_CONNECT = ("grpc_status", "zstandard")
 
 
 class Toolchain(NamedTuple):
@@ -82,10 +82,9 @@ def require_spark(*, remote: bool = False) -> None:
         raise EnvironmentProblem(
             f"Pipelines need pyspark {_SPARK_VERSION}; here it is {found}. Run: pip install 'headrace[pipelines]'"
         )
-    if remote and not all(map(find_spec, _CONNECT)):
-        raise EnvironmentProblem(
-            "driver.remote needs the client of Spark Connect. Run: pip install 'headrace[connect]'"
-        )
+    require("pipelines", "a pipeline")
+    if remote:
+        require("connect", "driver.remote")
 
 
 def memory_bytes() -> int:

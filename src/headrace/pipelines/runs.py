@@ -11,6 +11,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, PipelineInvalid
+from headrace.extras import require
 from headrace.kafka import Admin
 from headrace.pipelines import protocol
 from headrace.pipelines.connector import require_supported, write_secrets
@@ -19,6 +20,7 @@ from headrace.pipelines.driver_process import DriverProcess, require_spark
 from headrace.pipelines.flow_watch import FlowWatch
 from headrace.pipelines.micro_batch_span import trace_micro_batch
 from headrace.pipelines.report import PipelineStatus
+from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, RunStatus
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service
@@ -88,9 +90,11 @@ class PipelineRun(Service):
         """Begin to start the driver.
 
         Raises:
-            EnvironmentProblem: pyspark is not installed.
+            EnvironmentProblem: pyspark, or the client of PostgreSQL that a sink needs, is not installed.
         """
         require_spark(remote=bool(self._spec.driver.remote))
+        if any(isinstance(flow.sink, PostgresSink) for flow in self._spec.running.values()):
+            require("postgres", "a sink of PostgreSQL")
         self.keep(
             self._keep_running, "run"
         )  # if it fails, no driver is left, and the cause may pass, such as a full disk

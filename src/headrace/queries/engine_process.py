@@ -12,19 +12,11 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, Final
 
 from headrace.config.model import HeadraceConfig
-from headrace.errors import (
-    EnvironmentProblem,
-    Forbidden,
-    HeadraceError,
-    NotFound,
-    QueriesUnavailable,
-    StatementRejected,
-    TooManyRequests,
-)
+from headrace.errors import Forbidden, HeadraceError, NotFound, QueriesUnavailable, StatementRejected, TooManyRequests
+from headrace.extras import require
 from headrace.queries.pipeline_example import SourceTopic
 from headrace.queries.protocol import (
     Ask,
@@ -105,9 +97,7 @@ def require_duckdb() -> None:
     Raises:
         EnvironmentProblem: One is not.
     """
-    missing = [name for name in ("duckdb", "pyarrow", "sqlglot") if find_spec(name) is None]
-    if missing:
-        raise EnvironmentProblem(f"tables need {missing[0]}. Run: pip install 'headrace[queries]'")
+    require("queries", "SQL over topics and tables")
 
 
 @dataclasses.dataclass

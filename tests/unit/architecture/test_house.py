@@ -5,14 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from headrace.config.format_list import FORMATS
+from headrace.extras import MODULES, extra_of
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -102,6 +107,17 @@ def test_each_library_has_one_door() -> None:
         if (library := name.split(".")[0]) in DOORS and room(path) not in DOORS[library]
     }
     assert not found
+
+
+def test_each_optional_library_has_its_extra() -> None:
+    """So the error for one that is missing names what to install, wherever its import is."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*MODULES} == {*project["optional-dependencies"]} - {"dev"}
+    core = {canonicalize_name(Requirement(need).name) for need in project["dependencies"]}
+    packages = packages_distributions()
+    found = {name.split(".")[0] for tree in trees().values() for name in imports(tree)} - {*sys.stdlib_module_names}
+    optional = {name for name in found if not core & {*map(canonicalize_name, packages.get(name, ()))}}
+    assert {name for name in optional if not extra_of(name)} == {"headrace", "pydantic_core"}
 
 
 def test_formats_are_listed_once() -> None:

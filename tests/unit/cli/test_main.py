@@ -86,6 +86,22 @@ def test_quick_commands_import_no_heavy_library(words: str, heavy: tuple[str, ..
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, failing: Any, capsys: Any) -> None:
+    """Wherever the import fails: in a function of the command, or later."""
+    failing(ModuleNotFoundError("No module named 'psycopg.rows'", name="psycopg.rows"))
+    assert headrace("topics") == 1
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "headrace.console.serve", raising=False)
+    for module in ("uvicorn", "pyarrow"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert [headrace("console", "--url", "http://h"), headrace("sql", "SELECT 1")] == [1, 1]
+    lines = capsys.readouterr().err.splitlines()
+    named = [("psycopg.rows", "postgres"), ("uvicorn", "console"), ("pyarrow", "queries")]
+    assert [line.partition("needs the package ")[2] for line in lines] == [
+        f"{module}: pip install 'headrace[{extra}]'" for module, extra in named
+    ]
+
+
 BARE = """
 import asyncio, sys
 import headrace.cli.run

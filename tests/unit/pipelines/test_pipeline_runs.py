@@ -11,7 +11,8 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
-from headrace.pipelines import driver_process, protocol
+from headrace.extras import MODULES
+from headrace.pipelines import protocol
 from headrace.pipelines.driver_process import check_heaps, require_spark
 from headrace.pipelines.graph import require_cores
 from headrace.pipelines.spec import DriverSpec, PipelineSpec
@@ -249,7 +250,7 @@ async def test_a_missing_package_is_reported_with_the_command(tmp_path: Path, mo
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(driver_process, "_CONNECT", ("no_such_package",))
+    monkeypatch.setitem(MODULES, "connect", ("no_such_package",))
     require_spark()
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[connect\]'"):
         require_spark(remote=True)

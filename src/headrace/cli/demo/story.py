@@ -7,7 +7,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import aiohttp
 import click
 import yaml
 
-from headrace.app.console_process import CONSOLE_LIBRARY
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests, rows
@@ -25,6 +23,7 @@ from headrace.control.runs.routes import JobEndpoints
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, Registry, start_together
 from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.extras import missing_of
 from headrace.kafka import Admin
 from headrace.queries.routes import QueryEndpoints
 from headrace.runtime import run_blocking
@@ -113,7 +112,7 @@ class Story:
     async def run(self, keep: bool) -> int:
         """Run the demo. Returns the exit code."""
         next(rows())  # missing flights are reported before anything starts
-        if keep and find_spec(CONSOLE_LIBRARY):
+        if keep and not missing_of("console"):
             (self._console_port,) = free_ports(1)
         try:
             made, headrace = await asyncio.gather(run_blocking(requests, _BATCH_RECORDS), self._start())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import errors
 from headrace.config.http import JwtConfig, SecurityConfig
+from headrace.extras import not_installed
 from headrace.http.auth.principals import Principal, TokenExpired, TokenRefused
 from headrace.http.auth.rate_limit import FailureDelay, RateLimit, RequestsInFlight
 from headrace.runtime import Clock, Service
@@ -176,8 +177,8 @@ class Authenticator:
             from headrace.http.auth.keys import Keys
             from headrace.http.auth.tokens import Tokens
         except ImportError as cause:
-            text = "security.mode jwt needs the package joserfc: pip install 'headrace[security]'"
-            raise errors.ConfigError(text) from cause
+            problem = not_installed("security.mode jwt", cause.name or "joserfc", "security")
+            raise errors.ConfigError(problem.description) from cause
         keys = Keys(settings, clock)
         self.services.append(keys)
         return Tokens(settings, keys, clock)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.errors import EnvironmentProblem
+from headrace.extras import not_installed
 from headrace.runtime.jvm.cache import cache_folder, disk_problems, file_lock
 
 
@@ -118,10 +119,7 @@ class Repository:
             from jgo.config import GlobalSettings
             from jgo.maven import MavenContext, PythonResolver
         except ImportError as cause:
-            text = (
-                "Fetching jars needs the package jgo, which is not installed. Run: pip install 'headrace[devcluster]'"
-            )
-            raise EnvironmentProblem(text) from cause
+            raise not_installed("fetching jars", cause.name or "jgo", "devcluster") from cause
 
         @contextlib.contextmanager
         def progress(filename: str, size: int) -> Iterator[Callable[[int], None]]:

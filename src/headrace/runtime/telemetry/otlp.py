@@ -6,14 +6,14 @@ Source: OpenTelemetry specification, `OTLP Exporter Configuration` and `Environm
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import ssl
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from headrace.errors import ConfigError, EnvironmentProblem
+from headrace.errors import ConfigError
+from headrace.extras import require
 from headrace.runtime.telemetry.metrics import Snapshot
 from headrace.runtime.telemetry.periodic_push import PushTarget
 
@@ -42,8 +42,7 @@ def otlp_target(environ: Mapping[str, str], instance: str) -> OtlpTarget | None:
     url = given.get(f"{_PREFIX}METRICS_ENDPOINT", f"{base.rstrip('/')}/{_PATH}" if base else "")
     if off or not url:
         return None
-    if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.proto") is None:
-        raise EnvironmentProblem("OTLP needs opentelemetry-proto. Run: pip install 'headrace[otel]'")
+    require("otel", "an OTLP endpoint")
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ConfigError(f"{_PREFIX}ENDPOINT should be a URL such as http://localhost:4318")
     if (protocol := _option(given, "PROTOCOL", "http/protobuf")) != "http/protobuf":

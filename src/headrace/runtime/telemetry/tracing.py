@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 from headrace.errors import EnvironmentProblem
+from headrace.extras import not_installed
 from headrace.records import Header
 from headrace.runtime.service import Service
 from headrace.runtime.threads import OwnedThread
@@ -106,8 +107,8 @@ class Tracer:
         try:
             from headrace.runtime.telemetry import opentelemetry_sdk
         except ModuleNotFoundError as cause:
-            text = f"an OTLP endpoint is set ({ENDPOINTS[1]}), and the package {cause.name} is missing"
-            raise EnvironmentProblem(f"{text}: pip install 'headrace[otel]'") from cause
+            what = f"an OTLP endpoint is set ({ENDPOINTS[1]}), and it"
+            raise not_installed(what, cause.name or "opentelemetry", "otel") from cause
         self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
         self.failed = self._sdk.failed
         self._bound, self._ratio = settings.bound, settings.ratio

@@ -47,9 +47,19 @@ def up(output: str, **options: Any) -> None:
     with install_progress() as progress:
         cluster = DevCluster()
         endpoints = cluster.up(progress=progress, **options)
+    report_late(cluster)
     click.echo(f"up after {time.monotonic() - started:.1f} s; see {cluster.endpoints_file}", err=True)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in environment(endpoints).items()]
     print_result(endpoints, "\n".join(lines), output)
+
+
+def report_late(cluster: DevCluster) -> None:
+    """Print that the registry still starts, if it does."""
+    if cluster.late:
+        text = (
+            "Kafka is up, and the registry is still starting: headrace dev status; headrace dev up waits for it again"
+        )
+        click.echo(f"{cluster.late}\n{text}", err=True)
 
 
 @dev.command()

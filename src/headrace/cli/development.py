@@ -53,6 +53,7 @@ def _for_development(settings: HeadraceConfig) -> HeadraceConfig:
 
 def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[str]) -> None:
     require("devcluster", f"no Kafka responds at {settings.kafka.bootstrap_servers}, and starting one")
+    from headrace.cli.dev import report_late
     from headrace.devcluster import DevCluster
 
     # Other commands read the same file, so a port in it is kept.
@@ -61,7 +62,9 @@ def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[
     is_fixed = _is_fixed(file, settings, "schema_registry", "url", "SCHEMA_REGISTRY_URL")
     registry_port = urlsplit(url).port if is_fixed and _is_local(urlsplit(url).netloc) else None
     with install_progress() as progress:
-        found = DevCluster().up(port=port, registry_port=registry_port, progress=progress)
+        cluster = DevCluster()
+        found = cluster.up(port=port, registry_port=registry_port, progress=progress)
+    report_late(cluster)
     click.echo(f"started Kafka at {found['kafka']['bootstrap_servers']}; to stop it: headrace dev down", err=True)
 
 

@@ -33,6 +33,8 @@ class DevCluster:
     def __init__(self, home: Path = HOME) -> None:
         """Look into a folder; nothing is written before `up`."""
         self._home = home.resolve()
+        self.late = ""
+        """After `up`: why the registry is not ready yet; empty if it is."""
 
     @property
     def endpoints_file(self) -> Path:
@@ -50,6 +52,8 @@ class DevCluster:
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Start the servers that do not run, in parallel, and wait until all respond.
+
+        A registry that is late is left to its start: `late` says so, and the next `up` waits for it again.
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.
@@ -71,7 +75,8 @@ class DevCluster:
             schemas = Registry(self._home / "registry", port=registry_port, detached=True)
             if registry is None:
                 registry = bool(schemas.ports) or not cluster.ports
-            start_together(*([schemas, cluster] if registry else [cluster]), progress=progress)
+            groups = [schemas, cluster] if registry else [cluster]
+            self.late = start_together(*groups, progress=progress, may_be_late=schemas)
             document: dict[str, Any] = {
                 "kafka": {"bootstrap_servers": cluster.bootstrap_servers, "brokers": cluster.endpoints}
             }

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from headrace.devcluster.broker_files import new_id
-from headrace.devcluster.jvm_server import Server, ServerId
+from headrace.devcluster.jvm_server import Server, ServerId, StillStarting
 from headrace.devcluster.ports import free_ports, is_free, require_free
 from headrace.devcluster.program import JavaProgram
 from headrace.errors import EnvironmentProblem, PortTaken
@@ -218,12 +218,17 @@ class JavaGroup(ServerGroup):
         """Run the frequent operations once, so that their classes are in the archive."""
 
 
-def start_together(*groups: ServerGroup, progress: Progress | None = None) -> None:
+def start_together(
+    *groups: ServerGroup, progress: Progress | None = None, may_be_late: ServerGroup | None = None
+) -> str:
     """Start what does not run of several groups, side by side, and wait until all are ready.
+
+    Returns why `may_be_late` is not ready in time, if it still starts then; else an empty text.
 
     Raises:
         EnvironmentProblem: Something is missing on this machine or in the way; nothing new is left running.
     """
+    late = ""
     for group in groups:
         group.install(progress)
     before = [server for group in groups for server in group.servers if server.running]
@@ -231,10 +236,16 @@ def start_together(*groups: ServerGroup, progress: Progress | None = None) -> No
         for group in groups:
             group.launch()
         for group in groups:
-            group.wait_ready()
+            try:
+                group.wait_ready()
+            except StillStarting as cause:
+                if group is not may_be_late:
+                    raise
+                late = cause.description
     except BaseException:
         for group in groups:
             for server in group.servers:
                 if server not in before:
                     server.kill()
         raise
+    return late

@@ -15,6 +15,14 @@ _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be i
 _TRACE_LINES = 300
 
 
+_MOST_WAITS = 5
+"""A server whose log grows may take this many times the limit."""
+
+
+class StillStarting(EnvironmentProblem):
+    """A server lives, and is not ready in time."""
+
+
 class ServerId(NamedTuple):
     """A process that later commands can find again without mistaking another one for it."""
 
@@ -94,19 +102,26 @@ class Server:
     def wait_until(self, ready: Callable[[], bool], limit_seconds: float) -> None:
         """Wait until `ready` is true; a connection error counts as not yet.
 
+        The limit begins again whenever its log grows, up to five times the limit: a busy machine is slow.
+
         Raises:
             PortTaken: It ended because its port is in use.
-            EnvironmentProblem: It ended, or is not ready in time; the text ends with its log's last lines.
+            StillStarting: It is not ready in time; the text ends with its log's last lines.
+            EnvironmentProblem: It ended.
         """
-        end = time.monotonic() + limit_seconds
+        begun = grown = time.monotonic()
+        size = -1
         while True:
             with contextlib.suppress(OSError):
                 if ready():
                     return
             if not self.running:
                 raise self._problem("ended while it started")
-            if time.monotonic() > end:
-                raise self._problem(f"was not ready within {limit_seconds:.0f} s")
+            now, before = time.monotonic(), size
+            size = self.log.stat().st_size if self.log.exists() else -1
+            grown = now if size != before else grown
+            if now > min(grown + limit_seconds, begun + _MOST_WAITS * limit_seconds):
+                raise StillStarting(self._problem(f"was not ready within {now - begun:.0f} s").description)
             time.sleep(0.02)
 
     def log_tail(self, lines: int = 12) -> str:

@@ -5,10 +5,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from headrace.devcluster.jvm_server import Server, ServerId
+from headrace.devcluster.group import start_together
+from headrace.devcluster.jvm_server import Server, ServerId, StillStarting
 from headrace.errors import PortTaken
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -67,6 +69,26 @@ def test_a_stubborn_server_is_killed_after_the_limit(run: Callable[..., Server])
     server.wait_until(lambda: _up(server), 60)
     server.stop(0.05)
     assert server.exit_code == -signal.SIGKILL
+
+
+def test_a_slow_start_has_time_while_its_log_grows(run: Callable[..., Server]) -> None:
+    """Then it is told apart from one that ended, and it lives on."""
+    server = run("import time\nfor n in range(99): print('up' if n > 40 else n, flush=True); time.sleep(0.05)")
+    server.wait_until(lambda: _up(server), 1)
+    with pytest.raises(StillStarting, match=r"^The server was not ready within"):
+        server.wait_until(lambda: False, 0.1)
+    assert server.running
+
+
+def test_a_late_registry_leaves_kafka_running(run: Callable[..., Server]) -> None:
+    """Any other group that is late ends what was started."""
+    server = run(SLEEP)
+    registry = Mock(servers=[], wait_ready=Mock(side_effect=StillStarting("late")))
+    kafka = Mock(servers=[server])
+    assert start_together(registry, kafka, may_be_late=registry) == "late"
+    assert server.running
+    with pytest.raises(StillStarting):
+        start_together(registry, kafka)
 
 
 @pytest.mark.parametrize("line", ["... Address already in use.", "Port 8081 seems to be in use by another process"])

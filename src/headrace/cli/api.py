@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping
@@ -20,9 +21,10 @@ import click
 
 from headrace.cli.cluster_options import config_option, find_settings, with_environment
 from headrace.cli.output import output_option
+from headrace.cli.trust import ca_option, certificates_of, trust, unreachable
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
-from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.http.endpoint import Endpoint
 
 _LIMIT_SECONDS = 60.0
@@ -32,8 +34,19 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Api:
     """The HTTP API of one Headrace process."""
 
-    def __init__(self, url: str, token: str = "", limit_seconds: float = _LIMIT_SECONDS, management: str = "") -> None:
-        """Prepare without connecting; `management` is the URL of a management listener, if there is one.
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        limit_seconds: float = _LIMIT_SECONDS,
+        management: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Prepare without connecting.
+
+        Args:
+            management: The URL of a management listener, if there is one.
+            tls: Whose certificates are trusted; those of the system's authorities when None.
 
         Raises:
             click.UsageError: The URL is not valid.
@@ -52,7 +65,15 @@ class Api:
         """Of the file and the environment, if no URL was given."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         here = urlsplit(url).hostname in _LOOPBACK
-        self._opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else ()))
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if here else []
+        if "https:" in (url[:6], management[:6]):
+            handlers.append(urllib.request.HTTPSHandler(context=tls or trust(None)))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests have a token."""
+        return bool(self._headers)
 
     def call(
         self, endpoint: Endpoint, body: Any = None, query: Mapping[str, Any] | None = None, /, **parameters: str
@@ -132,27 +153,24 @@ class Api:
             except urllib.error.HTTPError as refused:
                 return refused.code, refused.read()
         except (OSError, http.client.HTTPException) as cause:
-            why = getattr(cause, "reason", cause)
-            raise EnvironmentProblem(
-                f"Headrace is unreachable at {base} ({why}): start it (headrace run -c headrace.yaml), or pass its "
-                "address with --url or HEADRACE_URL"
-            ) from cause
+            raise unreachable(base, cause, self.limit_seconds) from cause
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--url`, `--token`, `-c` and `--output`; it gets `api` and `output`."""
+    """Give a command `--url`, `--token`, `--ca`, `-c` and `--output`; it gets `api` and `output`."""
 
     @functools.wraps(command)
-    def run(url: str | None, token: str, config: Path | None, **others: Any) -> Any:
+    def run(url: str | None, token: str, config: Path | None, ca: Path | None, **others: Any) -> Any:
         settings = None if url else find_settings(config)
         management = url or address_of(settings, management=True)
-        api = Api(url or address_of(settings), token, management=management)
+        tls = trust(ca, certificates_of(settings))
+        api = Api(url or address_of(settings), token, management=management, tls=tls)
         api.settings = None if url else settings or with_environment(HeadraceConfig())
         return command(api=api, **others)
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
     who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-    return where(who(config_option(output_option(run))))
+    return where(who(ca_option(config_option(output_option(run)))))
 
 
 def address_of(settings: HeadraceConfig | None, *, management: bool = False) -> str:

@@ -50,10 +50,13 @@ def consumer_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> l
     with contextlib.suppress(Exception), ctx.scope(cleanup=False):
         from headrace.cli.api import Api, address_of
         from headrace.cli.cluster_options import find_settings
+        from headrace.cli.trust import certificates_of, trust
         from headrace.control.routes import ControlEndpoints
 
         given = ctx.params
-        url = given.get("url") or address_of(find_settings(given.get("config")), management=True)
-        found = Api(url, given.get("token") or "", _SECONDS).call(ControlEndpoints.list)["consumers"]
+        settings = None if given.get("url") else find_settings(given.get("config"))
+        url = given.get("url") or address_of(settings, management=True)
+        tls = trust(given.get("ca"), certificates_of(settings))
+        found = Api(url, given.get("token") or "", _SECONDS, tls=tls).call(ControlEndpoints.list)["consumers"]
         return [one["name"] for one in found if one["name"].startswith(incomplete)]
     return []

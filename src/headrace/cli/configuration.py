@@ -13,6 +13,7 @@ from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
 from headrace.cli.file_schemas import SCHEMA_KINDS, schema_of
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
+from headrace.cli.trust import START
 from headrace.config.explain import masked
 from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
@@ -55,8 +56,9 @@ def _state(api: Api) -> tuple[bool, str]:
     """Return whether it is ready; if not, also the first service that is not ready, and why."""
     try:
         response = api.call(HealthEndpoints.readiness)
-    except EnvironmentProblem:
-        return False, f"Headrace is not reachable at {api.url} yet"
+    except EnvironmentProblem as problem:
+        may_start = problem.parameters.get("remedy", START) == START
+        return False, f"Headrace is not reachable at {api.url} yet" if may_start else problem.description
     if response.get("ready"):
         return True, ""
     if "services" not in response:

@@ -10,6 +10,7 @@ import click
 
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import config_option, find_settings
+from headrace.cli.trust import ca_option, certificates_of
 
 
 @click.command()
@@ -21,6 +22,7 @@ from headrace.cli.cluster_options import config_option, find_settings
     help="Base URL of a running Headrace. May be repeated: if one does not respond, the next is used.",
 )
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for all who open it; else each logs in.")
+@ca_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Port to listen on.")
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), default=None, help="For HTTPS, in PEM.")
@@ -40,6 +42,8 @@ def console(urls: Sequence[str], config: Path | None, certificate: str | None, k
     """
     settings = None if urls else find_settings(config)
     management = given.pop("management_url") or (address_of(settings, management=True) if settings else "")
+    if settings and not given["server_certificates"]:
+        given["server_certificates"] = [str(file) for file in certificates_of(settings)]
     found = [Api(url).url for url in urls or [address_of(settings)]]
     if bool(certificate) != bool(key):
         raise click.UsageError("--certificate and --key belong together")

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import click
@@ -22,6 +23,7 @@ from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
+from headrace.cli.trust import ca_option, certificates_of, trust
 from headrace.config.model import HeadraceConfig
 from headrace.control.dead_letters.pages import (
     DeadLetterPage,
@@ -191,6 +193,7 @@ _RUN = (
     ),
     click.option("--url", help="Run it as a job of the Headrace with this base URL."),
     click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN."),
+    ca_option,
     kafka_options,
 )
 _ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}
@@ -213,6 +216,7 @@ class _RunOptions(NamedTuple):
     wait_seconds: float
     url: str | None
     token: str
+    ca: Path | None
     output: str
 
 
@@ -323,7 +327,8 @@ def _run(
     if options.url is None:
         done = _run_here(kind, topic, body, options, redrive_to)
     else:
-        api = Api(options.url, options.token, 2 * DRY_RUN_SECONDS)
+        own = certificates_of(options.cluster.file) if options.url.startswith(address_of(options.cluster.file)) else []
+        api = Api(options.url, options.token, 2 * DRY_RUN_SECONDS, tls=trust(options.ca, own))
         begin = functools.partial(api.call, _ENDPOINTS[kind], body, topic=topic)
         found = _when_free(begin, options.wait_seconds)
         if not dry_run:

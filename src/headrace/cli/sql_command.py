@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -15,6 +16,7 @@ from headrace.cli.cluster_options import ClusterSettings, kafka_options, registr
 from headrace.cli.options import AliasedOption, span_options
 from headrace.cli.output import print_columns
 from headrace.cli.sql_sources import ServerTables, SliceOptions, SqlRows, SqlSource, TopicSlices
+from headrace.cli.trust import ca_option, trust
 from headrace.config.format_list import FORMATS
 from headrace.control.runs.selection import Span
 
@@ -42,11 +44,18 @@ _output_option = click.option(
 @click.option("--key-format", type=_FORMAT, help="By default as they look.")
 @click.option("--url", help="Ask the tables of the Headrace with this base URL instead.")
 @click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
+@ca_option
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a statement there.")
 @functools.partial(kafka_options, only=("kafka", "schema_registry"), output=_output_option)
 @registry_option
 def sql(
-    statement: str | None, url: str | None, token: str, timeout: float, cluster: ClusterSettings, **others: Any
+    statement: str | None,
+    url: str | None,
+    token: str,
+    ca: Path | None,
+    timeout: float,
+    cluster: ClusterSettings,
+    **others: Any,
 ) -> None:
     """Run one SELECT of DuckDB's SQL over topics, or over the tables of a running Headrace (--url).
 
@@ -62,7 +71,7 @@ def sql(
     output = others["output"]
     if output == "parquet" and (statement is None or sys.stdout.isatty()):
         raise click.UsageError("--output parquet needs a STATEMENT, and a file: headrace sql ... > rows.parquet")
-    source = _source(cluster, Api(url, token) if url else None, timeout, **others)
+    source = _source(cluster, Api(url, token, tls=trust(ca)) if url else None, timeout, **others)
     if statement is not None:
         print_statement(source, statement, output)
         return

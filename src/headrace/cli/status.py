@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.output import aligned, cell, counted, print_json, printable
+from headrace.cli.trust import START
 from headrace.client.attention import PARTS, Need, kafka_outage, needs_of
 from headrace.config.kafka import KafkaConfig
 from headrace.control.dead_letters.counts import DeadLetterTopics
@@ -28,6 +29,7 @@ _COLUMNS: Final = 100
 _NEEDS_KAFKA: Final = ("cluster", "dead_letters", "instances")
 _COMPLETED: Final = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
 _COLOURS: Final = {"outage": "red", "stopped": "red", "degraded": "yellow", "paused": "yellow"}
+_UNKNOWN_CALLER: Final = 401
 _ABSENT: Final = (404, 503)
 """Statuses of a part that the process does not have, or not now; others are named on the page."""
 
@@ -43,12 +45,14 @@ class Poll(NamedTuple):
     """Parts that the caller may not see, and why."""
     problem: str = ""
     """Why the process does not respond."""
+    remedy: str = START
+    """The command for that."""
 
     @property
     def needs(self) -> list[Need]:
         """What needs a person, worst first."""
         if self.problem:
-            return [Need("outage", "headrace", self.problem, "headrace run -c headrace.yaml")]
+            return [Need("outage", "headrace", self.problem, self.remedy)]
         return needs_of(self.parts)
 
 
@@ -60,7 +64,8 @@ def status(watch: bool, interval: float, api: Api, output: str) -> int:
     """Show one page: Kafka, services, consumers, functions, pipelines, tables, dead letters left, active instances.
 
     What needs a person is first, worst first, with the reason and the command that helps. If Headrace is unreachable,
-    the page has what Kafka alone can tell. The exit code is 1 if Headrace or Kafka is unreachable.
+    the page has what Kafka alone can tell. The exit code is 1 if Headrace or Kafka is unreachable, or the
+    token is not valid.
 
     Example: headrace status --watch
     """
@@ -92,10 +97,14 @@ def poll(api: Api) -> Poll:
             parts[name] = api.read(path)
         except EnvironmentProblem as problem:
             kafka = api.settings.kafka if api.settings else None
-            return Poll(at, asyncio.run(_kafka_alone(kafka)) if kafka else {}, {}, problem.description)
+            alone = asyncio.run(_kafka_alone(kafka)) if kafka else {}
+            return Poll(at, alone, {}, problem.description, problem.parameters.get("remedy", START))
         except HeadraceError as problem:
             if problem.parameters.get("status") not in _ABSENT:
                 refused[name] = problem.description
+            if problem.parameters.get("status") == _UNKNOWN_CALLER and api.has_token:
+                text = f"the token is not valid here (401), so most is not shown: {problem.description}"
+                return Poll(at, parts, refused, text, "headrace status --token TOKEN")
     return Poll(at, parts, refused)
 
 
@@ -153,7 +162,7 @@ def page(url: str, now: Poll, before: Poll | None) -> str:
 
 def _head(url: str, now: Poll) -> str:
     at = f"{datetime.now():%H:%M:%S}  {url}"
-    if now.problem:
+    if now.problem and not now.refused:
         return f"{at}: unreachable"
     report = now.parts.get("readiness")
     if not report:

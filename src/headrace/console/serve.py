@@ -9,6 +9,7 @@ import pkgutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import uvicorn
@@ -45,14 +46,16 @@ class ConsoleSettings(NamedTuple):
     key: str = ""
     hosts: Sequence[str] = ()
     server_certificates: Sequence[str] = ()
-    """The only certificates that the API may have; without them, the authorities of the system decide."""
+    """The only certificates that the API may have; without them, the authorities decide."""
+    ca: Path | None = None
+    """Authorities of the API, in PEM; by default, the system's."""
 
 
 class Console:
     """What all pages of a process share."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
-        self.servers = Servers(settings.urls, settings.management, settings.server_certificates)
+        self.servers = Servers(settings.urls, settings.management, settings.server_certificates, settings.ca)
         self.sessions = Sessions(settings.token)
         self.history = History()
         self._feeds = Feeds(self.servers, self.sessions)
@@ -165,7 +168,7 @@ def _listen(settings: ConsoleSettings) -> socket.socket:
 
 
 async def _check_open(settings: ConsoleSettings) -> None:
-    servers = Servers(settings.urls, settings.management, settings.server_certificates)
+    servers = Servers(settings.urls, settings.management, settings.server_certificates, settings.ca)
     try:
         protected = bool(settings.certificate) and not settings.token and await servers.needs_token()
     finally:

@@ -8,6 +8,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx
@@ -46,20 +47,24 @@ class ApiReply(NamedTuple):
 class Servers:
     """The processes of one deployment. If one does not respond, the next gets the request."""
 
-    def __init__(self, urls: Sequence[str], management: str = "", certificates: Sequence[str] = ()) -> None:
+    def __init__(
+        self, urls: Sequence[str], management: str = "", certificates: Sequence[str] = (), ca: Path | None = None
+    ) -> None:
         """Prepare without connecting.
 
         Args:
             urls: Base URLs of the processes.
             management: That of a listener for administration, if there is one.
-            certificates: Files of the only certificates that they may have; by default, the system's authorities
-                decide.
+            certificates: Files of the only certificates that they may have, if no authority decides.
+            ca: The authorities; by default, the system's.
         """
         settings: dict[str, Any] = {
             "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
             "timeout": httpx.Timeout(REQUEST_SECONDS, connect=_CONNECT_SECONDS),
-            "verify": _only(certificates) if certificates else True,
+            "verify": _only(certificates) if certificates and not ca else True,
         }
+        if ca:
+            settings["verify"] = ssl.create_default_context(cafile=ca)
         self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
         self._management = httpx.AsyncClient(base_url=management, **settings) if management else None
         self._present = 0
@@ -155,7 +160,9 @@ class Servers:
             return response
         self.outage_since = self.outage_since or time.time()
         self.outage_reason = "; ".join(reasons)
-        raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): start it", UNREACHABLE_STATUS)
+        is_untrusted = "CERTIFICATE_VERIFY_FAILED" in self.outage_reason
+        remedy = "its certificate is not trusted, start the console with --ca FILE" if is_untrusted else "start it"
+        raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): {remedy}", UNREACHABLE_STATUS)
 
 
 def _lacks_path(response: httpx.Response) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +18,18 @@ from click.testing import CliRunner
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.main import main
+from headrace.cli.trust import trust
 from headrace.control.dead_letters.routes import DeadLetterEndpoints
 from headrace.control.runs.routes import JobEndpoints
 from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import EnvironmentProblem, HeadraceError
+from tests.command_line import headrace
+from tests.raw_server import Authority
 
 
 class _Responses(http.server.BaseHTTPRequestHandler):
     seen: list[Any]
+    refusal = 0
 
     def _respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -31,6 +38,8 @@ class _Responses(http.server.BaseHTTPRequestHandler):
             self.path, (502, b"<html>") if self.path == "/proxy" else (200, b'{"ok":true}')
         )
         text = b"<html>" if self.path == "/page" else text
+        if self.refusal and self.path != "/health/readiness":
+            status, text = self.refusal, b'{"code":"ERR10000","description":"get another token"}'
         self.send_response(status)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
@@ -44,14 +53,22 @@ for _method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
     setattr(_Responses, f"do_{_method}", _Responses._respond)
 
 
+@contextlib.contextmanager
+def served(seen: list[Any], tls: ssl.SSLContext | None = None, **more: Any) -> Iterator[str]:
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Responses,), {"seen": seen, **more}))
+    if tls:
+        made.socket = tls.wrap_socket(made.socket, server_side=True)
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http{'s' if tls else ''}://127.0.0.1:{made.server_port}"
+    made.shutdown()
+    made.server_close()
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[Any]]]:
     seen: list[Any] = []
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Responses,), {"seen": seen}))
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{made.server_port}", seen
-    made.shutdown()
-    made.server_close()
+    with served(seen) as url:
+        yield url, seen
 
 
 def test_each_method_sends_json_and_the_token(server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +101,43 @@ def test_an_error_of_the_server_is_shown_with_its_description(server: tuple[str,
             Api(server[0]).request("GET", path)
 
 
-def test_an_unreachable_server_has_the_address_and_the_option() -> None:
-    """One sentence has both."""
-    with pytest.raises(EnvironmentProblem, match=r"Headrace is unreachable at http://127.0.0.1:9 .*--url"):
-        Api("http://127.0.0.1:9").request("GET", "/")
+def test_each_cause_of_no_response_has_a_sentence_of_its_own(server: tuple[str, list[Any]], tmp_path: Path) -> None:
+    """With the address, and the option or the command that helps."""
+    tls = Authority(tmp_path).issue("server", host="elsewhere.example")
+    with socket.create_server(("127.0.0.1", 0)) as silent, served([], tls) as url:
+        causes = {
+            "http://127.0.0.1:9": r"Headrace is unreachable at \S+ \(connection refused\): start it .*--url",
+            "http://no-such-host.invalid": r"The host name of \S+ was not found .*: correct --url",
+            f"http://127.0.0.1:{silent.getsockname()[1]}": r"Headrace at \S+ did not respond within 0\.5 s: look",
+            server[0].replace("http:", "https:"): r"No TLS connection to \S+ .* plain HTTP",
+            url: r"The certificate of \S+ is not trusted \(.*\): name the file of its authority with --ca FILE",
+        }
+        for address, says in causes.items():
+            with pytest.raises(EnvironmentProblem, match=f"^{says}"):
+                Api(address, limit_seconds=0.5).request("GET", "/")
+        with pytest.raises(EnvironmentProblem, match=r"pass an address with a name of the certificate"):
+            Api(url, tls=trust(tmp_path / "ca.pem")).request("GET", "/")
+        # The certificate of headrace.yaml alone, whatever host it names.
+        assert Api(url, tls=trust(None, [tmp_path / "server.pem"])).request("GET", "/") == {"ok": True}
+
+
+def test_commands_trust_the_file_of_an_authority_or_of_a_folder(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """`headrace status` of a running server is no outage then; an expired token is a problem with exit code 1."""
+    monkeypatch.chdir(tmp_path)
+    tls = Authority(tmp_path).issue("server")
+    with served([], tls) as url:
+        files = {"certificate": "server.pem", "key": "server.key"}
+        (tmp_path / "server.key").chmod(0o600)
+        settings = {"http": {"port": int(url.rpartition(":")[2]), "tls": files}}
+        Path("file.yaml").write_text(json.dumps(settings))
+        for options, code in ((["--ca", "ca.pem", "--url", url], 0), (["-c", "file.yaml"], 0), (["--url", url], 1)):
+            assert headrace("status", *options) == code, options
+            assert ("is not trusted" in capsys.readouterr().out) == bool(code)
+        assert headrace("ready", "--timeout", "0", "--url", url) == 1
+        assert "is not trusted" in capsys.readouterr().err
+    with served([], tls, refusal=401) as url:
+        assert headrace("status", "--ca", "ca.pem", "--url", url, "--token", "old") == 1
+        assert "the token is not valid here (401)" in capsys.readouterr().out
 
 
 def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_default(tmp_path: Path) -> None:

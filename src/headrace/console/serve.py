@@ -141,6 +141,7 @@ def serve(settings: ConsoleSettings, announce: Callable[[str], object]) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        http="h11",  # uvicorn's other parser reads the body of a request with Upgrade as the next request
         ws="wsproto",
         ssl_certfile=settings.certificate or None,
         ssl_keyfile=settings.key or None,

@@ -18,8 +18,9 @@ from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.http.arrival import Arrival
 from headrace.http.flow import Flow
+from headrace.http.heads import head_without_upgrade, is_long_head, names_its_host, request_of, request_parser
 from headrace.http.messages import last_response
-from headrace.http.request import MAX_HEAD_BYTES, HttpRequest, names_its_host, request_of
+from headrace.http.request import MAX_HEAD_BYTES, HttpRequest
 from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe, kind_of
 
 _MOST_PIPELINED: Final = 16
@@ -40,10 +41,6 @@ _MOST_REPEATED_BYTES: Final = 16_384
 _MOST_RECEIVING_BYTES: Final = 67_108_864
 _MOST_UNREAD_BYTES: Final = 65_536
 """Bytes of a body that may wait for the endpoint before the connection reads no more."""
-
-
-class _Ended(Exception):
-    """Stops parsing the bytes after a rejected request."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -72,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
     _begins = 0
     """Number of the head that begins with the first byte of that; 0 if none does."""
     _head_bytes = 0
+    """Bytes of a head whose end has not arrived, or of trailers; not 0 if a head began in an earlier piece."""
     _bare_bytes = 0
     """Bytes since the last part of a body: of heads, trailers and chunk extensions."""
     _body_bytes = 0
@@ -98,9 +96,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
         """As given."""
-        self._parser: Any = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        """The first of several requests gets its response, even if it ends the connection."""
+        self._parser = request_parser(self)
         self._pipeline: deque[HttpRequest] = deque()
 
     # The transport
@@ -169,23 +165,22 @@ class ClientConnection(asyncio.Protocol):
         repeated = self._repeated
         if repeated and size == repeated[1] and data.startswith(repeated[0]) and self._is_repeated(data, *repeated):
             return
+        heads = self._heads
         self._chunk = data
-        self._begins = self._heads + 1 if self._is_between() else 0
+        self._begins = heads + 1 if self._is_between() else 0
         self._bare_bytes += size
         try:
             self._feed(data)
+        except AmbiguousRequest as error:
+            self._refuse(error)
         except httptools.HttpParserError:
             self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or are ambiguous"))
         if self.in_head:
-            self._head_bytes += size
+            self._head_bytes += size if self._heads in (heads, self._begins) else 1
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
         elif self.request and self.request.has_more and self._bare_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(f"more than {MAX_HEAD_BYTES} bytes between parts of the body: send less"))
-        elif size > MAX_HEAD_BYTES or self._head_bytes:
-            self._head_bytes = 0
-            if self.request and self._head_is_long():
-                self.request.has_long_head = True  # in time: its task has not run yet
         if self._held_bytes or (self.request and self.request.has_more):
             self.hold(size)
         self._chunk = b""
@@ -195,8 +190,11 @@ class ClientConnection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as switch:  # it is served as HTTP/1.1, and so are the bytes after it
-                data = data[switch.args[0] :]
+            except httptools.HttpParserUpgrade as switch:
+                # Headrace ignores Upgrade. This parser has skipped the body, so another one reads the request.
+                data = head_without_upgrade(self._parser, self._url, self._fields) + data[switch.args[0] :]
+                self._parser = request_parser(self)
+                self._heads -= 1
 
     def _is_between(self) -> bool:
         """Return whether the next byte is the first one of a request that can be served at once."""
@@ -251,8 +249,11 @@ class ClientConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.in_head:
-            return  # a trailer: it must not count as a header
+        if not self.in_head:  # a trailer: it must not count as a header
+            self._head_bytes += len(name) + len(value) + 4
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(HeadersTooLarge(f"the trailers are larger than {MAX_HEAD_BYTES} bytes: send less"))
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -260,7 +261,9 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self._is_refused:
-            raise _Ended  # the parser stops here, and the rest of the bytes is ignored
+            raise httptools.HttpParserError  # the parser stops here, and the rest of the bytes is ignored
+        if self._parser.should_upgrade():
+            return  # `_feed` has it read again
         if len(self._pipeline) >= _MOST_PIPELINED:
             self._refuse(TooManyRequests(f"more than {_MOST_PIPELINED} requests wait on one connection: send fewer"))
             return
@@ -272,16 +275,18 @@ class ClientConnection(asyncio.Protocol):
         request = request_of(self, self._parser, self._url, self._fields)
         request.expects_continue = self._expects_continue and request.version != "1.0"
         waits = self.request is not None and not self.request.is_complete
+        if self._head_bytes or len(self._chunk) > MAX_HEAD_BYTES:
+            request.has_long_head = is_long_head(self._url, self._fields)
+            self._head_bytes = 0
         self.request, self.in_head = request, False
         if waits:
             self.flow.pause_reading()
             self._pipeline.append(request)
             return
         self._serving = request
-        is_checked = (len(self._chunk) <= MAX_HEAD_BYTES and not self._head_bytes) or not self._head_is_long()
         if self._ordinary:
             self._ordinary -= 1
-        elif is_checked and not self.flow.write_paused and self.shared.application.begin(request):
+        elif not self.flow.write_paused and self.shared.application.begin(request):
             request.is_direct = True
             return
         self._run(request)
@@ -313,10 +318,10 @@ class ClientConnection(asyncio.Protocol):
             request.wake()
 
     def on_message_complete(self) -> None:
-        self._bare_bytes = 0
         request = self.request
-        if self._is_refused or request is None:
+        if self._is_refused or self.in_head or request is None:
             return
+        self._bare_bytes = self._head_bytes = 0
         request.has_more = False
         if request.is_direct:
             self._remember(request)
@@ -343,9 +348,6 @@ class ClientConnection(asyncio.Protocol):
         self._repeated = None
         self.shared.slices.count(sum(map(len, request.chunks)))
         self._run(request)
-
-    def _head_is_long(self) -> bool:
-        return sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES
 
     # Requests
 
@@ -493,6 +495,5 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_refused = True
         request.abandon()
-        self._end(
-            KafkaTimeout(f"timed out after {_REQUEST_SECONDS:g} s: the request may have been served, or may still be")
-        )
+        text = f"timed out after {_REQUEST_SECONDS:g} s: the request may have been served, or may still be"
+        self._end(KafkaTimeout(text))

@@ -90,7 +90,7 @@ class PeerConnection:
             raise ConnectionResetError("it closed the connection")
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as cause:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as cause:
             raise OSError(f"its response is not valid HTTP: {cause}") from cause
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -11,9 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import unquote
-
-import httptools
 
 from headrace.errors import HeadraceError
 
@@ -30,9 +27,6 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
-_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
-"""A usual path, which is decoded already and has no query."""
 _WITHOUT_BODY: Final = (204, 304)
 
 
@@ -392,26 +386,3 @@ class HttpRequest:
         if self.confirm:
             return await self.confirm(patience_seconds)
         return await self.connection.written(self, patience_seconds)
-
-
-def names_its_host(url: bytes, fields: Headers) -> bool:
-    """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
-    found = _AUTHORITY.match(url)
-    return not found or found[1].lower() == dict(fields).get(b"host", b"").lower()
-
-
-def request_of(
-    connection: RequestConnection, parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]
-) -> HttpRequest:
-    """Return the request of a complete head; `parser` is that of httptools."""
-    method, version = parser.get_method().decode("ascii"), parser.get_http_version()
-    if _PLAIN_PATH.fullmatch(url):
-        request = HttpRequest(connection, method, url, b"", fields, version)
-        request.path = url.decode("ascii")
-    else:
-        found = httptools.parse_url(url)
-        path = found.path or b"/"
-        request = HttpRequest(connection, method, path, found.query or b"", fields, version)
-        request.path = unquote(path.decode("ascii"))
-    request.keep_alive = version != "1.0" and parser.should_keep_alive()
-    return request

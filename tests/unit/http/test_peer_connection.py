@@ -57,3 +57,17 @@ async def test_a_kept_connection_that_is_closed_is_an_error_of_the_connection() 
         with pytest.raises(Broken) as caught:
             await backend.ask([GET], time.monotonic() + 20)
         assert caught.value.silent
+
+
+@pytest.mark.parametrize(
+    "head", [b"101 S\r\nConnection: Upgrade\r\nUpgrade: x", b"101 S", b"200 OK\r\nContent-Length: x"]
+)
+async def test_a_response_in_another_protocol_is_an_error_of_the_connection(head: bytes) -> None:
+    """Its bytes count for no request; so the request is answered 503, and not with a defect."""
+    async with peer(head, GET) as (host, port):
+        _, backend = await asyncio.get_running_loop().create_connection(lambda: Connection(1000), host, port)
+        with contextlib.closing(await PeerConnection.open(f"http://{host}:{port}", None)) as connection:
+            with pytest.raises(Broken):
+                await backend.ask([GET], time.monotonic() + 20)
+            with pytest.raises(OSError, match="not valid HTTP"):
+                await connection.send(GET)

@@ -1,0 +1,68 @@
+"""Heads of requests, as httptools parses them.
+
+Source: RFC 9112 section 3 (request line), RFC 9110 section 7.8 (Upgrade).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httptools
+
+from headrace.errors import AmbiguousRequest
+from headrace.http.request import MAX_HEAD_BYTES, Headers, HttpRequest, RequestConnection
+
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
+"""A usual path, which is decoded already and has no query."""
+
+
+def request_parser(protocol: object) -> Any:
+    """Return a parser of requests for a protocol."""
+    parser: Any = httptools.HttpRequestParser(protocol)
+    # The first of several requests gets its response, even if it ends the connection.
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def head_without_upgrade(parser: Any, url: bytes, fields: Headers) -> bytes:
+    """Return the head at which a parser stopped, without `Upgrade`. A server may ignore that header.
+
+    Raises:
+        AmbiguousRequest: It is a head of CONNECT, at which a parser always stops.
+    """
+    method = parser.get_method()
+    if method == b"CONNECT":
+        raise AmbiguousRequest("CONNECT asks for a tunnel, and Headrace is not a proxy")
+    lines = [b"%b: %b\r\n" % field for field in fields if field[0] != b"upgrade"]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, parser.get_http_version().encode(), b"".join(lines))
+
+
+def is_long_head(url: bytes, fields: Headers) -> bool:
+    """Return whether a head is above the limit."""
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in fields) > MAX_HEAD_BYTES
+
+
+def names_its_host(url: bytes, fields: Headers) -> bool:
+    """Return whether the authority of an absolute-form target equals Host (RFC 9112 section 3.2.2)."""
+    found = _AUTHORITY.match(url)
+    return not found or found[1].lower() == dict(fields).get(b"host", b"").lower()
+
+
+def request_of(
+    connection: RequestConnection, parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]
+) -> HttpRequest:
+    """Return the request of a complete head."""
+    method, version = parser.get_method().decode("ascii"), parser.get_http_version()
+    if _PLAIN_PATH.fullmatch(url):
+        request = HttpRequest(connection, method, url, b"", fields, version)
+        request.path = url.decode("ascii")
+    else:
+        found = httptools.parse_url(url)
+        path = found.path or b"/"
+        request = HttpRequest(connection, method, path, found.query or b"", fields, version)
+        request.path = unquote(path.decode("ascii"))
+    request.keep_alive = version != "1.0" and parser.should_keep_alive()
+    return request

@@ -1,6 +1,7 @@
 """The columns of a table: their names and types in DuckDB, and how a value's JSON text becomes a row."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import sqlglot
@@ -18,6 +19,8 @@ _BUILT_IN: Final = {
     TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
     HEADERS: "STRUCT(key VARCHAR, value BLOB)[]",
 }
+_LONGEST_MS: Final = 9_223_372_022_400_000
+"""The times of DuckDB end this long before and after 1970: it counts in microseconds."""
 _TYPES: Final = (
     *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL", "STRING", "BINARY", "DATE"),
     *("TIMESTAMP", "ARRAY", "MAP", "STRUCT", "JSON"),
@@ -144,30 +147,35 @@ class Columns:
         return ", ".join(f"{quoted(stored)} AS {quoted(name)}" for stored, name in self.shown)
 
     @property
+    def parsed_key(self) -> str:
+        """The expression that makes a key of the column `key`; NULL if it is not of its format."""
+        return f"TRY_CAST(key AS {self.built_in[0].type})"
+
+    @property
     def parsed(self) -> str:
         """The expression that makes a row of the column `value` of JSON text; NULL if it is not such a row."""
         if self._whole:
-            kind = self.values[0].type
-            return "CASE WHEN json_valid(value) THEN value END" if kind == "JSON" else "value"
-        fields = ", ".join(f"{quoted(c.name)} {'VARCHAR' if c.type == 'BLOB' else c.type}" for c in self.values)
-        return f"TRY_CAST(TRY_CAST(value AS JSON) AS STRUCT({fields}))"
+            return f"TRY_CAST(value AS {self.values[0].type})"
+        return f"TRY_CAST(TRY_CAST(value AS JSON) AS {self._row})"
 
     @property
+    def _row(self) -> str:
+        fields = (f"{quoted(c.name)} {'VARCHAR' if c.type == 'BLOB' else c.type}" for c in self.values)
+        return f"STRUCT({', '.join(fields)})"
+
+    @cached_property
     def misfit(self) -> str:
         """The condition that a record with a value is corrupt; `r` is what `parsed` has made."""
         if self._whole:
             return "r IS NULL"
-        # CASE rather than AND, so that a value is only parsed again where a cell is null.
-        cells = [
-            f"CASE WHEN r.{quoted(c.name)} IS NULL THEN coalesce(json_type(value, {_path(c.name)}), 'NULL') <> 'NULL' "
-            "ELSE false END"
-            for c in self.values
-        ]
-        # Any other JSON than an object makes a row of nulls.
-        nothing = " AND ".join(f"r.{quoted(c.name)} IS NULL" for c in self.values)
-        cells.append(f"({nothing} AND json_type(value) <> 'OBJECT')")
+        wrong = _misfit(exp.DataType.build(self._row, dialect="duckdb"), "r", "value", "$")
+        bytes_ = "".join(
+            f" OR (r.{quoted(c.name)} IS NOT NULL AND {cell} IS NULL)"
+            for c, cell in zip(self.values, self.cells, strict=True)
+            if c.type == "BLOB"
+        )
         # CASE, because the functions of JSON fail at text that is not JSON, of which no row was made.
-        return f"CASE WHEN r IS NULL THEN true ELSE {' OR '.join(cells)} END"
+        return f"CASE WHEN r IS NULL THEN true ELSE {wrong}{bytes_} END"
 
     @property
     def cells(self) -> list[str]:
@@ -179,10 +187,60 @@ class Columns:
         ]
 
 
-def _path(name: str) -> str:
-    """Return the JSON path of a field as a literal of SQL."""
-    inner = name.replace("\\", "\\\\").replace('"', '\\"')
-    return "'$.\"" + inner.replace("'", "''") + "\"'"
+TIME: Final = (
+    f"CASE WHEN timestamp BETWEEN -{_LONGEST_MS} AND {_LONGEST_MS} THEN make_timestamptz(timestamp * 1000) END"
+)
+"""The expression of the time of a record, of its milliseconds; NULL beyond the times that DuckDB has."""
+
+
+def _misfit(kind: exp.DataType, row: str, text: str, path: str, depth: int = 0) -> str:
+    """Return the condition that a part of JSON is not of its type at any depth; DuckDB has made NULL of such a part.
+
+    Args:
+        row: The expression of what was made of the part.
+        text: The expression of the JSON; the part is at `path` of it.
+        depth: Of lambdas around this.
+    """
+    at = "'" + path.replace("'", "''") + "'"
+    # CASE rather than AND, so that the text is only parsed again where a cell is null.
+    lost = f"WHEN {row} IS NULL THEN coalesce(json_type({text}, {at}), 'NULL') <> 'NULL'"
+    if kind.is_type("struct"):
+        fields = [
+            (f"{row}.{quoted(field.name)}", field.kind, f"{path}.{_step(field.name)}") for field in kind.expressions
+        ]
+        wrong = " OR ".join(_misfit(of, part, text, where, depth) for part, of, where in fields)
+        # Any other JSON than an object makes a row of nulls.
+        nothing = " AND ".join(f"{part} IS NULL" for part, _, _ in fields)
+        other = f"CASE WHEN {nothing} THEN json_type({text}, {at}) <> 'OBJECT' ELSE false END"
+        return f"CASE {lost} WHEN {other} THEN true ELSE {wrong} END"
+    if kind.is_type("array", "list", "map") and kind.expressions:
+        inner = kind.expressions[-1]
+        parts = f"map_values({row})" if kind.is_type("map") else row
+        every = "'" + f"{path}{'.*' if kind.is_type('map') else '[*]'}".replace("'", "''") + "'"
+        name = f"x{depth}"
+        suspects = f"len(list_filter({parts}, lambda {name}: {_has_null(inner, name, depth + 1)})) > 0"
+        wrong_part = _misfit(inner, f"{name}[1]", f"{name}[2]", "$", depth + 1)
+        pairs = f"list_zip({parts}, json_extract({text}, {every}))"
+        found = f"len(list_filter({pairs}, lambda {name}: {wrong_part})) > 0"
+        return f"CASE {lost} WHEN {suspects} THEN {found} ELSE false END"
+    return f"CASE {lost} ELSE false END"
+
+
+def _has_null(kind: exp.DataType, row: str, depth: int) -> str:
+    """Return the condition that a part, or a part of it at any depth, is NULL."""
+    found = [f"{row} IS NULL"]
+    if kind.is_type("struct"):
+        found += [_has_null(field.kind, f"{row}.{quoted(field.name)}", depth) for field in kind.expressions]
+    elif kind.is_type("array", "list", "map") and kind.expressions:
+        parts = f"map_values({row})" if kind.is_type("map") else row
+        inner = _has_null(kind.expressions[-1], f"x{depth}", depth + 1)
+        found.append(f"len(list_filter({parts}, lambda x{depth}: {inner})) > 0")
+    return f"({' OR '.join(found)})"
+
+
+def _step(name: str) -> str:
+    """Return the step of a JSON path to a field."""
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def needs_registry(config: TableConfig) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from headrace.delivery.outcomes import HANDED_OFF, Delivery, Destination, Reply
 from headrace.errors import DestinationUnavailable, HeadraceError, StatementRejected
 from headrace.queries.engine_process import QueryEngine
+from headrace.queries.protocol import Problem
 from headrace.queries.standing import StandingQuery
 from headrace.records import RecordBatch, TopicPartition
 
@@ -28,15 +29,17 @@ class FilteredDestination:
         """How often the engine ended while it evaluated these records."""
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        """Deliver the rows of records that pass; those that do not fit the table are dead letters at once."""
+        """Deliver the rows of records that pass; one that has none because of its value is a dead letter."""
         records = RecordBatch.of(delivery.records)
         try:
             rows, problems = await self._evaluate(records)
         except StatementRejected as cause:
             return [_failed(type(cause).__name__, cause.description, shared=len(records) > 1)] * len(records)
         replies = [HANDED_OFF] * len(records)
-        for index, reason in problems.items():
-            replies[index] = _failed("DecodeError", reason)
+        for index, (kind, reason) in problems.items():
+            replies[index] = _failed("DecodeError" if kind == "unfit" else "StatementRejected", reason)
+            if kind == "memory":  # others may have it: this record is tried again, and each attempt counts
+                replies[index] = replies[index]._replace(permanent=False, reached=True)
         if passed := [index for index, row in enumerate(rows) if row is not None]:
             chosen = records.select(passed)
             batch = RecordBatch(
@@ -53,7 +56,7 @@ class FilteredDestination:
                 replies[index] = reply
         return replies
 
-    async def _evaluate(self, records: RecordBatch) -> tuple[Sequence[bytes | None], dict[int, str]]:
+    async def _evaluate(self, records: RecordBatch) -> tuple[Sequence[bytes | None], dict[int, Problem]]:
         position = (records.topic_partition, records.offsets[0], records.offsets[-1])
         if self._endings[position] >= _ENDINGS:
             del self._endings[position]

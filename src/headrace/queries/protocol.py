@@ -17,6 +17,8 @@ from headrace.queries.push_statement import PushStatement
 Form = Literal["objects", "arrays", "arrow"]
 Positions = dict[int, int]
 """By partition: the offset of the next record."""
+Problem = tuple[Literal["unfit", "failed", "memory"], str]
+"""A record does not fit the table, or the statement fails at it or needs too much memory for it; and why."""
 
 
 class EngineSetup(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -202,8 +204,8 @@ class Filtered(msgspec.Struct, array_like=True, tag=10, frozen=True):
     number: int
     rows: list[bytes | None]
     """Of each record: JSON text; None if the condition or a problem leaves it out."""
-    problems: dict[int, str]
-    """Why records do not fit the table, by their index in the batch."""
+    problems: dict[int, Problem]
+    """Of records without a row, by their index in the batch."""
 
 
 ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter

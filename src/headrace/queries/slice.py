@@ -214,7 +214,7 @@ def batches_of(records: Sequence[Record]) -> list[RecordBatch]:
 
 def _between(records: pa.Table, spec: SliceSpec) -> pa.Table:
     """Return the records whose timestamps are in the slice: they need not be in the order of offsets."""
-    times = pc.field("timestamp").cast(pa.int64())
+    times = pc.field("timestamp")
     if spec.since_ms is not None:
         records = records.filter(times >= spec.since_ms)
     return records if spec.until_ms is None else records.filter(times < spec.until_ms)

@@ -70,22 +70,28 @@ def test_each_record_has_its_row_or_none(sql: str, form: Form, rows: dict[int, A
 
 def test_records_that_do_not_fit_the_table_are_named() -> None:
     """By their place, with the reason; in a log a record needs no key."""
-    unfit = "its value does not fit the columns"
-    utf8 = "not UTF-8 text: invalid start byte at byte 1"
+    unfit = ("unfit", "its value does not fit the columns")
+    utf8 = ("unfit", "not UTF-8 text: invalid start byte at byte 1")
     latest, log = evaluate("SELECT n FROM stock"), evaluate("SELECT n FROM moves")
     assert isinstance(latest, Filtered)
     assert isinstance(log, Filtered)
-    assert latest.problems == {2: unfit, 4: "it has no key", 5: unfit, 6: utf8}
+    assert latest.problems == {2: unfit, 4: ("unfit", "it has no key"), 5: unfit, 6: utf8}
     assert log.problems == {2: unfit, 5: unfit, 6: utf8}
 
 
-@pytest.mark.parametrize(("sql", "kind", "reason"), table(__file__, "failures"))
-def test_only_what_a_value_causes_is_held_against_records(sql: str, kind: str, reason: str) -> None:
-    """For any other error they wait: a statement that does not fit must not make dead letters."""
+@pytest.mark.parametrize(("sql", "failed", "reason"), table(__file__, "failures"))
+def test_only_what_a_value_causes_is_held_against_its_record(sql: str, failed: list[int], reason: str) -> None:
+    """For any other error all of them wait: a statement that does not fit must not make dead letters."""
     found = evaluate(sql)
-    assert isinstance(found, RequestFailed), found
-    assert (found.number, found.kind) == (7, kind)
-    assert reason in found.reason
+    if not failed:
+        assert isinstance(found, RequestFailed), found
+        assert (found.number, found.kind) == (7, "unavailable")
+        assert reason in found.reason
+        return
+    assert isinstance(found, Filtered), found
+    reasons = {at: why for at, (kind, why) in found.problems.items() if kind == "failed"}
+    assert [*reasons] == failed
+    assert all(reason in why for why in reasons.values())
 
 
 @pytest.mark.parametrize(("sql", "problem"), table(__file__, "misfits"))

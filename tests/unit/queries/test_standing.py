@@ -16,7 +16,7 @@ from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
 from headrace.pipelines.load import load_pipeline
 from headrace.queries.filtered_destination import FilteredDestination
-from headrace.queries.protocol import Filtered
+from headrace.queries.protocol import Filtered, Problem
 from headrace.queries.push_statement import PushStatement
 from headrace.queries.standing import StandingQuery, problems_of, with_standing_queries
 from headrace.records import Record
@@ -108,11 +108,14 @@ def deliver(engine: _Engine, count: int, times: int = 1) -> tuple[list[Any], _Ba
 
 def test_each_record_has_the_reply_for_its_row() -> None:
     """One that is left out is completed without a request; one that does not fit never gets another attempt."""
-    [replies], backend = deliver(_Engine(Filtered(1, [None, b"1", None, b"2"], {2: "no JSON"})), 4)
+    problems: dict[int, Problem] = {2: ("unfit", "no JSON"), 4: ("failed", "no INT"), 5: ("memory", "too large")}
+    [replies], backend = deliver(_Engine(Filtered(1, [None, b"1", None, b"2", None, None], problems)), 6)
     assert backend.rows == [(1, b"1"), (3, b"2")]
     assert replies[:2] == [HANDED_OFF, ACK]
     assert (replies[2].error, replies[2].reason, replies[2].permanent) == ("DecodeError", "no JSON", True)
     assert replies[3].status == 500
+    assert (replies[4].error, replies[4].permanent) == ("StatementRejected", True)
+    assert (replies[5].error, replies[5].permanent, replies[5].reached) == ("StatementRejected", False, True)
 
 
 def test_records_wait_for_the_engine_and_are_blamed_only_for_their_values() -> None:

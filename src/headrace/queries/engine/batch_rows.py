@@ -1,7 +1,7 @@
 """Records of a batch as rows of a table: which of them fit its columns, and what each row is."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import duckdb
@@ -9,11 +9,15 @@ import pyarrow as pa
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
-from headrace.queries.columns import STORED, Column, Columns, quoted
+from headrace.queries.columns import OFFSET, PARTITION, STORED, TIME, Column, Columns, quoted
+from headrace.queries.engine.apart import in_parts
 
 ARRIVED: Final = "arrived"
 """The records of the batch, in their order: a temporary table of the connection with the stored columns, `record_seq`
-(index in the batch), `record_problem`, `record_gone` (without a value) and `record_bad` (corrupt)."""
+(index in the batch), `record_gone` (without a value) and `record_problem` (why it is corrupt; NULL if it is not)."""
+FITTING: Final = "fitting"
+"""Those of `arrived` that fit, in their order and with the columns of statements: a temporary table."""
+_PART: Final = "part"
 
 
 def check_types(connection: duckdb.DuckDBPyConnection, config: TableConfig, columns: Sequence[Column]) -> None:
@@ -25,7 +29,9 @@ def check_types(connection: duckdb.DuckDBPyConnection, config: TableConfig, colu
 
     def problem(of: Sequence[Column]) -> str:
         try:
-            connection.execute(f"SELECT {Columns(config, of).parsed} FROM (SELECT '{{}}' AS value)").fetchall()
+            read = Columns(config, of)
+            row = f"SELECT *, {read.parsed} AS r FROM (SELECT '{{}}' AS value)"
+            connection.execute(f"SELECT {', '.join(read.cells)}, {read.misfit} FROM ({row})").fetchall()
         except duckdb.Error as cause:
             return str(cause).partition(" Error: ")[2].splitlines()[0]
         return ""
@@ -35,42 +41,89 @@ def check_types(connection: duckdb.DuckDBPyConnection, config: TableConfig, colu
             raise ConfigError(f"column {column.name} cannot have type {column.type}: {why}. Use another type")
 
 
-def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> int:
-    """Make `arrived` of decoded records, and return how many of them are corrupt.
+def load_batch(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> None:
+    """Make `arrived` of decoded records; each column has the type of the file there, as all who read it show it.
 
     Args:
         needs_key: Whether a record without a key is corrupt.
     """
     connection.register("raw", records)
     try:
-        names = [column.name.removeprefix(STORED) for column in columns.built_in]
-        built_in = ", ".join(f"{quoted(name)} AS {quoted(STORED + name)}" for name in names)
-        cells = [f"{cell} AS {quoted(column.name)}" for column, cell in zip(columns.values, columns.cells, strict=True)]
-        problem = "problem IS NOT NULL" + (" OR key IS NULL" if needs_key else "")
+        built_in = ["k", "partition", quoted("offset"), TIME, "headers"]
+        stored = zip([*built_in, *columns.cells], columns.stored, strict=True)
+        cells = ", ".join(f"{cell} AS {quoted(column.name)}" for cell, column in stored)
+        no_key = "WHEN key IS NULL THEN 'it has no key' " if needs_key else ""
         connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {ARRIVED} AS SELECT seq AS {STORED}seq, problem AS {STORED}problem, "
-            f"value IS NULL AS {STORED}gone, {built_in}, "
-            f"{', '.join(cells)}, {problem} OR (value IS NOT NULL AND ({columns.misfit})) AS {STORED}bad "
-            f"FROM (SELECT *, {columns.parsed} AS r FROM raw)"
+            f"CREATE OR REPLACE TEMP TABLE {ARRIVED} AS SELECT seq AS {STORED}seq, value IS NULL AS {STORED}gone, "
+            f"{cells}, "
+            f"CASE WHEN problem IS NOT NULL THEN problem {no_key}"
+            f"WHEN key IS NOT NULL AND k IS NULL THEN 'its key is not JSON' "
+            f"WHEN {TIME} IS NULL THEN 'its timestamp is not in milliseconds: ' || timestamp "
+            f"WHEN value IS NOT NULL AND ({columns.misfit}) THEN 'its value does not fit the columns' "
+            f"END AS {STORED}problem FROM (SELECT *, {columns.parsed_key} AS k, {columns.parsed} AS r FROM raw)"
         )
     finally:
         with contextlib.suppress(duckdb.Error):  # a failed statement has ended the transaction, and has the reason
             connection.unregister("raw")
-    [(count,)] = connection.execute(f"SELECT count(*) FROM {ARRIVED} WHERE {STORED}bad").fetchall()
+
+
+def load_each(connection: duckdb.DuckDBPyConnection, columns: Columns, records: pa.Table, *, needs_key: bool) -> None:
+    """Make `arrived` outside of a transaction; a record that cannot be loaded is corrupt."""
+
+    def load(start: int, end: int) -> None:
+        load_batch(connection, columns, records.slice(start, end - start), needs_key=needs_key)
+
+    _, failed = in_parts(load, len(records))
+    if failed:
+        load_batch(connection, columns, with_problems(records, failed), needs_key=needs_key)
+
+
+def with_problems(records: pa.Table, failed: Mapping[int, Exception]) -> pa.Table:
+    """Return decoded records of which these are corrupt, by index; the reason has nothing of the record in it."""
+    problems = records["problem"].to_pylist()
+    for at, cause in failed.items():
+        problems[at] = problems[at] or f"the table cannot take it ({type(cause).__name__})"
+    at = records.schema.get_field_index("problem")
+    return records.set_column(at, "problem", pa.array(problems, pa.string()))
+
+
+def corrupt_records(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, int, int, str]]:
+    """Return index in the batch, partition, offset and reason of each corrupt record of `arrived`, in their order."""
+    problem = f"{STORED}problem"
+    return connection.execute(
+        f"SELECT {STORED}seq, {STORED}partition, {STORED}offset, {problem} FROM {ARRIVED} "
+        f"WHERE {problem} IS NOT NULL ORDER BY {STORED}seq"
+    ).fetchall()
+
+
+def make_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns) -> None:
+    """Make `fitting`, so that many statements do not plan the same conversion each."""
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE {FITTING} AS SELECT {columns.view} FROM {ARRIVED} "
+        f"WHERE {STORED}problem IS NULL ORDER BY {STORED}seq"
+    )
+
+
+def count_fitting(connection: duckdb.DuckDBPyConnection) -> int:
+    """Return how many records `fitting` has."""
+    [(count,)] = connection.execute(f"SELECT count(*) FROM {FITTING}").fetchall()
     return int(count)
 
 
-def fitting(columns: Columns) -> str:
-    """Return the records of `arrived` that fit, in their order, as a relation with the columns of statements."""
-    return f"(SELECT {columns.view} FROM {ARRIVED} WHERE NOT {STORED}bad ORDER BY {STORED}seq)"
+def part_of_fitting(connection: duckdb.DuckDBPyConnection, start: int, end: int, count: int) -> str:
+    """Return a table with a range of `fitting`."""
+    if (start, end) == (0, count):
+        return FITTING
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE {_PART} AS SELECT * FROM {FITTING} "
+        f"WHERE rowid >= {start} AND rowid < {end} ORDER BY rowid"
+    )
+    return _PART
 
 
-def corrupt_records(connection: duckdb.DuckDBPyConnection, *, needs_key: bool) -> list[tuple[int, int, int, str]]:
-    """Return index in the batch, partition, offset and reason of each corrupt record of `arrived`, in their order."""
-    no_key = f"WHEN {STORED}key IS NULL THEN 'it has no key' " if needs_key else ""
-    reason = f"CASE WHEN {STORED}problem IS NOT NULL THEN {STORED}problem {no_key}"
-    reason += "ELSE 'its value does not fit the columns' END"
-    return connection.execute(
-        f"SELECT {STORED}seq, {STORED}partition, {STORED}offset, {reason} "
-        f"FROM {ARRIVED} WHERE {STORED}bad ORDER BY {STORED}seq"
-    ).fetchall()
+def place_of_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns, at: int) -> tuple[int, int]:
+    """Return partition and offset of a record of `fitting`."""
+    shown = dict(columns.shown)
+    names = (quoted(shown[STORED + name]) for name in (PARTITION, OFFSET))
+    [place] = connection.execute(f"SELECT {', '.join(names)} FROM {FITTING} WHERE rowid = {at}").fetchall()
+    return place

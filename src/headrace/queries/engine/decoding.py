@@ -60,9 +60,7 @@ class Decoder:
                 "seq": pa.array(range(count), pa.int32()),
                 "partition": pa.array(partitions, pa.int32()),
                 "offset": pa.array(chain.from_iterable(batch.offsets for batch in batches), pa.int64()),
-                "timestamp": pa.array(
-                    chain.from_iterable(batch.timestamps_ms for batch in batches), pa.timestamp("ms", "UTC")
-                ),
+                "timestamp": pa.array(chain.from_iterable(batch.timestamps_ms for batch in batches), pa.int64()),
                 "key": columns[0],
                 "value": columns[1],
                 "headers": pa.array(map(_dicts, headers), _HEADERS) if has_headers else pa.nulls(count, _HEADERS),
@@ -116,6 +114,11 @@ class _Side:
             except FormatError as cause:
                 texts.append(None)
                 problems[at] = cause.description
+            except MemoryError:
+                raise
+            except Exception as cause:  # noqa: BLE001 boundary: whatever a value raises is of its record
+                texts.append(None)
+                problems[at] = f"it cannot be decoded ({type(cause).__name__})"
         return pa.array(texts, pa.string()), problems
 
 

@@ -9,16 +9,24 @@ import duckdb
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.tables import TableConfig
-from headrace.errors import ConfigError, FormatError, HeadraceError, QueriesUnavailable, StatementRejected
+from headrace.errors import ConfigError, HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.formats.choice import Codecs
 from headrace.queries.columns import Columns, declared, needs_registry, quoted
-from headrace.queries.engine.batch_rows import check_types, corrupt_records, fitting, load_batch
-from headrace.queries.engine.database import empty_database
+from headrace.queries.engine.apart import in_parts
+from headrace.queries.engine.batch_rows import (
+    check_types,
+    corrupt_records,
+    count_fitting,
+    load_each,
+    make_fitting,
+    part_of_fitting,
+)
+from headrace.queries.engine.database import empty_database, end_if_broken
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.engine.table_feed import TableFeed
-from headrace.queries.protocol import Filter, Filtered, Form, RequestFailed, ToParent
+from headrace.queries.protocol import Filter, Filtered, Form, Problem, RequestFailed, ToParent
 from headrace.queries.push_statement import PushStatement
 from headrace.queries.standing import standing_queries
 from headrace.records import RecordBatch, TopicPartition
@@ -30,8 +38,6 @@ LIMIT_SECONDS: Final = 30.0
 """Each batch has its response within this time."""
 _EVALUATION_SECONDS: Final = 5.0
 _AT_A_TIME: Final = 2
-_OF_VALUES: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.OutOfMemoryException, FormatError)
-_FITTING: Final = "fitting"
 _ROWID: Final = "rowid"
 """DuckDB's number of a row in a table, which `*` does not select."""
 _TOO_LONG: Final = f"the statement took more than {_EVALUATION_SECONDS:g} s for it: make its condition cheaper"
@@ -97,14 +103,14 @@ class Filters(Service):
         try:
             text = request.statement.over(quoted(request.table))
             self._statements.check(text, dict.fromkeys(self._tables, "key"), [request.table])
-            load_batch(cursor, columns, records, needs_key=table.kind == "latest")
-            found = corrupt_records(cursor, needs_key=table.kind == "latest")
-            problems = {index: reason for index, _, _, reason in found}
-            rows = _rows(cursor, columns, request.statement, request.form)
+            load_each(cursor, columns, records, needs_key=table.kind == "latest")
+            problems: dict[int, Problem] = {at: ("unfit", why) for at, _, _, why in corrupt_records(cursor)}
+            rows, failed = _rows(cursor, columns, request.statement, request.form)
         finally:
             del self._busy[cursor]
             self._idle.append(cursor)
         sound = [index for index in range(len(batch)) if index not in problems]
+        problems |= {sound[at]: _problem(cause) for at, cause in failed.items()}
         return Filtered(request.number, _spread(rows, sound, len(batch)), problems)
 
     def _columns(self, name: str, table: TableConfig) -> Columns:
@@ -178,26 +184,32 @@ def _batch(request: Filter, topic: str) -> RecordBatch:
 
 def _rows(
     cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement, form: Form
-) -> dict[int, bytes]:
-    """Return the row of each record that passes, by its index among those that fit."""
-    cursor.execute(f"CREATE OR REPLACE TEMP TABLE {_FITTING} AS SELECT * FROM {fitting(columns)}")
-    found = _run(cursor, columns, statement).fetchall()
-    try:
+) -> tuple[dict[int, bytes], dict[int, Exception]]:
+    """Return the row of each record that passes, and the error of each at which the statement fails.
+
+    Both are by the index among the records that fit.
+    """
+    _check_rowid(columns)
+    make_fitting(cursor, columns)
+    count = count_fitting(cursor)
+    numbered = statement._replace(columns=f"{_ROWID}, {statement.columns}")
+
+    def run(start: int, end: int) -> list[tuple[int, bytes]]:
+        found = cursor.execute(numbered.over(part_of_fitting(cursor, start, end, count))).fetchall()
         texts = RowWriter(cursor, form, leave_out=1).texts([row[1:] for row in found])
-    except StatementRejected as cause:
-        raise FormatError(cause.description) from None
-    rows = dict(zip((row[0] for row in found), texts, strict=True))
+        return [(start + row[0], text) for row, text in zip(found, texts, strict=True)]
+
+    parts, failed = in_parts(run, count)
+    found = [pair for part in parts for pair in part]
+    rows = dict(found)
     if len(rows) < len(found):
         raise QueriesUnavailable("the statement makes several rows of a record: select a list, or use a pipeline")
-    return rows
+    return rows, failed
 
 
-def _run(cursor: duckdb.DuckDBPyConnection, columns: Columns, statement: PushStatement) -> duckdb.DuckDBPyConnection:
-    _check_rowid(columns)
-    try:
-        return cursor.execute(statement._replace(columns=f"{_ROWID}, {statement.columns}").over(_FITTING))
-    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as cause:
-        raise refused(cause) from None
+def _problem(cause: Exception) -> Problem:
+    failed = failure(0, cause)
+    return "memory" if failed.kind == "memory" else "failed", failed.reason
 
 
 def _check_rowid(columns: Columns) -> None:
@@ -213,11 +225,12 @@ def _spread(rows: Mapping[int, bytes], sound: list[int], count: int) -> list[byt
 
 
 def _failure(number: int, cause: BaseException) -> RequestFailed:
-    """Return what went wrong. Only what a value may cause is for the records; they wait for an end of all else."""
+    """Return why a batch is not evaluated: its records wait, except for one that takes too much time alone."""
     if isinstance(cause, duckdb.InterruptException):
         return RequestFailed(number, "timeout", _TOO_LONG)
-    if isinstance(cause, _OF_VALUES):
-        return failure(number, cause)
+    end_if_broken(cause)
+    if isinstance(cause, duckdb.Error):
+        cause = refused(cause)
     if isinstance(cause, HeadraceError):
         return RequestFailed(number, "unavailable", cause.description)
     log.error("a batch of a standing query is not evaluated", exc_info=cause)

@@ -67,10 +67,10 @@ class RowWriter:
 
 
 def _json_cell(text: str) -> msgspec.Raw | str:
-    """Return JSON text in one line; a string of it if it has what only DuckDB takes as JSON, such as NaN."""
+    """Return JSON text in one line; a string of it if only DuckDB takes it as JSON: NaN, or a thousand levels."""
     try:
         return msgspec.Raw(msgspec.json.format(text, indent=-1).encode())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 

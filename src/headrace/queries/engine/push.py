@@ -7,8 +7,10 @@ from typing import Final
 
 import duckdb
 
-from headrace.errors import HeadraceError, QueriesUnavailable
+from headrace.errors import HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.queries.columns import quoted
+from headrace.queries.engine.apart import in_parts
+from headrace.queries.engine.batch_rows import count_fitting, part_of_fitting, place_of_fitting
 from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
@@ -104,8 +106,10 @@ class Pushes:
         if not self._groups:
             return
         groups = [*self._groups.items()]
+        file = self._feed.file
         try:
-            relation = self._feed.file.materialize_arrived()
+            file.materialize_arrived()
+            count = count_fitting(file.connection)
         except Exception as cause:  # noqa: BLE001 boundary: the rows are in the table, and these clients miss them
             for group, _ in groups:
                 self._end(group, cause)
@@ -113,14 +117,38 @@ class Pushes:
         for (statement, form), numbers in groups:
             try:
                 with self._watched(numbers, EVALUATION_SECONDS):
-                    cursor = self._feed.file.connection.execute(statement.over(relation))
-                    writer = RowWriter(cursor, form)
-                    rows = writer.texts(cursor.fetchall())
-                if form == "arrays" and any(self._columns[number] != writer.columns for number in numbers):
-                    raise QueriesUnavailable("the table has other columns now: send the statement again")
-                self._send(Changes(numbers, rows, positions))
+                    self._push(statement, form, numbers, count, positions)
             except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
                 self._end((statement, form), cause)
+
+    def _push(self, statement: PushStatement, form: Form, numbers: list[int], count: int, positions: Positions) -> None:
+        """Send the rows of a transaction; those before the first record at which the statement fails, then the reason.
+
+        Raises:
+            StatementRejected: It fails at a record.
+        """
+        connection = self._feed.file.connection
+
+        def run(start: int, end: int) -> tuple[int, list[bytes]]:
+            cursor = connection.execute(statement.over(part_of_fitting(connection, start, end, count)))
+            writer = RowWriter(cursor, form)
+            rows = writer.texts(cursor.fetchall())
+            if form == "arrays" and any(self._columns[number] != writer.columns for number in numbers):
+                raise QueriesUnavailable("the table has other columns now: send the statement again")
+            return start, rows
+
+        parts, failed = in_parts(run, count)
+        first = min(failed, default=count)
+        rows = [row for start, of_part in parts if start < first for row in of_part]
+        if rows or not failed:
+            self._send(Changes(numbers, rows, {} if failed else positions))
+        if failed:
+            partition, offset = place_of_fitting(connection, self._feed.file.columns, first)
+            reason = failure(0, failed[first]).reason
+            raise StatementRejected(
+                f"{reason} (at partition {partition}, offset {offset}). TRY_CAST gives NULL instead of an error; "
+                "a stream without Last-Event-ID begins behind this record"
+            )
 
     def _end(self, group: tuple[PushStatement, Form], cause: Exception) -> None:
         late = isinstance(cause, duckdb.InterruptException)

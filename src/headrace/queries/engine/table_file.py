@@ -16,12 +16,21 @@ import pyarrow as pa
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
 from headrace.queries.columns import STORED, Column, Columns, quoted
-from headrace.queries.engine.batch_rows import ARRIVED, check_types, corrupt_records, fitting, load_batch
+from headrace.queries.engine.apart import in_parts
+from headrace.queries.engine.batch_rows import (
+    ARRIVED,
+    FITTING,
+    check_types,
+    corrupt_records,
+    load_batch,
+    make_fitting,
+    with_problems,
+)
 from headrace.runtime import ThreadPool
 
 _META: Final = "CREATE TABLE IF NOT EXISTS {file}.main.meta(name VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)"
 _POSITIONS: Final = "CREATE TABLE IF NOT EXISTS {file}.main.positions(partition INTEGER PRIMARY KEY, next BIGINT)"
-_FITTING: Final = "fitting"
+_SOUND: Final = f"{STORED}problem IS NULL"
 _FEW_KEYS: Final = 500
 """Of records: these are looked up in the index."""
 
@@ -209,28 +218,58 @@ class TableFile:
         return _size_of(self._path.with_name(self._path.name + ".wal"))
 
     def apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
-        """Change rows by records, and the positions with them. `arrived` has the records until the next call."""
-        run = self.connection.execute
-        stored = ", ".join(quoted(column.name) for column in self.columns.stored)
-        corrupt = self.corrupt
+        """Change rows by records, and the positions with them. `arrived` has the records until the next call.
+
+        A record that the table cannot take, as it shows when it is applied alone, is corrupt.
+        """
+        try:
+            return self._apply(records, positions)
+        except duckdb.Error:
+            _, failed = in_parts(lambda start, end: self._try(records.slice(start, end - start)), len(records))
+            if not failed or any(isinstance(cause, duckdb.OutOfMemoryException) for cause in failed.values()):
+                raise
+        return self._apply(with_problems(records, failed), positions)
+
+    def _apply(self, records: pa.Table, positions: Mapping[int, int]) -> Applied:
         with self._transaction():
-            bad = load_batch(self.connection, self.columns, records, needs_key=self._needs_key)
-            if bad:
-                corrupt = self._count_corrupt()
-            if self._config.kind == "log":
-                run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}bad")
-            else:
-                self._delete_arrived()
-                newest = f"SELECT max({STORED}seq) FROM {ARRIVED} WHERE NOT {STORED}bad GROUP BY {STORED}key"
-                rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}gone AND {STORED}seq IN ({newest})"
-                run(f"INSERT INTO {self._rows}({stored}) {rows}")
+            corrupt = self._change(records)
+            if corrupt is not self.corrupt:
+                self._set("corrupt", corrupt)
             self._move(positions)
+        bad = corrupt.count - self.corrupt.count
         self.corrupt = corrupt
         return Applied(len(records) - bad, bad)
 
+    def _try(self, records: pa.Table) -> None:
+        """Apply records and take that back."""
+        self.connection.execute("BEGIN")
+        try:
+            self._change(records)
+        finally:
+            with contextlib.suppress(duckdb.Error):
+                self.connection.execute("ROLLBACK")
+
+    def _change(self, records: pa.Table) -> Corrupt:
+        """Change rows, and return the corrupt records up to now."""
+        run = self.connection.execute
+        stored = ", ".join(quoted(column.name) for column in self.columns.stored)
+        load_batch(self.connection, self.columns, records, needs_key=self._config.kind == "latest")
+        found = corrupt_records(self.connection)
+        if self._config.kind == "log":
+            run(f"INSERT INTO {self._rows}({stored}) SELECT {stored} FROM {ARRIVED} WHERE {_SOUND}")
+        else:
+            self._delete_arrived()
+            newest = f"SELECT max({STORED}seq) FROM {ARRIVED} WHERE {_SOUND} GROUP BY {STORED}key"
+            rows = f"SELECT {stored} FROM {ARRIVED} WHERE NOT {STORED}gone AND {STORED}seq IN ({newest})"
+            run(f"INSERT INTO {self._rows}({stored}) {rows}")
+        if not found:
+            return self.corrupt
+        _, partition, offset, problem = found[-1]
+        return Corrupt(self.corrupt.count + len(found), f"partition {partition}, offset {offset}: {problem}")
+
     def _delete_arrived(self) -> None:
         """Delete the rows of the keys that have arrived: INSERT OR REPLACE takes many times as long."""
-        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE NOT {STORED}bad"
+        keys = f"SELECT DISTINCT {STORED}key FROM {ARRIVED} WHERE {_SOUND}"
         few = self.connection.execute(f"{keys} LIMIT {_FEW_KEYS + 1}").fetchall()
         if len(few) > _FEW_KEYS:
             self.connection.execute(f"DELETE FROM {self._rows} WHERE {STORED}key IN ({keys})")
@@ -250,20 +289,10 @@ class TableFile:
                 self.connection.execute("ROLLBACK")
             raise
 
-    def _count_corrupt(self) -> Corrupt:
-        found = corrupt_records(self.connection, needs_key=self._needs_key)
-        _, partition, offset, problem = found[-1]
-        corrupt = Corrupt(self.corrupt.count + len(found), f"partition {partition}, offset {offset}: {problem}")
-        self._set("corrupt", corrupt)
-        return corrupt
-
     def materialize_arrived(self) -> str:
-        """Return a temporary table of the last transaction's records that fit, with the columns of statements.
-
-        So many statements do not plan the same conversion each.
-        """
-        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE {_FITTING} AS SELECT * FROM {fitting(self.columns)}")
-        return _FITTING
+        """Return a temporary table of the last transaction's records that fit, with the columns of statements."""
+        make_fitting(self.connection, self.columns)
+        return FITTING
 
     def rows_after(self, positions: Mapping[int, int] | None) -> str:
         """Return the rows of records from these positions on, in their order, as such a relation; none for None."""
@@ -274,10 +303,6 @@ class TableFile:
             condition = f"{STORED}offset >= {first}"
         order = f"ORDER BY {STORED}partition, {STORED}offset"
         return f"(SELECT {self.columns.view} FROM {self._rows} WHERE {condition} {order})"
-
-    @property
-    def _needs_key(self) -> bool:
-        return self._config.kind == "latest"
 
     def delete_old(self) -> int:
         """Delete the rows whose time is over, and return how many."""

@@ -345,7 +345,7 @@ class _Run(NamedTuple):
         if isinstance(renderer, Template):
             needs_keys, needs_values = renderer.needs_keys or needs_keys, renderer.needs_values or bool(self.pattern)
         formats = (self.key_format, self.value_format)
-        condition = SqlCondition(self.where, codecs, formats, (sides[0], sides[1])) if self.where else None
+        condition = SqlCondition(self.where, codecs, formats, (sides[0], sides[1]), report) if self.where else None
         chosen = (sides[0] if needs_keys else None, sides[1] if needs_values else None)
         return Printer(chosen, renderer, condition, self.pattern, self.limit)
 

@@ -22,8 +22,15 @@ Matching = Callable[[Sequence[Record]], Awaitable[list[Record]]]
 class SqlCondition:
     """Finds the records that meet a condition; where the format is `auto`, each record has its own."""
 
-    def __init__(self, condition: str, codecs: Codecs, formats: tuple[str, str], sides: tuple[Values, Values]) -> None:
-        """Check the condition; `formats` and `sides` are those of keys and of values.
+    def __init__(
+        self,
+        condition: str,
+        codecs: Codecs,
+        formats: tuple[str, str],
+        sides: tuple[Values, Values],
+        report: Callable[[str], None],
+    ) -> None:
+        """Check the condition; `formats` and `sides` are those of keys and of values; `report` gets what is left out.
 
         Raises:
             EnvironmentProblem: A library is missing.
@@ -34,6 +41,7 @@ class SqlCondition:
         self._codecs = codecs
         self._formats = formats
         self._sides = sides
+        self._report = report
         self._filters: dict[tuple[str, ...], Any] = {}
         self._filter_of(tuple(_TEXT if name == AUTO else name for name in formats))
 
@@ -41,15 +49,14 @@ class SqlCondition:
         if formats not in self._filters:
             from headrace.queries.record_filter import RecordFilter
 
-            self._filters[formats] = RecordFilter(self._condition, self._codecs, *formats)
+            self._filters[formats] = RecordFilter(self._condition, self._codecs, formats[0], formats[1], self._report)
         return self._filters[formats]
 
     async def select(self, batch: RecordBatch) -> RecordBatch:
         """Return the records of a batch that meet the condition.
 
         Raises:
-            DecodeError: A key or value is not of its format.
-            StatementRejected: The condition does not fit the records.
+            StatementRejected: The condition does not fit records of any kind.
         """
         groups: dict[tuple[str, ...], list[Record]] = {}
         if AUTO in self._formats:

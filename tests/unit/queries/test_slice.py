@@ -35,7 +35,7 @@ def matching(condition: str, value_format: str = "string") -> list[int]:
 
     async def find() -> list[int]:
         codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
-        found = RecordFilter(condition, codecs, "string", value_format)
+        found = RecordFilter(condition, codecs, "string", value_format, print)
         data = [value.encode() if value else None for value in VALUES]
         records = [Record("t", at % 2, at, 1_700_000_000_000, b"k%d" % at, one, headers) for at, one in enumerate(data)]
         return [record.offset for record in await found.matching(records)]

@@ -1,5 +1,6 @@
 """Databases without a way to files, networks or settings: the engine's with a file per table, and empty ones."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ _OF_ENGINE: Final = {
 }
 IN_MEMORY: Final = "1GiB"
 """Memory of an empty database."""
+_LOCKED: Final = "Could not set lock"
 _BROKEN: Final = 70
 """Exit code."""
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
@@ -56,7 +58,7 @@ def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Ma
         try:
             _attach(connection, name, path)
         except duckdb.IOException as cause:
-            if "lock" in str(cause).lower():
+            if _LOCKED in str(cause).replace(str(path), ""):
                 raise EnvironmentProblem(
                     f"{path} is in use by another process: stop it, or give this one another state_dir"
                 ) from cause
@@ -86,4 +88,5 @@ def _set_aside(name: str, path: Path, cause: duckdb.Error) -> None:
     aside = path.with_suffix(".damaged")
     log.error("table %s: %s is not readable (%s); kept as %s, building it again", name, path, cause, aside)
     path.replace(aside)
-    path.with_name(path.name + ".wal").unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.with_name(path.name + ".wal").replace(aside.with_name(aside.name + ".wal"))

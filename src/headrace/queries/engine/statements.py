@@ -175,13 +175,16 @@ class Statements:
             raise StatementRejected("one statement is run per request: send the others in requests of their own")
         own: set[str] = set()
         read: list[str] = []
-        for node in _nodes(tree["statements"][0], 0):
+        outside: set[str] = set()
+        for node, visible in _nodes(tree["statements"][0], frozenset(), 0):
+            first = len(read)
             _judge(node, own, read)
+            outside.update(name for name in read[first:] if name not in visible)
         if len(read) > _MOST_TABLES:
             raise StatementRejected(f"the statement reads {len(read)} tables; at most {_MOST_TABLES} are accepted")
         if hidden := own & self._catalogue:
             raise StatementRejected(f"{min(hidden)} is a name of DuckDB's own catalogue: use another name in WITH")
-        return Statement(frozenset(read) - own, frozenset(own))
+        return Statement(frozenset(outside), frozenset(own))
 
 
 def _judge(node: dict[str, Any], own: set[str], read: list[str]) -> None:
@@ -219,17 +222,23 @@ def _judge_source(node: dict[str, Any], read: list[str]) -> None:
         raise StatementRejected(f"a FROM with {str(kind).lower().replace('_', ' ')} is not available here: use a table")
 
 
-def _nodes(tree: Any, depth: int) -> Iterator[dict[str, Any]]:
-    """Return every object of a tree."""
+def _nodes(tree: Any, visible: frozenset[str], depth: int) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+    """Return every object of a tree, with the names of the CTEs that it sees."""
     if depth > _MOST_DEPTH:
         raise _too_deep()
     if isinstance(tree, dict):
-        yield tree
-        for value in tree.values():
-            yield from _nodes(value, depth + 1)
+        for entry in tree.get("cte_map", {}).get("map", ()):
+            name = frozenset((entry["key"].lower(),))
+            sees_itself = entry["value"].get("query_node", {}).get("type") == "RECURSIVE_CTE_NODE"
+            yield from _nodes(entry["value"], visible | name if sees_itself else visible, depth + 1)
+            visible |= name
+        yield tree, visible
+        for field, value in tree.items():
+            if field != "cte_map":
+                yield from _nodes(value, visible, depth + 1)
     elif isinstance(tree, list):
         for value in tree:
-            yield from _nodes(value, depth + 1)
+            yield from _nodes(value, visible, depth + 1)
 
 
 def _brackets(text: str) -> int:
@@ -279,6 +288,8 @@ def refused(cause: duckdb.Error, columns: Collection[str] = ()) -> StatementReje
     Args:
         columns: Those of its tables, of which one may have been intended.
     """
+    if isinstance(cause, duckdb.IOException):  # its text has the paths of files
+        return StatementRejected("the statement was rejected: DuckDB could not read or write a file of the tables")
     text = str(cause)
     if _DEPTH in text:
         return _too_deep()

@@ -3,6 +3,7 @@
 A payload has no framing of the registry. Function workers and Spark drivers import this module, so it must stay light.
 """
 
+import contextlib
 import functools
 import io
 import struct
@@ -12,12 +13,12 @@ from typing import Any, Final
 import fastavro
 import fastavro._read_py
 import msgspec
-from fastavro.read import LOGICAL_READERS
-from fastavro.schema import SchemaParseException
 from fastavro.validation import ValidationError, validate
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.avro_json import JSON_TYPE, Named, converter, inlined, is_recursive, to_json, wrapped
+from headrace.formats import avro_values
+from headrace.formats.avro_json import Named, converter, with_defaults, wrapped
+from headrace.formats.avro_schema import is_recursive, parsed, resolved
 from headrace.formats.plain import Convert, Misfit
 from headrace.formats.sql_types import refuse, row_type, sql_names
 
@@ -26,7 +27,6 @@ _NONE: Final[Mapping[str, str]] = {}
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
 
-LOGICAL_READERS.update({f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fixed", "float", "double")})
 _SQL: Final = sql_names(
     "BOOLEAN boolean; INT int; BIGINT long; FLOAT float; DOUBLE double; BINARY bytes fixed; DATE date; "
     "STRING string enum uuid time-millis time-micros; TIMESTAMP timestamp-millis timestamp-micros; "
@@ -43,41 +43,53 @@ class AvroCodec:
         """Compile a schema; keep the codec, because compiling takes about a millisecond.
 
         Args:
-            references: Texts of schemas whose types it names, each after those that it names itself.
+            references: Texts of schemas whose types it names, in any order.
             plain_unions: Whether values of unions are in JSON without the branch's name.
 
         Raises:
             SchemaInvalid: The text is not a valid Avro schema, or names unknown types.
         """
         self._plain_unions = plain_unions
-        named: dict[str, Any] = {}
         try:
-            for source in references.values():
-                fastavro.parse_schema(_decode_json(source.encode()), named, _write_hint=False)
-            outside = dict(named)
-            parsed = fastavro.parse_schema(_decode_json(text.encode()), named, _write_hint=not outside)
-            self.schema: Any = fastavro.parse_schema(inlined(parsed, outside)) if outside else parsed
-        except (*_BAD_DATA, AttributeError, SchemaParseException) as cause:
-            raise SchemaInvalid(
-                f"not a valid Avro schema, or it names unknown types: {type(cause).__name__}: {cause}"
-            ) from cause
+            own, *others = [_decode_json(source.encode()) for source in (text, *references.values())]
+            self.schema: Any = resolved(own, others)
+        except (*_BAD_DATA, AttributeError) as cause:
+            raise SchemaInvalid(f"not a valid Avro schema: {type(cause).__name__}: {cause}") from cause
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
         self._read = fastavro._read_py.schemaless_reader if is_recursive(self.schema) else fastavro.schemaless_reader
         self.record_name = str(self.schema.get("name", "")) if isinstance(self.schema, dict) else ""
 
+    def require_writable(self) -> None:
+        """Accept every schema: what reading needs is enough to write."""
+
     @functools.cached_property
     def _json(self) -> Any:
-        """The schema for reading as Avro's JSON encoding."""
-        return fastavro.parse_schema(wrapped(self.schema, plain_unions=self._plain_unions))
+        return parsed(wrapped(self.schema, plain_unions=self._plain_unions))
+
+    @functools.cached_property
+    def _python(self) -> Any:
+        return avro_values.for_python(self.schema)
+
+    @functools.cached_property
+    def _kept(self) -> Any:
+        return avro_values.for_python_kept(self.schema)
+
+    @functools.cached_property
+    def _rows(self) -> Any:
+        return avro_values.for_rows(self.schema)
+
+    @functools.cached_property
+    def _writing(self) -> Any:
+        return with_defaults(self.schema)
 
     @functools.cached_property
     def _convert(self) -> Convert:
-        return converter(self.schema, Named(plain_unions=self._plain_unions))
+        return converter(self._writing, Named(plain_unions=self._plain_unions))
 
     def encode(self, text: bytes) -> bytes:
         target = io.BytesIO()
         try:
-            fastavro.schemaless_writer(target, self.schema, self._convert(_decode_json(text)))
+            fastavro.schemaless_writer(target, self._writing, self._convert(_decode_json(text)))
         except Misfit as misfit:
             raise EncodeError(f"the value does not fit its Avro schema at ${misfit.path}: {misfit.text}") from misfit
         except _BAD_DATA as cause:
@@ -90,15 +102,26 @@ class AvroCodec:
     def decode_python(self, payload: bytes) -> object:
         """Return a payload as plain Python values.
 
-        Union values have no branch name; logical types are `datetime`, `date`, `time`, `Decimal` and `UUID`.
+        Union values have no branch name; logical types are `datetime`, `date`, `time`, `Decimal` and `UUID`, or the
+        number or text where these cannot hold the value.
 
         Raises:
             DecodeError: The bytes were not written with this schema.
         """
-        value: object = self._decoded(payload, self.schema)
-        return value
+        source = io.BytesIO(payload)
+        with contextlib.suppress(*_BAD_DATA):
+            value: object = self._read(source, self._python, None)
+            if source.tell() == len(payload):
+                return value
+        return self._decoded(payload, self._kept)
 
-    decode_row = decode_python
+    def decode_row(self, payload: bytes) -> bytes:
+        """Return a payload as JSON for columns of SQL: plain unions, times as ISO texts, bytes as base64.
+
+        Raises:
+            DecodeError: The bytes were not written with this schema, or a value is outside of its type in SQL.
+        """
+        return _encode_json(self._decoded(payload, self._rows))
 
     def encode_python(self, value: object) -> bytes:
         """Return the payload of plain Python values, such as `decode_python` returns.
@@ -108,8 +131,8 @@ class AvroCodec:
         """
         target = io.BytesIO()
         try:
-            validate(value, self.schema)
-            fastavro.schemaless_writer(target, self.schema, value, strict_allow_default=True)
+            validate(value, self._writing)
+            fastavro.schemaless_writer(target, self._writing, value, strict_allow_default=True)
         except ValidationError as misfit:
             found = misfit.errors[0]
             raise EncodeError(f"{found.field or 'the value'} is not of Avro type {found.schema}") from None
@@ -117,16 +140,25 @@ class AvroCodec:
             raise EncodeError(f"the value does not fit its Avro schema ({type(cause).__name__})") from None
         return target.getvalue()
 
-    def _decoded(self, payload: bytes, schema: Any) -> Any:
+    def _decoded(self, payload: bytes, schema: Any) -> object:
         source = io.BytesIO(payload)
         try:
-            value = self._read(source, schema, None)
+            value: object = self._read(source, schema, None)
         except _BAD_DATA as cause:
             position = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
-            raise DecodeError(f"the bytes do not fit their Avro schema ({position})") from cause
+            reason = self._problem(payload) or f"the bytes do not fit their Avro schema ({position})"
+            raise DecodeError(reason) from cause
         if source.tell() != len(payload):
             raise DecodeError(f"{len(payload) - source.tell()} bytes follow the end of the Avro value")
         return value
+
+    def _problem(self, payload: bytes) -> str | None:
+        """Return which value Python cannot hold, with its path; None if the bytes do not fit the schema."""
+        schema = avro_values.for_marks(self.schema)
+        with contextlib.suppress(*_BAD_DATA):
+            value = self._read(io.BytesIO(payload), schema, None, handle_unicode_errors="surrogateescape")
+            return avro_values.problem_in(value)
+        return None
 
 
 def sql_type(text: str, references: Mapping[str, str]) -> str:

@@ -6,56 +6,17 @@ With plain unions (light-4j's `useNoWrappingAvro`) the object is left out, and t
 Schemas here are parsed: names are full, a type is text, a list (union) or a dict.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from headrace.formats.avro_schema import ELEMENT, NAMED, RECORDS, kind_of, parsed, with_leaves
+from headrace.formats.avro_values import JSON_TYPE
 from headrace.formats.plain import Convert, Misfit, expected, of_type
 
-JSON_TYPE: Final = "headrace-json"
-"""Logical type of values that JSON does not have: bytes, and floats that are not numbers."""
-
-_RECORDS: Final = ("record", "error")
-_NAMED: Final = (*_RECORDS, "enum", "fixed")
-_LARGEST_FLOAT: Final = 3.4028234663852886e38
+_TOO_LARGE_FOR_FLOAT: Final = 3.4028235677973366e38  # smaller values are rounded to the largest float
 _NOT_NUMBERS: Final = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-
-
-def to_json(value: Any, *_: Any) -> Any:
-    """Convert a value of logical type `JSON_TYPE` to one that JSON has."""
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
-    if -_LARGEST_DOUBLE <= value <= _LARGEST_DOUBLE:
-        return value
-    if value != value:
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
-def is_recursive(schema: Any, inside: tuple[str, ...] = ()) -> bool:
-    """Return whether a type of the schema contains itself, so that the depth of a value has no bound."""
-    if isinstance(schema, list):
-        return any(is_recursive(branch, inside) for branch in schema)
-    kind = _kind(schema)
-    if kind in _RECORDS:
-        return any(is_recursive(field["type"], (*inside, schema["name"])) for field in schema["fields"])
-    return kind in inside or (kind in ("array", "map") and is_recursive(_element(schema), inside))
-
-
-def inlined(schema: Any, outside: dict[str, Any]) -> Any:
-    """Return a schema with each type of `outside` written out at its first use; `outside` is consumed."""
-    if isinstance(schema, str):
-        return inlined(outside.pop(schema), outside) if schema in outside else schema
-    if isinstance(schema, list):
-        return [inlined(branch, outside) for branch in schema]
-    kind = _kind(schema)
-    if kind in ("array", "map"):
-        return {**schema, _ELEMENT[kind]: inlined(_element(schema), outside)}
-    if kind in _RECORDS:
-        outside.pop(schema["name"], None)
-        fields = [{**field, "type": inlined(field["type"], outside)} for field in schema["fields"]]
-        return {**schema, "fields": fields}
-    return schema
 
 
 def wrapped(schema: Any, *, plain_unions: bool = False) -> Any:
@@ -72,7 +33,7 @@ def _wrap(schema: Any, numbers: Iterator[int] | None) -> Any:
         return [_wrap(branch, None) for branch in schema]
     if isinstance(schema, list) and numbers is not None:
         return [branch if branch == "null" else _wrap_branch(branch, numbers) for branch in schema]
-    kind = _kind(schema)
+    kind = kind_of(schema)
     if kind in ("bytes", "float", "double"):
         return {"type": kind, "logicalType": JSON_TYPE}
     if kind == "fixed":
@@ -80,8 +41,8 @@ def _wrap(schema: Any, numbers: Iterator[int] | None) -> Any:
     if kind == "enum":
         return {"type": kind, "name": schema["name"], "symbols": schema["symbols"]}
     if kind in ("array", "map"):
-        return {"type": kind, _ELEMENT[kind]: _wrap(_element(schema), numbers)}
-    if kind in _RECORDS:
+        return {"type": kind, ELEMENT[kind]: _wrap(_element(schema), numbers)}
+    if kind in RECORDS:
         fields = [{"name": field["name"], "type": _wrap(field["type"], numbers)} for field in schema["fields"]]
         return {"type": kind, "name": schema["name"], "fields": fields}
     return kind
@@ -109,22 +70,39 @@ def converter(schema: Any, known: Named) -> Convert:
     """
     if isinstance(schema, list):
         return _plain_union(schema, known) if known.plain_unions else _union(schema, known)
-    kind = _kind(schema)
+    kind = kind_of(schema)
     if kind in _PRIMITIVES:
         return _PRIMITIVES[kind]
     if kind not in _COMPOSED:
         return lambda value: known[kind](value)  # a name: looked up at run time, because a type may contain itself
-    if kind in _NAMED:
+    if kind in NAMED:
         known.schemas[schema["name"]] = schema
     convert = _COMPOSED[kind](schema, known)
-    if kind in _NAMED:
+    if kind in NAMED:
         known[schema["name"]] = convert
     return convert
 
 
+def with_defaults(schema: Any) -> Any:
+    """Return a schema whose defaults are what the writer takes; one that does not fit its field is left out.
+
+    A default is written like a value, but without the branch's name of a union.
+    """
+    known = Named(plain_unions=True)
+    converter(schema, known)
+
+    def converted(field: Any) -> Any:
+        if "default" in field:
+            with contextlib.suppress(Misfit):
+                return {**field, "default": converter(field["type"], known)(field["default"])}
+        return {"name": field["name"], "type": field["type"]}
+
+    return parsed(with_leaves(schema, lambda leaf: leaf, converted))
+
+
 def _record(schema: Any, known: Named) -> Convert:
     name = schema["name"]
-    fields = [(field["name"], converter(field["type"], known), _may_be_absent(field)) for field in schema["fields"]]
+    fields = [(field["name"], converter(field["type"], known), "default" in field) for field in schema["fields"]]
     names = frozenset(field[0] for field in fields)
 
     def convert(value: Any) -> Any:
@@ -144,11 +122,6 @@ def _record(schema: Any, known: Named) -> Convert:
         return found
 
     return convert
-
-
-def _may_be_absent(field: Any) -> bool:
-    # The writer fills in defaults, but does not decode those of bytes, which are JSON text in the schema.
-    return "default" in field and _kind(field["type"]) not in ("bytes", "fixed")
 
 
 def _union(branches: list[Any], known: Named) -> Convert:
@@ -176,7 +149,7 @@ def _union(branches: list[Any], known: Named) -> Convert:
 def _plain_union(branches: list[Any], known: Named) -> Convert:
     # Maps last, because they accept any object. No branch is converted as an attempt: with recursive types that would
     # double the cost at every level.
-    ordered = sorted(branches, key=lambda branch: _kind(branch) == "map")
+    ordered = sorted(branches, key=lambda branch: kind_of(branch) == "map")
     choices = [(_branch_name(branch), _looks_like(branch, known), converter(branch, known)) for branch in ordered]
 
     def convert(value: Any) -> Any:
@@ -190,13 +163,13 @@ def _plain_union(branches: list[Any], known: Named) -> Convert:
 
 def _looks_like(schema: Any, known: Named) -> Callable[[Any], bool]:
     """Return a predicate for values that may be of a branch; it checks only one level."""
-    schema = known.schemas.get(_kind(schema), schema)
-    kind = _kind(schema)
-    if kind in _RECORDS:
+    schema = known.schemas.get(kind_of(schema), schema)
+    kind = kind_of(schema)
+    if kind in RECORDS:
         names = {field["name"] for field in schema["fields"]}
-        needed = {field["name"] for field in schema["fields"] if not _may_be_absent(field)}
+        needed = {field["name"] for field in schema["fields"] if "default" not in field}
         return lambda value: type(value) is dict and needed <= value.keys() <= names
-    if kind in _ELEMENT:
+    if kind in ELEMENT:
         return lambda value: type(value) is (list if kind == "array" else dict)
     flat = converter(schema, known)
 
@@ -273,7 +246,7 @@ def _double(value: Any) -> Any:
 
 def _float(value: Any) -> Any:
     number = _double(value)
-    if abs(number) > _LARGEST_FLOAT and number not in _NOT_NUMBERS.values():
+    if abs(number) >= _TOO_LARGE_FOR_FLOAT and number not in _NOT_NUMBERS.values():
         expected("a number that a float holds", value)
     return number
 
@@ -287,8 +260,6 @@ def _bytes(value: Any) -> Any:
         raise Misfit("expected bytes as a string of the characters U+0000 to U+00FF") from None
 
 
-_LARGEST_DOUBLE: Final = 1.7976931348623157e308
-_ELEMENT: Final = {"array": "items", "map": "values"}
 _PRIMITIVES: Final[dict[str, Convert]] = {
     "null": of_type(type(None), "null"),
     "boolean": of_type(bool, "a boolean"),
@@ -309,13 +280,9 @@ _COMPOSED: Final[dict[str, Callable[[Any, Named], Convert]]] = {
 }
 
 
-def _kind(schema: Any) -> str:
-    return str(schema["type"] if isinstance(schema, dict) else schema)
-
-
 def _branch_name(schema: Any) -> str:
-    return str(schema["name"]) if _kind(schema) in _NAMED else _kind(schema)
+    return str(schema["name"]) if kind_of(schema) in NAMED else kind_of(schema)
 
 
 def _element(schema: Any) -> Any:
-    return schema[_ELEMENT[_kind(schema)]]
+    return schema[ELEMENT[kind_of(schema)]]

@@ -1,6 +1,5 @@
 """Finds the codec of a request or a record by format and schema."""
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
@@ -16,6 +15,7 @@ _COMPILED_BYTES: Final = 4_194_304
 """Limit for the texts of compiled schemas; a codec takes several times the memory of its text."""
 _ENTRY_BYTES: Final = 4096
 """Each counts for at least this, which bounds their number too."""
+_PROBLEMS: Final = 1000
 
 
 class SchemaChoice(NamedTuple):
@@ -63,6 +63,8 @@ class Codecs:
         self._compiled: LRUCache[tuple[int, str | None], tuple[SchemaCodec, int]] = LRUCache(
             _COMPILED_BYTES, lambda entry: min(max(entry[1], _ENTRY_BYTES), _COMPILED_BYTES)
         )
+        self._problems: LRUCache[int, errors.FormatError] = LRUCache(_PROBLEMS)
+        """Why schemas could not be loaded, by id."""
 
     def without_schema(self, choice: SchemaChoice, default_format: str, rules: SchemaRules = _RULES) -> Codec | None:
         """Return the codec of a request that needs no schema; None if `for_writing` must look one up.
@@ -91,7 +93,7 @@ class Codecs:
         if codec := self.without_schema(choice, default_format, rules):
             return Encoder(codec)
         name = format_name(choice.format or default_format)
-        if choice.format is None and choice.text is not None:
+        if choice.format is None and choice.text is not None and name not in SCHEMA_TYPES:
             raise errors.SchemaWithoutFormat()
         # A schema that is named without a format determines the format.
         return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
@@ -110,16 +112,34 @@ class Codecs:
         Raises:
             RegistryUnavailable: It is not cached, and the registry does not answer.
         """
-        with contextlib.suppress(errors.FormatError):
+        if isinstance(self._problems.get(schema_id), errors.SchemaInvalid):
+            return  # the text of an id never changes
+        try:
             await self._codec_of(await self._registry.by_id(schema_id))
+        except errors.FormatError as cause:
+            self._problems[schema_id] = cause.with_traceback(None)
 
-    def loaded(self, schema_id: int) -> Codec | None:
+    def loaded(self, schema_id: int) -> SchemaCodec | None:
         """Return the codec of a schema that was loaded recently."""
         entry = self._compiled.get((schema_id, None))
         return entry[0] if entry else None
 
+    def readable(self, schema_id: int) -> SchemaCodec:
+        """Return the codec of a schema that was loaded recently.
+
+        Raises:
+            DecodeError: It could not be loaded.
+        """
+        if codec := self.loaded(schema_id):
+            return codec
+        problem = self._problems.get(schema_id)
+        why = problem.description if problem else "it is not loaded; try again"
+        raise errors.DecodeError(f"the bytes name schema id {schema_id}, which is not usable: {why}")
+
     async def _encoder(self, schema: RegisteredSchema, choice: SchemaChoice) -> Encoder:
-        return Encoder(_Framed(schema.id, await self._codec_of(schema, choice.message)), schema.id)
+        codec = await self._codec_of(schema, choice.message)
+        codec.require_writable()
+        return Encoder(_Framed(schema.id, codec), schema.id)
 
     async def _resolve(self, choice: SchemaChoice, name: str, subject: str, rules: SchemaRules) -> RegisteredSchema:
         if choice.id is not None:
@@ -212,12 +232,8 @@ class Reader:
             return self._plain.decode(data)
         schema_id, payload = unframe(data)
         if schema_id != self._last_id:
-            codec = self._codecs.loaded(schema_id)
-            if codec is None:
-                raise errors.DecodeError(
-                    f"the bytes name schema id {schema_id}, which the schema registry does not have or is not valid"
-                )
-            self._last_id, self._last_decode = schema_id, codec.decode
+            self._last_decode = self._codecs.readable(schema_id).decode
+            self._last_id = schema_id
         return self._last_decode(payload)
 
     def texts(self, payloads: Iterable[bytes | None]) -> list[bytes | None]:

@@ -3,6 +3,9 @@
 `$schema` selects the draft, 4 to 2020-12; the default is 2020-12. A payload has no framing of the registry.
 """
 
+import contextlib
+import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -13,30 +16,49 @@ from headrace.errors import EncodeError, SchemaInvalid
 from headrace.formats.plain import JsonCodec
 from headrace.formats.sql_types import refuse, row_type, sql_names
 
-_NO_BASE = "json-schema:///"
+_NOT_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
+_DOTS: Final = re.compile(r"^(\.{0,2}/)+")
+"""Steps of a relative reference before its path: the library resolves them against the base of the schema."""
 _decode_json = msgspec.json.Decoder().decode
 _SQL: Final = sql_names("BOOLEAN boolean; BIGINT integer; DOUBLE number; STRING string; TIMESTAMP date-time; DATE date")
 
 
 class JsonSchemaCodec(JsonCodec):
-    """JSON text that is validated before it is written."""
+    """JSON text that is validated before it is written, and read as it is."""
 
     def __init__(self, text: str, references: Mapping[str, str], **_: object) -> None:
-        """Compile a schema.
+        """Keep a schema, which only writing uses."""
+        self._text = text
+        self._references = references
+
+    @functools.cached_property
+    def record_name(self) -> str:
+        with contextlib.suppress(*_NOT_JSON):
+            schema = _decode_json(self._text.encode())
+            return str(schema.get("title", "")) if isinstance(schema, dict) else ""
+        return ""
+
+    def require_writable(self) -> None:
+        """Compile the validator.
 
         Raises:
             SchemaInvalid: The text is not a valid JSON schema, or refers to an unknown one.
         """
+        self._validator  # noqa: B018 a cached property
+
+    @functools.cached_property
+    def _validator(self) -> Any:
         try:
-            schema = _decode_json(text.encode())
-            known = {name: _decode_json(source.encode()) for name, source in references.items()}
+            schema = _decode_json(self._text.encode())
+            known = {name: _decode_json(source.encode()) for name, source in self._references.items()}
             # Without a retriever the library would fetch any URL that a schema names.
-            self._validator: Any = jsonschema_rs.validator_for(schema, retriever=_retriever(known), mask="the value")
+            return jsonschema_rs.validator_for(schema, retriever=_retriever(known), mask="the value")
         except jsonschema_rs.ValidationError as cause:
-            raise SchemaInvalid(f"not a valid JSON schema: {cause.message[:300]}") from cause
-        except (msgspec.DecodeError, ValueError, RecursionError) as cause:
+            raise SchemaInvalid(f"values cannot be checked against this JSON schema: {cause.message[:300]}") from cause
+        except _NOT_JSON as cause:
             raise SchemaInvalid(f"not a valid JSON schema: {cause}") from cause
-        self.record_name = str(schema.get("title", "")) if isinstance(schema, dict) else ""
+
+    decode_row = JsonCodec.decode
 
     def encode(self, text: bytes) -> bytes:
         try:
@@ -46,7 +68,7 @@ class JsonSchemaCodec(JsonCodec):
             raise EncodeError(
                 f"the value does not fit its JSON schema at ${path[:200]}: {misfit.message[:300]}"
             ) from misfit
-        except (msgspec.DecodeError, ValueError, RecursionError) as cause:
+        except _NOT_JSON as cause:
             raise EncodeError(f"the value cannot be checked against its JSON schema: {type(cause).__name__}") from cause
         return text
 
@@ -58,7 +80,7 @@ def _retriever(known: Mapping[str, Any]) -> Callable[[str], Any]:
         if uri in by_id:
             return by_id[uri]
         for name, schema in known.items():
-            if uri in (name, _NO_BASE + name.lstrip("/")) or uri.endswith("/" + name):
+            if uri == name or uri.endswith("/" + _DOTS.sub("", name)):
                 return schema
         raise LookupError("it is not among the references of the registered schema")
 

@@ -2,7 +2,6 @@
 
 import ast
 import base64
-import importlib
 import itertools
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -16,15 +15,9 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from grpc_tools.protoc import _protoc_compiler
 
 from headrace.errors import SchemaInvalid
+from headrace.formats.proto_known import is_known, known_descriptor, known_folders, known_texts
 
 _MAIN: Final = "headrace-schema.proto"
-_WELL_KNOWN: Final = frozenset(
-    f"google/protobuf/{name}.proto"
-    for name in (
-        *("any", "api", "descriptor", "duration", "empty", "field_mask"),
-        *("source_context", "struct", "timestamp", "type", "wrappers"),
-    )
-)
 _DEEPEST: Final = 100
 _LARGEST_BYTES: Final = 1_048_576
 
@@ -47,8 +40,13 @@ def parse_proto(text: str, references: Mapping[str, str]) -> Any:
             found[name] = file
         else:
             texts[name] = source
+    imports = [name for file in found.values() for name in file.dependency]
+    texts = {
+        name: known for name, known in known_texts([*imports, *texts.values()]).items() if name not in found
+    } | texts
     for file in _compile(texts):
-        found.setdefault(file.name, file)
+        if file.name in texts or is_known(file.name):  # the compiler also finds files of other libraries
+            found.setdefault(file.name, file)
     pool = DescriptorPool()
     try:
         _add(pool, _MAIN, found, set())
@@ -70,10 +68,7 @@ def _add(pool: DescriptorPool, name: str, found: Mapping[str, FileDescriptorProt
     if name in added:
         return
     added.add(name)
-    file = found.get(name)
-    if file is None and name in _WELL_KNOWN:
-        module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
-        file = FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+    file = found.get(name) or known_descriptor(name)
     if file is None:
         raise SchemaInvalid(f"the Protobuf schema imports {name}, which is not among its references")
     for imported in file.dependency:
@@ -84,7 +79,7 @@ def _add(pool: DescriptorPool, name: str, found: Mapping[str, FileDescriptorProt
 def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
     for name, text in texts.items():
         _check(name, text)
-    own = str(files("grpc_tools") / "_proto").encode()
+    folders = [str(files("grpc_tools") / "_proto"), *known_folders()]
     with tempfile.TemporaryDirectory(prefix="headrace-proto-") as folder:
         for name, text in texts.items():
             path = Path(folder, name)
@@ -93,7 +88,7 @@ def _compile(texts: Mapping[str, str]) -> Iterable[FileDescriptorProto]:
         for name in texts:
             try:
                 # Not main() of protoc, which prints errors instead of raising them.
-                made = _protoc_compiler.get_protos(name.encode(), [folder.encode(), own])
+                made = _protoc_compiler.get_protos(name.encode(), [each.encode() for each in (folder, *folders)])
             except _protoc_compiler.ProtocErrors as cause:
                 raise SchemaInvalid(f"not a valid Protobuf schema: {_explain(cause)}") from cause
             yield from (file for _, code in made for file in _descriptors_in(code))

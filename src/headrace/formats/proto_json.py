@@ -78,12 +78,24 @@ def converter(descriptor: Any, known: dict[str, Convert]) -> Convert:
     return _special(descriptor) if descriptor.full_name in _OWN_MAPPING else MessageConverter(descriptor, known)
 
 
+def is_known_any(type_url: str, pool: Any) -> bool:
+    """Return whether the type of an `Any` is known; JSON has the bytes of others as base64."""
+    try:
+        pool.FindMessageTypeByName(type_url.rpartition("/")[2])
+    except KeyError:
+        return False
+    return True
+
+
 def _special(descriptor: Any) -> Convert:
     make = GetMessageClass(descriptor)
     pool = descriptor.file.pool
+    is_any = descriptor.full_name == "google.protobuf.Any"
 
     def convert(value: Any) -> Any:
         try:
+            if is_any and {*value} == {"@type", "value"} and not is_known_any(value["@type"], pool):
+                return make(type_url=value["@type"], value=_bytes(value["value"]))
             return json_format.ParseDict(value, make(), descriptor_pool=pool)
         except (json_format.ParseError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
             raise Misfit(f"expected the JSON form of {descriptor.full_name}") from None

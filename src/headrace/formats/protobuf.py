@@ -10,18 +10,22 @@ from typing import Any, Final
 import msgspec
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from google.protobuf.message import EncodeError as ProtobufEncodeError
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.plain import Convert, Misfit
 from headrace.formats.proto_files import parse_proto
-from headrace.formats.proto_json import converter
+from headrace.formats.proto_json import converter, is_known_any
+from headrace.formats.proto_known import is_known
 from headrace.formats.sql_types import refuse, row_type, sql_names
 
 _MAX_INDEXES: Final = 100
 _MAX_VARINT_BITS: Final = 35
+_NOT_SHOWN: Final = (json_format.Error, ProtobufDecodeError, ValueError, TypeError, LookupError, RecursionError)
 _INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _decode_json = msgspec.json.Decoder().decode
 _encode_json = msgspec.json.Encoder().encode
@@ -34,11 +38,51 @@ _SQL_OF_WELL_KNOWN: Final = sql_names(
 )
 
 
-class _Numbers(json_format._Printer):  # type: ignore[misc]
+class _Json(json_format._Printer):  # type: ignore[misc]
+    """The JSON mapping, with base64 for an `Any` of a type that the schema does not have."""
+
+    def _AnyMessageToJsonObject(self, message: Any) -> Any:  # noqa: N802 the library's name
+        if is_known_any(message.type_url, self.descriptor_pool):
+            return super()._AnyMessageToJsonObject(message)
+        return {"@type": message.type_url, "value": message.value} if message.ListFields() else {}
+
+
+class _Numbers(_Json):
     """The JSON mapping, in which 64-bit integers are strings, with numbers instead."""
 
     def _FieldToJsonObject(self, field: Any, value: Any) -> Any:  # noqa: N802 the library's name
         return value if field.cpp_type in _INTEGERS else super()._FieldToJsonObject(field, value)
+
+
+class _Strict:
+    """Shows what proto2 lets pass: numbers that a closed enum does not have, and strings that are not UTF-8."""
+
+    def _FieldToJsonObject(self, field: Any, value: Any) -> Any:  # noqa: N802 the library's name
+        if field.type == FieldDescriptor.TYPE_STRING and type(value) is bytes:
+            raise ValueError  # not UTF-8, which proto2 lets pass
+        return super()._FieldToJsonObject(field, value)  # type: ignore[misc]
+
+    def _RegularMessageToJsonObject(self, message: Any, js: Any) -> Any:  # noqa: N802 the library's name
+        found = super()._RegularMessageToJsonObject(message, js)  # type: ignore[misc]
+        for unknown in UnknownFieldSet(message):
+            field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
+            if field is None:
+                continue
+            if field.enum_type is None or field.is_repeated:
+                raise ValueError
+            # A number that a closed enum does not have; shown as those of open enums.
+            number = (unknown.data & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
+            names_kept = self.preserving_proto_field_name  # type: ignore[attr-defined]
+            found[field.name if names_kept else field.json_name] = number
+        return found
+
+
+class _StrictJson(_Strict, _Json):
+    pass
+
+
+class _StrictNumbers(_Strict, _Numbers):
+    pass
 
 
 class ProtobufCodec:
@@ -56,6 +100,9 @@ class ProtobufCodec:
             SchemaInvalid: The text is not a valid schema, or has no such message type.
         """
         self._file = parse_proto(text, references)
+        is_old, pool = _has_old_syntax(self._file), self._file.pool
+        self._shown = (_StrictJson if is_old else _Json)(False, False, pool, True)
+        self._shown_row = (_StrictNumbers if is_old else _Numbers)(True, False, pool, True)
         descriptor = self._find(message)
         self.record_name: str = descriptor.full_name
         self._make: Any = GetMessageClass(descriptor)
@@ -81,26 +128,32 @@ class ProtobufCodec:
 
     def decode_python(self, data: bytes) -> object:
         """Return a payload in Protobuf's JSON mapping; raises as `decode` does."""
-        return self._decoded(data, json_format._Printer(False, False, self._file.pool, True))
+        return self._decoded(data, self._shown)
 
-    def decode_row(self, data: bytes) -> object:
+    def decode_row(self, data: bytes) -> bytes:
         """Return a payload in Protobuf's JSON mapping, but with the fields' own names and 64-bit integers as numbers.
 
         Raises:
             DecodeError: The bytes were not written with this schema.
         """
-        return self._decoded(data, _Numbers(True, False, self._file.pool, True))
+        return _encode_json(self._decoded(data, self._shown_row))
+
+    def require_writable(self) -> None:
+        """Accept every schema: what reading needs is enough to write."""
 
     def _decoded(self, data: bytes, printer: Any) -> Any:
         make, start = (self.first, 1) if data[:1] == b"\x00" else self._follow(data)
+        name = make.DESCRIPTOR.full_name
         try:
-            return printer._MessageToJsonObject(make.FromString(data[start:]))
+            message = make.FromString(data[start:])
         except ProtobufDecodeError as cause:
-            raise DecodeError(f"the bytes are not a valid {make.DESCRIPTOR.full_name}") from cause
-        except (json_format.Error, ValueError, TypeError, LookupError, RecursionError) as cause:
-            raise DecodeError(
-                f"the {make.DESCRIPTOR.full_name} cannot be converted to JSON ({type(cause).__name__})"
-            ) from cause
+            why = "they are cut off, nested too deeply, or have a string that is not UTF-8"
+            raise DecodeError(f"the bytes are not a valid {name}: {why}") from cause
+        try:
+            return printer._MessageToJsonObject(message)
+        except _NOT_SHOWN as cause:
+            reason = _problem_in(message, printer) or f"({type(cause).__name__})"
+            raise DecodeError(f"the {name} cannot be converted to JSON: {reason}") from cause
 
     def _find(self, message: str | None) -> Any:
         types = self._file.message_types_by_name
@@ -132,6 +185,32 @@ class ProtobufCodec:
         except IndexError:
             raise DecodeError("the bytes do not begin with the indexes of a message type in their schema") from None
         return GetMessageClass(found), at
+
+
+def _has_old_syntax(file: Any) -> bool:
+    proto = FileDescriptorProto()
+    file.CopyToProto(proto)
+    others = (each for each in file.dependencies if not is_known(each.name))
+    return proto.syntax != "proto3" or any(map(_has_old_syntax, others))
+
+
+def _problem_in(message: Any, printer: Any, path: str = "$") -> str | None:
+    """Return which field of a message JSON does not have, with its path; keys of maps are not in it."""
+    for field, value in message.ListFields():
+        below, shown, items = f"{path}.{field.name}", field, [value]
+        if field.is_repeated:
+            below, items = f"{below}[...]", list(value)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            shown, items = field.message_type.fields_by_name["value"], list(value.values())
+        for item in items:
+            try:
+                printer._FieldToJsonObject(shown, item)
+            except _NOT_SHOWN:
+                if shown.message_type is None:
+                    return f"{below} is a string that is not UTF-8"
+                kind = shown.message_type.full_name
+                return _problem_in(item, printer, below) or f"{below} is a {kind} that its JSON form cannot hold"
+    return None
 
 
 def _indexes_of(descriptor: Any) -> bytes:

@@ -22,11 +22,22 @@ PLAIN_CODECS: Final[Mapping[str, PythonCodec]] = {
 class SchemaCodec(PythonCodec, Protocol):
     """A codec of one schema."""
 
-    record_name: str
-    """Name of the schema's record, message or title, for subject strategies; empty without one."""
+    @property
+    def record_name(self) -> str:
+        """Name of the schema's record, message or title, for subject strategies; empty without one."""
 
     @property
     def decode_python(self) -> Convert: ...
+
+    def decode_row(self, data: bytes) -> bytes:
+        """Return a payload as JSON for columns of SQL; raises as `decode` does."""
+
+    def require_writable(self) -> None:
+        """Prepare to write; reading needs less.
+
+        Raises:
+            SchemaInvalid: Values cannot be written with this schema.
+        """
 
 
 def module_of(schema_type: str) -> tuple[Format, Any]:

@@ -23,7 +23,7 @@ from headrace.delivery.outcomes import (
     in_turn,
     not_taken,
 )
-from headrace.formats.registry import SchemaRegistry
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.call_spans import CallSpans, call_spans
@@ -64,7 +64,7 @@ class FrameSchemas:
         for schema_id in ids - self._known.keys():
             try:
                 schema = await self._registry.by_id(schema_id)
-                texts = await self._registry.texts_of(schema.references)
+                texts = await self._texts_of(schema)
             except errors.SchemaNotFound:
                 continue  # the worker finds no schema for the record, which becomes a dead letter
             except errors.HeadraceError as cause:
@@ -72,6 +72,12 @@ class FrameSchemas:
                 raise errors.DestinationUnavailable(text, schema_id=schema_id) from cause
             self._known[schema_id] = protocol.Schema(schema_id, schema.type, schema.text, texts)
         return {schema_id: self._known[schema_id] for schema_id in ids if schema_id in self._known}
+
+    async def _texts_of(self, schema: RegisteredSchema) -> dict[str, str]:
+        try:
+            return await self._registry.texts_of(schema.references)
+        except errors.SchemaNotFound:
+            return {}  # the worker names the type that no text defines
 
 
 def _schema_ids(framed: Iterable[bytes | None]) -> set[int]:

@@ -79,7 +79,7 @@ def test_references_are_found_by_name_by_id_and_inside(reference: str) -> None:
 def test_no_address_in_a_schema_is_ever_fetched(backend: object) -> None:
     """A schema is data: it cannot make Headrace call somebody."""
     with pytest.raises(SchemaInvalid, match="not among the references"):
-        codec({"$ref": f"{backend.url}/x.json"})  # type: ignore[attr-defined]
+        codec({"$ref": f"{backend.url}/x.json"}).require_writable()  # type: ignore[attr-defined]
     assert backend.requests == []  # type: ignore[attr-defined]
 
 
@@ -93,7 +93,7 @@ def test_no_address_in_a_schema_is_ever_fetched(backend: object) -> None:
 def test_an_invalid_schema_is_rejected(text: str) -> None:
     """Also text that is nested deeply."""
     with pytest.raises(SchemaInvalid):
-        JsonSchemaCodec(text, {})
+        JsonSchemaCodec(text, {}).require_writable()
 
 
 def test_a_schema_that_never_ends_and_a_pattern_that_takes_for_ever_do_no_harm() -> None:

@@ -27,7 +27,6 @@ from headrace.formats.schema_codec import compile_schema
 from headrace.formats.sql_types import sql_columns
 from headrace.functions import protocol
 from headrace.functions.sdk import print_line
-from headrace.functions.worker.handler import to_json
 from headrace.pipelines.driver.kafka_rows import FAILED
 from headrace.pipelines.protocol import REGISTRY, DriverPlan, secret
 from headrace.pipelines.sinks import KafkaSink
@@ -76,8 +75,7 @@ class BlockingRegistry:
     def decode(self, framed: bytes) -> bytes:
         """Return a value as JSON text; raises as `codec` does."""
         schema_id, payload = unframe(framed)
-        codec = self.codec(schema_id)
-        text: bytes = to_json(codec.decode_row(payload)) if hasattr(codec, "decode_row") else codec.decode(payload)
+        text: bytes = self.codec(schema_id).decode_row(payload)
         return text
 
 
@@ -165,6 +163,7 @@ def encoded(records: DataFrame, plan: DriverPlan, name: str) -> DataFrame:
         else:
             call = registry.client.by_id(sink.schema_id) if sink.schema_id else registry.client.of_subject(subject)
         schema_id = _of_format(registry.wait_for(call), sink.value_format).id
+        registry.codec(schema_id).require_writable()
     except (FormatError, OSError) as cause:
         raise PipelineInvalid(f"{cause}. Register the schema, or name it: schema_id or schema_file") from cause
     failures = FailurePolicy(plan.spec.group(name), flow.dead_letters or "", flow.on_error)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from headrace.config.tables import TableConfig
@@ -96,11 +95,7 @@ class _Side:
 
     def _row_text(self, data: bytes) -> str:
         schema_id, payload = unframe(data)
-        codec: Any = self._codecs.loaded(schema_id)
-        if codec is None:
-            raise FormatError(f"it names schema id {schema_id}, which the schema registry does not have")
-        text = _json(codec.decode_row(payload)) if hasattr(codec, "decode_row") else codec.decode(payload)
-        return str(text, "utf-8")
+        return str(self._codecs.readable(schema_id).decode_row(payload), "utf-8")
 
     def _each(self, column: list[bytes | None], decode: Callable[[bytes], str]) -> tuple[pa.Array, dict[int, str]]:
         texts: list[str | None] = []
@@ -120,8 +115,3 @@ class _Side:
                 texts.append(None)
                 problems[at] = f"it cannot be decoded ({type(cause).__name__})"
         return pa.array(texts, pa.string()), problems
-
-
-def _json(value: Any) -> bytes:
-    """Return JSON text of a decoded row; numbers that JSON does not have are null."""
-    return msgspec.json.encode(value, enc_hook=str)

@@ -287,9 +287,9 @@ class Router:
                 open_paths.append(endpoint.path.partition("{")[0])
         self._methods = [*self._paths.values(), *patterns.values()]
         self._open_paths = tuple(open_paths)
-        self._patterns = [
-            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), methods) for path, methods in patterns.items()
-        ]
+        self._patterns = [(_pattern(path), methods) for path, methods in patterns.items()]
+        every = [one.endpoint for methods in self._methods for one in methods.values()]
+        self._elsewhere = [(endpoint, _pattern(path)) for endpoint in every for path in endpoint.elsewhere]
 
     @classmethod
     def of(
@@ -333,27 +333,43 @@ class Router:
         found = methods.get(method)
         if found is None:
             allow = ", ".join(sorted(methods))
-            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}", allow=allow)
+            here = self._here(method, path)
+            hint = f"; did you mean {method} {here}?" if here else ""
+            raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{hint}", allow=allow)
         return _Route(found, parameters)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:
             if match := pattern.fullmatch(path):
                 return methods, match.groupdict()
-        near = self._nearest(method, path[:_SHOWN_CHARACTERS])
+        near = self._here(method, path) or self._nearest(method, path[:_SHOWN_CHARACTERS])
         hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
         raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
+
+    def _here(self, method: str, path: str) -> str:
+        """Return the path here of an operation that another product has at a path; empty if none is known."""
+        for endpoint, pattern in self._elsewhere:
+            if endpoint.method == method and (match := pattern.fullmatch(path)):
+                return endpoint.url(**match.groupdict())[:_SHOWN_CHARACTERS]
+        return ""
 
     def _nearest(self, method: str, path: str) -> str:
         """Return the endpoint path that is most similar to an unknown path; empty if none is similar."""
         parts = path.split("/")
         known: dict[str, str] = {}
+        administers = path.startswith(ADMINISTRATION[:-1])  # else what administers is not suggested
         for endpoint in (methods[method].endpoint for methods in self._methods if method in methods):
+            if endpoint.path.startswith(ADMINISTRATION) and not administers:
+                continue
             steps = zip_longest(endpoint.path.split("/"), parts)
             # A parameter matches anything.
             filled = "/".join(given or own if own[:1] == "{" else own for own, given in steps if own)
             known.setdefault(f"/{filled}", endpoint.path)
         return known.get(nearest(path, known, _SIMILAR), "")
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
 
 
 class _Route(NamedTuple):

@@ -6,6 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -67,11 +68,26 @@ async def test_other_methods_are_refused(server: Any) -> None:
         ("POST /producer/orders", "did you mean POST /producers/{topic}? All paths: /specui.html"),
         ("GET /heath/readiness", "did you mean GET /health/readiness? All paths: /specui.html"),
         (f"GET /{'producers/' * 400}", "all are at /specui.html"),
+        ("GET /adm/reactive-consumer", "did you mean GET /adm/reactive-consumers? All paths: /specui.html"),
+        ("POST /v1.0/publish/kafka/orders", "did you mean POST /producers/orders? All paths: /specui.html"),
+        ("POST /v3/clusters/c/topics/a%20b/records", "did you mean POST /producers/a%20b? All paths: /specui.html"),
+        ("POST /topics/orders", "this path takes DELETE, GET, HEAD, PATCH; did you mean POST /producers/orders?"),
     ],
 )
 async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, hint: str) -> None:
-    """The nearest path for the method, and where all of them are."""
+    """The nearest path for the method, or that of an operation which other products have, and where all of them are."""
     method, path = request_line.split()
     response = await server.ask(post(path, method))
-    assert (response.status, response.json["code"]) == (404, "ERR10007")
-    assert response.json["description"] == f"{method} {path[:200]}: no endpoint has this path; {hint}"
+    assert (response.status, response.json["code"]) in ((404, "ERR10007"), (405, "ERR10008"))
+    unknown = "no endpoint has this path; " if response.status == 404 else ""
+    assert response.json["description"] == f"{method} {unquote(path)[:200]}: {unknown}{hint}"
+
+
+async def test_administration_is_suggested_to_nobody_else(server: Any) -> None:
+    """A parameter matches anything, so a path of as many parts resembles that of an administrative operation."""
+    for one in ENDPOINTS:
+        path = re.sub("{.*?}", "t", one.path)
+        for foreign in (path.replace("/adm/", "/v1/"), f"/x{path}", f"{path}s"):
+            response = await server.ask(post(foreign, one.method))
+            suggests = "did you mean" in response.body.decode() and " /adm/" in response.json["description"]
+            assert not suggests or foreign.startswith("/adm"), (foreign, response.json)

@@ -83,7 +83,7 @@ class _Types:
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[Any, str]] = {}
-        """Definitions as registered, with the namespace in which their own names are meant."""
+        """Definitions as registered, with the namespace of the names in them."""
         self._written: set[str] = set()
 
     def collect(self, schema: Any, namespace: str) -> None:

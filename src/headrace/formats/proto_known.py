@@ -41,8 +41,8 @@ def is_known(name: str) -> bool:
 def known_folders() -> list[str]:
     """Return folders in which the compiler finds known files."""
     spec = find_spec("google.type")
-    places = spec.submodule_search_locations if spec else None
-    return [place.removesuffix("/google/type") for place in places or ()]
+    folders = spec.submodule_search_locations if spec else None
+    return [folder.removesuffix("/google/type") for folder in folders or ()]
 
 
 def known_descriptor(name: str) -> FileDescriptorProto | None:

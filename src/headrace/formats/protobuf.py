@@ -4,6 +4,7 @@ A payload starts with the message indexes of the Confluent wire format; Protobuf
 are a count and that many numbers, as zigzag varints; one zero byte means `[0]`.
 """
 
+import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -44,7 +45,8 @@ class _Json(json_format._Printer):  # type: ignore[misc]
     def _AnyMessageToJsonObject(self, message: Any) -> Any:  # noqa: N802 the library's name
         if is_known_any(message.type_url, self.descriptor_pool):
             return super()._AnyMessageToJsonObject(message)
-        return {"@type": message.type_url, "value": message.value} if message.ListFields() else {}
+        value = binascii.b2a_base64(message.value, newline=False).decode()
+        return {"@type": message.type_url, "value": value} if message.ListFields() else {}
 
 
 class _Numbers(_Json):

@@ -16,10 +16,14 @@ from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.choice import Codecs, SchemaChoice
+from headrace.formats.plain import header_of
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
+from headrace.records import OutgoingRecord
 from headrace.runtime import SystemClock
+from tests.table_process import TableProcess
 
+HANDLER = "def handler(context, event):\n    return event.body\n"
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
 PERSON_AVRO = table(__file__, "person_avro")
@@ -150,3 +154,41 @@ def test_protobuf_is_what_confluent_writes_and_reads(
     assert written == theirs
     # Theirs asks for a descriptor, which this registry cannot make of text that imports; of a descriptor it can.
     assert ProtobufDeserializer(make, {}, confluent)(written, context) == theirs_message
+
+
+def test_what_others_write_is_read_over_http_and_by_push_functions_and_tables(
+    site: Any, topic: Any, function: Any, backend: Any, schema_registry: Any, confluent: Any
+) -> None:
+    """Schemas that the registry accepts and values that Python lacks; a record that no schema reads names its cause."""
+    source, target, rows = topic(), topic(), table(__file__, "others_write")
+    for number, (kind, schema, references, data, *_) in enumerate(rows):
+        for name, other in references.items():
+            register(confluent, f"{source}-{name}", json.dumps(other), kind)
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        named = [(name, f"{source}-{name}") for name in references]
+        schema_id = register(confluent, f"{source}-{number}-value", text, kind, *named)
+        site.write(source, OutgoingRecord(source, b"%d" % number, header_of(schema_id) + bytes.fromhex(data)))
+    site.write(source, OutgoingRecord(source, b"bad", header_of(2**31 - 1) + b"x"))
+    consumer = {"topics": [source], "group": f"{source}-push", "value_format": "avro", "backend": {"url": backend.url}}
+    more = {
+        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
+        "reactive_consumers": {"pushed": consumer},
+        "tables": {"t": {"topic": source, "kind": "log", "value_format": "avro", "schema": "f STRING"}},
+    }
+    process = function(source, HANDLER, more=more, valueFormat="avro", outputTopic=target)
+    values = [row[4] for row in rows]
+
+    pushed = lambda: [entry["value"] for entry in backend.accepted]  # noqa: E731
+    site.wait_until(lambda: len(pushed()) == len(values), "the deliveries")
+    assert pushed() == values
+    read = site.ask(f"{process.url}/topics/{source}/partitions/0/records?valueFormat=avro").body["records"]
+    assert [record.get("value") for record in read] == [*values, None]
+    site.wait_committed(f"{source}-work", source, len(rows) + 1)
+    outputs = [json.loads(record.value or b"") for record in site.records(target)]
+    assert outputs == [row[5] or row[4] for row in rows]
+    for dead in site.records(f"{source}.dlq"):
+        assert (dead.key, b"does not have" in (dict(dead.headers)["headrace.dlq.reason"] or b"")) == (b"bad", True)
+    cells = [[str(number), row[6]] for number, row in enumerate(rows) if row[6]]
+    made = TableProcess(process)
+    made.wait_for('SELECT key, f FROM t ORDER BY "offset"', cells)
+    assert made.table("t")["corrupt"] == 2

@@ -17,14 +17,15 @@ CHOICES = yaml.safe_load(Path(__file__).with_name("schema_choice.yaml").read_tex
 INT, LONG = '"int"', '"long"'
 
 
-@pytest.mark.parametrize(("choice", "schema_id"), CHOICES["found"])
-async def test_a_schema_is_found_by_what_the_request_says(serving: Any, choice: dict[str, Any], schema_id: int) -> None:
+@pytest.mark.parametrize("row", CHOICES["found"])
+async def test_a_schema_is_found_by_what_the_request_says(serving: Any, row: list[Any]) -> None:
     """Id, version, text, subject, nothing; in the order of the specification."""
+    choice, schema_id, default = (*row, "json")[:3]
     async with serving() as it:
         it.server.add("t-value", 1, INT)
         it.server.add("t-value", 2, LONG)
         it.server.add("other", 3, '"string"')
-        writing = await Codecs(it.client).for_writing(SchemaChoice(**choice), "json", "t-value")
+        writing = await Codecs(it.client).for_writing(SchemaChoice(**choice), default, "t-value")
         assert writing.schema_id == schema_id
         text = b'"x"' if schema_id == 3 else b"5"
         assert writing.codec.encode(text).startswith(header_of(schema_id))
@@ -60,17 +61,25 @@ async def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
     async with serving() as it:
         it.server.add("a", 1, INT)
         it.server.add("b", 2, '"string"')
-        it.server.add("a", 4, "{}", "JSON")
+        it.server.add("a", 4, '"x.Place"')
+        it.server.add("a", 5, '"x.Place"', references=[("x.Place", "none")])
         reader = Codecs(it.client).for_reading("avro")
         stored = [header_of(1) + b"\x0a", None, header_of(2) + b"\x02x", header_of(1) + b"\x0c"]
-        bad = [header_of(9) + b"x", header_of(4) + b"x", b"plain", header_of(1)]
+        bad = {
+            header_of(9) + b"x": "id 9, which is not usable: the schema registry does not have schema id 9",
+            header_of(4) + b"x": "id 4, which is not usable: .* no text defines the type 'x.Place'",
+            header_of(5)
+            + b"x": "id 5, which is not usable: the schema registry does not have version 1 of subject none",
+            b"plain": "do not begin with a zero byte",
+            header_of(1): "do not fit their Avro schema",
+        }
         for _ in range(2):
             await reader.prepare([*bad, *stored])
-        for data in bad:
-            with pytest.raises(errors.DecodeError):
+        for data, reason in bad.items():
+            with pytest.raises(errors.DecodeError, match=reason):
                 reader.decode(data)
         assert [reader.decode(data) for data in stored] == [b"5", None, b'"x"', b"6"]
-        assert len(it.server.requests) == 4
+        assert len(it.server.requests) == 6
 
 
 PLACES = '{"name":"at","type":"x.Place"},{"name":"b","type":["null","x.Place"]}'

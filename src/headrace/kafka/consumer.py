@@ -180,7 +180,9 @@ class Consumer(Service):
                 continue
             began, before = self._clock.time() - (now - since), self._rebalance
             self._rebalance = await rebalance_of(self._admin, self._group, began)
-            if self._rebalance and not before:
+            if not self._rebalance:
+                self._problems.joining_since = now  # the group waits for nobody; look again in a minute
+            elif not before:
                 log.warning("%s", self._rebalance)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import http.client
 import itertools
 import json
@@ -15,9 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
+from headrace.config.kafka import KafkaConfig
+from headrace.config.producer import ProducerConfig
+from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
+from headrace.records import TopicPartition
 from headrace.testing import Fault
+from headrace.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
 from tests.faults.ledger import Ledger, Poster
 
@@ -135,6 +142,65 @@ def test_transactions_are_whole_though_brokers_fail(
     # One whose outcome is unknown may be committed between two looks.
     ledger.wait_until(lambda: set(ids_in(ledger, first)) == set(ids_in(ledger, second)), "whole transactions")
     assert not failed & set(ids_in(ledger, first))
+
+
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["guard", "no-guard"])
+@pytest.mark.parametrize(
+    ("late", "is_committed", "harm"),
+    [
+        (PRODUCE, True, ([1, 2, 3], 3)),  # none: the broker knows its sequence number
+        (OFFSETS_IN_TRANSACTION, True, ([1, 2, 3], 2)),
+        (END_TRANSACTION, False, ([1, 2, 3], 3)),
+    ],
+    ids=["produce", "offsets", "end"],
+)
+def test_a_request_that_arrives_in_the_next_transaction(
+    kafka_three: Any,
+    kafka_network: FaultProxy,
+    ledger: Ledger,
+    late: int,
+    is_committed: bool,
+    harm: Any,
+    is_guarded: bool,
+) -> None:
+    """A request of transaction 2 is sent again, and its first try arrives in 3. Without the guard 2's end commits 3,
+    which is then aborted, and 2's offsets replace those of 3.
+    """
+    topic = ledger.new_topic()
+    kafka = KafkaConfig(bootstrap_servers=kafka_network.bootstrap_servers)
+    properties = transactional_properties(kafka, ProducerConfig(), f"{topic}-id", 60)
+    member = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"{topic}-group"})
+    client = TransactionalClient(properties, 30)
+
+    def write(number: int) -> TransactionalClient:
+        used = client
+        assert used.has_statistics()
+        if used.problem() and is_guarded:
+            used.close()
+            used = TransactionalClient(properties, 30)
+            assert used.has_statistics()
+        used.begin()
+        used.producer.produce(topic, str(number))
+        used.producer.flush(30)
+        offset = confluent_kafka.TopicPartition(topic, 0, number)
+        used.producer.send_offsets_to_transaction([offset], member.consumer_group_metadata(), 30)
+        return used
+
+    write(1).commit()
+    kafka_network.delay(late)
+    write(2).commit()
+    last = write(3)
+    kafka_network.deliver()
+    with contextlib.suppress(*BROKEN):
+        last.commit() if is_committed else last.producer.abort_transaction(30)
+    last.close()
+    expected = harm if not is_guarded else ([1, 2, 3], 3) if is_committed else ([1, 2], 2)
+
+    def found() -> Any:
+        return sorted(ids_in(ledger, topic)), ledger.committed(f"{topic}-group")[TopicPartition(topic, 0)]
+
+    ledger.wait_until(lambda: found() == expected, f"{expected}, not {found()}")
+    member.close()
 
 
 @pytest.mark.parametrize("keyed", [False, True])

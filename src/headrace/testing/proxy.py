@@ -12,8 +12,8 @@ from typing import Any
 
 from headrace.runtime import LoopThread
 
-OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, END_TRANSACTION = 8, 11, 12, 26
-"""Numbers of requests in Kafka's protocol, for `hold`."""
+PRODUCE, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, END_TRANSACTION, OFFSETS_IN_TRANSACTION = 0, 8, 11, 12, 26, 28
+"""Numbers of requests in Kafka's protocol, for `hold` and `delay`."""
 _LIMIT_SECONDS = 30.0
 _READ_BYTES = 65536
 _LAST_TURNS = 3
@@ -34,6 +34,9 @@ class FaultProxy:
         self.held: list[tuple[int, int]] = []
         """The held requests, in order: their kind, and which broker they are for, from 1."""
         self._routes = dict(routes)
+        self._delaying: int | None = None
+        self._delayed: list[tuple[int, bytes]] = []
+        """Ports of brokers, and requests that they will get late."""
         self._holding: set[int] = set()
         self._released, self._requests_pass, self._responses_pass = (asyncio.Event() for _ in range(3))
         self._writers: set[asyncio.StreamWriter] = set()
@@ -67,6 +70,14 @@ class FaultProxy:
         """Hold requests of some kinds, and everything after them on their connection."""
         self._call(self._set(kinds=kinds))
 
+    def delay(self, kind: int) -> None:
+        """Close the connection of the next request of a kind. The client sends it again; `deliver` sends the first."""
+        self._delaying = kind
+
+    def deliver(self) -> None:
+        """Send delayed requests to their brokers, and wait for the responses, which nobody else gets."""
+        self._call(self._deliver())
+
     def heal(self) -> None:
         """Forward everything, held data first."""
         self._call(self._set())
@@ -87,11 +98,18 @@ class FaultProxy:
             (gate.set if is_open else gate.clear)()
         return 0
 
+    async def _deliver(self) -> int:
+        while self._delayed:
+            port, request = self._delayed.pop(0)
+            responses, broker = await asyncio.open_connection("127.0.0.1", port)
+            broker.write(request)
+            await responses.readexactly(int.from_bytes(await responses.readexactly(4)))
+            broker.close()
+        return 0
+
     async def _cut(self) -> int:
         for writer in self._writers:
-            with contextlib.suppress(OSError):  # closed already
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+            _reset(writer)
         return len(self._writers)
 
     async def _close(self) -> int:
@@ -115,18 +133,26 @@ class FaultProxy:
                 responses, broker = await asyncio.open_connection("127.0.0.1", port)
                 writers.append(broker)
                 self._writers.add(broker)
-                await asyncio.gather(self._pass_requests(number, reader, broker), self._pass_answers(responses, writer))
+                await asyncio.gather(
+                    self._pass_requests(number, port, reader, broker), self._pass_answers(responses, writer)
+                )
         finally:
             for one in writers:
                 self._writers.discard(one)
                 one.close()
 
-    async def _pass_requests(self, number: int, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
+    async def _pass_requests(
+        self, number: int, port: int, reader: asyncio.StreamReader, broker: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 size = await reader.readexactly(4)
                 request = await reader.readexactly(int.from_bytes(size))
                 kind = int.from_bytes(request[:2])
+                if kind == self._delaying:
+                    self._delaying = None
+                    self._delayed.append((port, size + request))
+                    break  # closing the broker's side closes the client's, too
                 if kind in self._holding:
                     self.held.append((kind, number))
                     await self._released.wait()
@@ -143,3 +169,9 @@ class FaultProxy:
                 writer.write(data)
                 await writer.drain()
         writer.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # closed already
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -18,7 +18,8 @@ def consumer(name: str = "a", why: str = "", state: str = "closed", **changed: A
 
 
 def services(**reasons: str) -> dict[str, Any]:
-    return {"services": {name.replace("_", " "): {"ready": not why, "reason": why} for name, why in reasons.items()}}
+    found = {name.replace("_", " "): {"ready": not why, "reason": why} for name, why in reasons.items()}
+    return {"services": {**found, "audit": {"ready": True, "reason": "3 events are missing in the audit"}}}
 
 
 PAUSED = {"by": "ada", "since": "2026-01-01T00:00:00Z", "reason": "deploy"}
@@ -50,6 +51,7 @@ def test_the_worst_is_first_and_nothing_is_named_twice() -> None:
         ("stopped", "reactive consumer a", "HTTP 503", "headrace reactive status a"),
         ("stopped", "table t", "y", "headrace tables show t"),
         ("stopped", "web", "port", "headrace doctor"),
+        ("degraded", "audit", "3 events are missing in the audit", "headrace doctor"),
         (
             "degraded",
             "topic o.dlq",

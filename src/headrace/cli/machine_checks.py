@@ -47,7 +47,10 @@ async def machine_checks(config: HeadraceConfig) -> list[Finding]:
     )
     found = [judge_open_files(files, files if limit == resource.RLIM_INFINITY else limit)]
     if needed:
-        found += [judge_memory(needed, memory_bytes(), _free_memory_bytes()), _disk(config)]
+        tables = sum(table.max_bytes for table in config.tables.values())
+        found += [judge_memory(needed, memory_bytes(), _free_memory_bytes()), _disk(config.state_dir, tables)]
+    if config.audit.to == "file":
+        found.append(_disk(config.audit.file, 0, "audit.file"))
     found += _certificates(config)
     for name, url in _token_servers(config):
         found += await run_blocking(_clock, name, url)
@@ -62,11 +65,10 @@ def _free_memory_bytes() -> int:
     return min(memory_bytes(), int(available.split()[1]) * 1024)
 
 
-def _disk(config: HeadraceConfig) -> Finding:
-    folder = config.state_dir.absolute()
-    present = next(path for path in (folder, *folder.parents) if path.exists())
+def _disk(path: Path, needed: int, setting: str = "state_dir") -> Finding:
+    present = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     usage = shutil.disk_usage(present)
-    return judge_disk(usage.free, usage.total, sum(table.max_bytes for table in config.tables.values()))
+    return judge_disk(usage.free, usage.total, needed, setting)
 
 
 def _certificates(config: HeadraceConfig) -> Iterator[Finding]:

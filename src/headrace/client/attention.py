@@ -18,6 +18,8 @@ PARTS: Final[Mapping[str, str]] = {
 """Parts of the status of a process, and the path of each. `readiness` comes first: the last ones need Kafka."""
 Severity = Literal["outage", "stopped", "degraded", "paused"]
 _ORDER: Final = ("outage", "stopped", "degraded", "paused")
+_AUDIT: Final = "audit"
+"""A service that is ready also while it loses events; then it has a reason."""
 _SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -65,6 +67,8 @@ def _of_services(parts: Mapping[str, Any]) -> Iterator[Need]:
     names = {f"{kind} {one['name']}" for kind in ("reactive", "function") for one in _items(parts, "consumers")}
     names |= {f"{kind[:-1]} {one['name']}" for kind in ("pipelines", "tables") for one in _items(parts, kind)}
     for name, one in (parts.get("readiness") or {}).get("services", {}).items():
+        if name == _AUDIT and one["reason"]:
+            yield Need("degraded", name, one["reason"], "headrace doctor")
         if one["ready"]:
             continue
         if _is_kafka(name):

@@ -22,13 +22,14 @@ def judge_memory(needed: int, total: int, free: int) -> Finding:
     return _found("machine", "memory", state, found, advice)
 
 
-def judge_disk(free: int, total: int, tables: int) -> Finding:
-    """Judge the disk of `state_dir`, in bytes; tables may grow to `tables` bytes in all."""
-    short = free < _LEAST_FREE_PART * total or free < tables
+def judge_disk(free: int, total: int, needed: int, setting: str = "state_dir") -> Finding:
+    """Judge the disk of a setting, in bytes; what is written there may grow by `needed` bytes."""
+    short = free < _LEAST_FREE_PART * total or free < needed
     state: State = "failing" if free < _LEAST_FREE_BYTES else "warning" if short else "ok"
     found = f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} GiB free"
-    advice = "free space, move state_dir to a larger disk, or lower max_bytes of tables"
-    return _found("machine", "disk of state_dir", state, found, advice)
+    advice = f"free space, or move {setting} to a larger disk"
+    advice += ", or lower max_bytes of tables" if setting == "state_dir" else ": events that do not fit are lost"
+    return _found("machine", f"disk of {setting}", state, found, advice)
 
 
 def judge_open_files(needed: int, limit: int) -> Finding:

@@ -33,7 +33,7 @@ from headrace.runtime.telemetry.audit_events import (
     written_events,
     written_ranges,
 )
-from headrace.runtime.telemetry.audit_targets import AuditTarget
+from headrace.runtime.telemetry.audit_targets import AuditTarget, ReportedTarget
 from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
 
@@ -129,7 +129,7 @@ class Audit(Service):
         super().__init__("audit")
         self.service_id = settings.service_id
         self._which = settings.records
-        self._target = target
+        self._target = ReportedTarget(target, clock)
         self._metrics = metrics
         self._clock = clock
         self._queue = _EventQueue(settings.max_pending_bytes)
@@ -145,7 +145,7 @@ class Audit(Service):
 
     async def start(self) -> None:
         self.publish("headrace_audit_pending_events", lambda: self._queue.events)
-        await self._target.write(())  # creates the file, or logs why it cannot
+        await self._store(())  # creates the file, or logs why it cannot
         self.keep(self._run, "write")
 
     async def drain(self, deadline: Deadline) -> None:
@@ -161,8 +161,10 @@ class Audit(Service):
             log.warning("audit: %d events were not written before the process stopped", self._queue.events)
 
     def readiness(self) -> Readiness:
-        """Always ready; the reason has the number of missing events."""
-        return Readiness(True, f"{self._missing} events are missing in the audit" if self._missing else "")
+        """Always ready; the reason has the number of missing events, and why more are lost."""
+        problem = self._target.problem
+        text = f"{self._missing} events are missing in the audit{f': {problem}' if problem else ''}"
+        return Readiness(True, text if self._missing or problem else "")
 
     def put(self, events: Iterable[AuditEvent], count: int, size_bytes: int) -> bool:
         """Queue `count` events; return whether they fit.
@@ -334,11 +336,11 @@ class Audit(Service):
         )
 
     def _miss(self, outcome: str, count: int) -> None:
-        """Count missing events; log them at once, and then once a minute."""
+        """Count missing events; log dropped ones at once, and then once a minute. The target reports its losses."""
         self._metrics.audit_events(outcome, count)
         self._missing += count
-        if count and self._alarms.try_take():
-            log.warning("audit: %d events are missing so far; the last ones were %s", self._missing, outcome)
+        if count and outcome == "dropped" and self._alarms.try_take():
+            log.warning("audit: dropped events; %d are missing so far", self._missing)
 
     async def _run(self) -> None:
         queue = self._queue
@@ -380,13 +382,13 @@ class Audit(Service):
         missing = self._missing
         event = self._event("DROPPED", "FAILURE", reason="events that are missing before this one")
         event.id, event.count = new_correlation_id().decode(), missing - self._reported_missing
-        if not await self._store([event.line]):
+        if not await self._store([event.line], is_report=True):
             self._reported_missing = missing
 
-    async def _store(self, lines: Sequence[Line]) -> int:
+    async def _store(self, lines: Sequence[Line], *, is_report: bool = False) -> int:
         """Write lines, and return how many are lost."""
         try:
-            return await self._target.write(lines)
+            return await self._target.write(lines, is_report=is_report)
         except Exception:  # boundary: the user sees lost events counted and logged, and work continues
             log.exception("audit: lost %d events because of a defect", len(lines))
             return len(lines)

@@ -9,20 +9,58 @@ from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, Produce
-from headrace.runtime import run_blocking
+from headrace.runtime import Clock, RestartPauses, run_blocking
 from headrace.runtime.telemetry.audit_events import Line
 
 log = logging.getLogger(__name__)
 
 _APPENDED: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _OWNER_ONLY: Final = 0o600
+_FIRST_REMINDER_SECONDS: Final = 60.0
+_LONGEST_PAUSE_SECONDS: Final = 3600.0
+_QUIET_SECONDS: Final = 10.0
+"""Without a loss, until an outage has ended."""
 
 
 class AuditTarget(Protocol):
     """Stores events."""
 
-    async def write(self, lines: Sequence[Line]) -> int:
-        """Write events; log the reason of losses, and return the number of lost events."""
+    async def write(self, lines: Sequence[Line]) -> tuple[int, str]:
+        """Write events; return the number of lost events, and the reason if the target does not take any or all."""
+
+
+class ReportedTarget:
+    """A target whose outages are logged: the beginning, then after growing pauses, and the end."""
+
+    def __init__(self, target: AuditTarget, clock: Clock) -> None:
+        self.problem = ""
+        """Why events are lost; empty if they are not."""
+        self._target = target
+        self._clock = clock
+        self._pauses = RestartPauses(clock, _FIRST_REMINDER_SECONDS, _LONGEST_PAUSE_SECONDS, 0.0)
+        self._began_at = self._failed_at = self._remind_at = 0.0
+        self._lost = 0
+
+    async def write(self, lines: Sequence[Line], *, is_report: bool = False) -> int:
+        """Write events, or a report on lost ones, which is not counted as lost; return the number of lost events."""
+        lost, problem = await self._target.write(lines)
+        now = self._clock.monotonic()
+        if problem:
+            self._failed(problem, 0 if is_report else lost, now)
+        elif lines and self.problem and now - self._failed_at >= _QUIET_SECONDS:
+            log.warning("audit: writing events again; lost %d in %.0f s", self._lost, now - self._began_at)
+            self.problem = ""
+        return lost
+
+    def _failed(self, problem: str, lost: int, now: float) -> None:
+        if not self.problem:
+            self._began_at = self._remind_at = now
+            self._pauses.failures = self._lost = 0
+        self.problem, self._failed_at = problem, now
+        self._lost += lost
+        if now >= self._remind_at:
+            log.warning("audit: lost %d events in %.0f s: %s", self._lost, now - self._began_at, problem)
+            self._remind_at = now + self._pauses.failed()
 
 
 class AuditFile:
@@ -37,13 +75,12 @@ class AuditFile:
         self._max_bytes = max_bytes
         self._old_files = old_files
 
-    async def write(self, lines: Sequence[Line]) -> int:
+    async def write(self, lines: Sequence[Line]) -> tuple[int, str]:
         try:
             await run_blocking(self._append, b"".join([line + b"\n" for _, line in lines]))
         except OSError as cause:
-            log.warning("audit: lost %d events: failed to write %s: %s", len(lines), self._file, cause.strerror)
-            return len(lines)
-        return 0
+            return len(lines), f"failed to write {self._file}: {cause.strerror}"
+        return 0, ""
 
     def _append(self, text: bytes) -> None:
         # With few calls of the system: after each one, the thread waits for the interpreter.
@@ -73,14 +110,12 @@ class AuditTopic:
     def __init__(self, topic: str, produce: Produce) -> None:
         self._topic, self._produce = topic, produce
 
-    async def write(self, lines: Sequence[Line]) -> int:
+    async def write(self, lines: Sequence[Line]) -> tuple[int, str]:
         if not lines:
-            return 0
+            return 0, ""
         try:
             results = await self._produce([OutgoingRecord(self._topic, key or None, line) for key, line in lines])
         except HeadraceError as cause:
             results = [cause] * len(lines)
         lost = [result for result in results if isinstance(result, HeadraceError)]
-        if lost:
-            log.warning("audit: lost %d events: %s", len(lost), lost[-1].description)
-        return len(lost)
+        return len(lost), lost[-1].description if lost else ""

@@ -48,10 +48,10 @@ class Harness:
     async def __aexit__(self, *_: object) -> None:
         await self.audit.stop()
 
-    async def write(self, lines: Sequence[Line]) -> int:
+    async def write(self, lines: Sequence[Line]) -> tuple[int, str]:
         await self.gate.wait()
         self.events += [] if self.loses else [json.loads(line) for _, line in lines]
-        return len(lines) if self.loses else 0
+        return (len(lines), "the disk is full") if self.loses else (0, "")
 
     async def drain(self, seconds: float = 1) -> None:
         await self.audit.drain(Deadline(self.clock, seconds))
@@ -274,22 +274,25 @@ async def test_a_stalled_target_costs_events_and_nothing_else(
     assert "1 events were not written before the process stopped" in caplog.text
 
 
-async def test_missing_events_are_alarmed_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With the number so far; the next event that is written has the number of lost ones."""
+async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_end(caplog: Any) -> None:
+    """With the number so far, also in readiness; then an event has the number of lost ones."""
     async with Harness(to="file") as harness:
-        harness.loses = True
-        for _ in range(130):
+        for second in range(130):
+            harness.loses = second % 5 != 4  # a full disk takes a small write now and then
             harness.audit.control("pause", "reactive orders")
             await harness.drain()
             await harness.clock.advance(1.0)
-        harness.loses = False
+        assert harness.audit.readiness() == (True, "104 events are missing in the audit: the disk is full")
+        await harness.clock.advance(10.0)
         harness.audit.control("pause", "reactive orders")
         await harness.drain()
-    assert [(event["auditType"], event.get("count")) for event in harness.events] == [
-        ("CONTROL", None),
-        ("DROPPED", 130),
+        assert harness.audit.readiness() == (True, "104 events are missing in the audit")
+    assert sum(event.get("count") or 0 for event in harness.events if event["auditType"] == "DROPPED") == 104
+    assert caplog.messages == [
+        "audit: lost 1 events in 0 s: the disk is full",
+        "audit: lost 49 events in 60 s: the disk is full",
+        "audit: writing events again; lost 104 in 140 s",
     ]
-    assert [message.split()[1] for message in caplog.messages] == ["1", "61", "121"]
 
 
 async def test_a_drain_reports_what_is_missing_also_without_further_events() -> None:

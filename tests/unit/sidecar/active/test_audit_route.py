@@ -32,9 +32,9 @@ class Target:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    async def write(self, lines: Sequence[Line]) -> int:
+    async def write(self, lines: Sequence[Line]) -> tuple[int, str]:
         self.events += [json.loads(line) for _, line in lines]
-        return 0
+        return 0, ""
 
 
 def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.yaml_tree import Problems, read_text, read_tree
-from headrace.errors import DriverLost, PipelineInvalid
+from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
 from headrace.pipelines import protocol
 from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
 from headrace.pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
@@ -63,6 +63,7 @@ class TaskDriver(Service):
 
         Raises:
             PipelineInvalid: Spark rejects the pipeline, or the task fails.
+            EnvironmentProblem: The machine lacks what Spark needs.
             DriverLost: The process has ended.
         """
         require_supported(kafka)
@@ -89,6 +90,8 @@ class TaskDriver(Service):
             if not response:
                 text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
                 raise DriverLost(text, exit_code=code)
+        if response.error == protocol.MACHINE_SHORT:
+            raise EnvironmentProblem(response.text)
         text = refusal(response.text, kafka, spec) if response.error == protocol.KAFKA_REFUSES else response.text
         raise PipelineInvalid(self.sentence(file, {"part": response.part, "text": text, "stack": response.stack}))
 

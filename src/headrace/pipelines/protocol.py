@@ -193,6 +193,8 @@ KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error: Kafka rejected TLS, the login, or a right; the text is what Java's exceptions report."""
 PYTHON_FAILED = "PYTHON_FAILED"
 """Name of an error: Python code of the pipeline raised it, or ended its process."""
+MACHINE_SHORT = "MACHINE_SHORT"
+"""Name of an error: the machine is too busy, or lacks memory or disk; the pipeline file is not the cause."""
 REFUSED = re.compile(
     r"((Sasl|Ssl)Authentication|UnsupportedSaslMechanism|(Topic|Group|Cluster)Authorization|Login)Exception"
 )

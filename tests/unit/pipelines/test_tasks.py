@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import DriverLost, PipelineInvalid
+from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
 from headrace.pipelines import driver_tasks, protocol
 from headrace.pipelines.driver import tasks
 from tests.pipeline_harness import SPEC, FakeDriver, plan_of, toolchain
@@ -67,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                     try:
                         show = protocol.DriverTask(kind="show")
                         found.append(await driver.run_task(tmp_path / "p.yaml", SPEC, KafkaConfig(), show))
-                    except (PipelineInvalid, DriverLost) as cause:
+                    except (PipelineInvalid, EnvironmentProblem, DriverLost) as cause:
                         found.append(type(cause))
             return found
 
@@ -97,6 +98,8 @@ def test_a_task_that_fails_keeps_the_session(run: Run) -> None:
     refused = protocol.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
     found, drivers = run(2, [refused, protocol.TaskResult(2)])
     assert (found, len(drivers)) == ([PipelineInvalid, 2], 1)
+    busy = msgspec.structs.replace(refused, error=protocol.MACHINE_SHORT)
+    assert run(1, [busy])[0] == [EnvironmentProblem], "it is no mistake of the file"
 
 
 def test_a_response_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,15 @@ _LASTING = (
     (re.compile(r"\[(STREAMING_REAL_TIME_MODE[A-Z_.]*)\]"), "", _MODE_ADVICE),
 )
 """Permanent errors of a running flow, which a restart would only repeat: their pattern, name, and what to do."""
+_MACHINE = (
+    (
+        re.compile(r"Python worker failed to connect back|waiting for the Python worker to connect back"),
+        "Spark's Python worker did not start in time, because the machine is too busy. Try again with less other work",
+    ),
+    (re.compile(r"No space left on device"), "the disk is full: free space in the temporary folder and in state_dir"),
+    (re.compile(r"OutOfMemoryError"), "the memory of Spark is full: give it more with driver.heap_bytes"),
+)
+"""What the machine lacks: its sign in an error of Spark, and what to do. A restart may help, an edit does not."""
 
 
 class PartFailed(Exception):
@@ -114,6 +123,9 @@ def failure_event(cause: Exception, part: str) -> protocol.Failed:
     traces = _traces(cause)
     # Spark quotes values of records in single quotes.
     text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
+    for sign, sentence in _MACHINE:
+        if sign.search("\n".join([whole, *traces])):
+            return protocol.Failed(protocol.MACHINE_SHORT, sentence, retriable=True, part=part)
     for known, own_name, advice in _LASTING:
         if found := known.search("\n".join([whole, *traces])):
             text, flow = found.groupdict().get("text", text), part.removeprefix("flows.")

@@ -34,10 +34,9 @@ test: env        ## Unit, integration and fault tests, real Kafka and Spark incl
 	$(BIN)/headrace pipeline prepare
 	$(BIN)/pytest tests -n 3 --dist loadgroup
 
-test-all: env    ## Every test, the short fault tests three times (tests/LONG.md)
+test-all: env    ## Every test, or PART=faults; writes each result into tests/LONG.md
 	$(BIN)/headrace pipeline prepare
-	$(BIN)/pytest tests --all -n 3 --dist loadgroup
-	$(BIN)/pytest --secured tests/integration tests/conformance -n 3 --dist loadgroup
+	$(BIN)/python -m tools.test_all $(PART)
 
 check: env       ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,37 @@ from tests.debian_package import debian_program, library_path
 
 LIMIT_MS = 20_000
 _NAME = "chromium-headless-shell"
+_INSTALLED = (_NAME, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _LANGUAGE = "en-US"
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """Open a browser of Playwright; without one the test is skipped, with the reason."""
+    """Open a browser: of this machine, of Playwright, or of Debian's package, which is unpacked without installing it.
+
+    Without one the test is skipped, with the reason; where the variable CI is set, it fails.
+    """
     playwright = pytest.importorskip("playwright.sync_api")
-    program = debian_program(_NAME, _NAME, libraries=True)
-    env = {**os.environ, "LD_LIBRARY_PATH": library_path(program)}
-    unpacked = Path(program).parents[1] / "lib/chromium" / _NAME  # the program in `bin` starts that of this machine
     with playwright.sync_playwright() as driver:
-        path = unpacked if unpacked.exists() else program
+        own = driver.chromium.executable_path
+        path, env = next(filter(None, map(shutil.which, (*_INSTALLED, own))), ""), dict(os.environ)
+        if not path:
+            path, env["LD_LIBRARY_PATH"] = _unpacked()
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], env=env)
         yield browser
         browser.close()
+
+
+def _unpacked() -> tuple[str, str]:
+    """Return the program of Debian's package, and the folders of its libraries."""
+    try:
+        program = debian_program(_NAME, _NAME, libraries=True)
+    except pytest.skip.Exception as reason:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI has no browser: {reason}")
+        raise
+    inner = Path(program).parents[1] / "lib/chromium" / _NAME  # the program in `bin` starts that of this machine
+    return str(inner if inner.exists() else program), library_path(program)
 
 
 @contextlib.contextmanager

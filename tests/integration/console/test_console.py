@@ -266,7 +266,6 @@ def test_a_console_reaches_https_and_administration(site: Any, headrace: Any, tm
             site.wait_until(lambda path=path, text=text: text in client.get(path).text, text)
 
 
-@pytest.mark.long  # a browser, and minutes on a busy machine
 def test_an_outage_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, backend: Any) -> None:
     """The overview says why, and its buttons help; bad records are found, redriven and counted; the audit has who."""
     name = topic()

@@ -46,6 +46,7 @@ class FunctionReload(Service):
                 await pool.try_out(spec)
             for pool in self._pools:  # all or none: pools must not run different files
                 pool.reload(spec)
+        log.info("%s: the changed files are valid; new workers take over", self.name)
 
     async def run(self) -> None:
         seen = await run_blocking(self._stamps) if self._config.functions_reload else {}

@@ -93,7 +93,7 @@ def judge_topic(topic: Topic) -> Iterator[Finding]:
     """Judge whether an acknowledged record of a topic survives the loss of a broker."""
     about, configs, info = f"topic {topic.info.name}", topic.configs, topic.info
     replicas, min_isr = info.replication_factor, int(configs.get("min.insync.replicas", 1))
-    alter = f"kafka-configs --alter --topic {info.name} --add-config"
+    alter = f"headrace topics alter {info.name} --set"
     yield _judged(
         about,
         "replication factor",
@@ -132,7 +132,7 @@ def judge_source(topic: Topic, offsets_retention_ms: int | None, group: str) -> 
         "retention",
         "ok" if kept < 0 or kept >= _DAY_MS else "failing",
         _hours(kept),
-        f"kafka-configs --alter --topic {name} --add-config retention.ms={_DEAD_LETTERS_MS}: older records are lost",
+        f"headrace topics alter {name} --set retention.ms={_DEAD_LETTERS_MS}: older records are lost",
     )
     if int(topic.configs.get("retention.bytes", -1)) > 0:
         size = topic.configs["retention.bytes"]
@@ -162,7 +162,7 @@ def judge_table(reader: str, table: TableConfig, topic: Topic) -> Finding:
         f"retention of {name}",
         "warning" if lacks else "ok",
         _hours(kept),
-        f"kafka-configs --alter --topic {name} --add-config cleanup.policy=compact: Kafka deletes the newest record of "
+        f"headrace topics alter {name} --set cleanup.policy=compact: Kafka deletes the newest record of "
         "a key, too, so the row of such a key is missing after a rebuild",
     )
 
@@ -176,7 +176,7 @@ def judge_dead_letters(dead_letters: Topic, source: Topic) -> Iterator[Finding]:
         "retention of dead letters",
         "ok" if kept < 0 or kept >= required_ms else "warning",
         _hours(kept),
-        f"kafka-configs --alter --topic {name} --add-config retention.ms={required_ms}: dead letters expire before "
+        f"headrace topics alter {name} --set retention.ms={required_ms}: dead letters expire before "
         "the records of their origin",
     )
     if "compact" in dead_letters.configs.get("cleanup.policy", ""):
@@ -185,8 +185,7 @@ def judge_dead_letters(dead_letters: Topic, source: Topic) -> Iterator[Finding]:
             "cleanup.policy",
             "failing",
             dead_letters.configs["cleanup.policy"],
-            f"kafka-configs --alter --topic {name} --add-config cleanup.policy=delete: dead letters of one key "
-            "replace each other",
+            f"headrace topics alter {name} --set cleanup.policy=delete: dead letters of one key replace each other",
         )
 
 

@@ -229,24 +229,6 @@ async def test_a_fork_that_returns_from_the_handler_answers_nothing(
     assert calls.read_text().split() == [value.decode() for value in values * 3] + ["drained", "ended"]
 
 
-async def test_workers_do_not_get_the_settings_of_headrace(
-    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They may be passwords; the other variables, and those of the file, are there."""
-    monkeypatch.setenv("headrace__kafka__security__sasl__password", "hush")
-    monkeypatch.setenv("AIRPORT", "JFK")
-    code = """
-        import os
-
-        def handler(context, event):
-            return sorted(name for name in os.environ if name.upper().startswith(("HEADRACE", "AIRPORT", "GATE")))
-    """
-    folder = write_function(code, spec={"env": [{"name": "GATE", "value": "7"}]}, outputTopic="out")
-    async with running(folder) as function:
-        await function.deliver(b"")
-        assert [record.value for record in function.written] == [b"AIRPORT", b"GATE"]
-
-
 async def test_a_busy_function_does_not_hold_up_another(write_function: Write, running: Run, tmp_path: Path) -> None:
     """Frames of 2,000 records are always at hand for one function, and each event of the other ends meanwhile."""
     both = [tmp_path.parent / f"{tmp_path.name}-{name}" for name in ("busy", "other")]

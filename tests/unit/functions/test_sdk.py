@@ -97,19 +97,15 @@ def test_an_event_is_printed_and_read_again(body: Any) -> None:
         assert repr(event).startswith("<")
         return
     read = Event.from_json(repr(event))
+    assert read.body == ("/w==" if isinstance(body, bytes) else str(body) if isinstance(body, datetime) else body)
     assert (read.topic, read.shard_id, read.offset, read.timestamp) == ("flights", 3, 42, None)
     assert (read.headers, read.trigger.kind) == ({"a": r"\xff"}, "kafka-cluster")
-    fields = {name.encode(): value for name, value in json.loads(event.to_json()).items()} | {
-        b"content_type": b"application/json",
-        b"body": b'{"n": 1}',
-        b"timestamp": 5,
-    }
-    [raw] = Event.deserialize([fields])
+    own = {b"content_type": b"application/json", b"body": b'{"n": 1}', b"timestamp": 5}
+    [raw] = Event.deserialize([{name.encode(): value for name, value in json.loads(repr(event)).items()} | own])
     assert (raw.body, raw.timestamp, raw.id) == ({"n": 1}, datetime(1970, 1, 1, 0, 0, 5), "flights-3-42")
     assert raw.compile_explicit_ack_message()["attributes"] == {"topic": "flights", "partition": 3, "offset": 42}
-    assert repr(Response(body=b"b")) == (
-        "Response(headers={}, body=b'b', status_code=200, content_type='text/plain', event_id=None)"
-    )
+    known = "headers={}, body=b'b', status_code=200, content_type='text/plain', event_id=None"
+    assert repr(Response(body=b"b")) == f"Response({known})"
 
 
 def test_a_context_without_a_worker_shows_what_a_handler_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,15 +123,6 @@ def test_nuclios_own_constructor_arguments_make_an_event() -> None:
     assert (event.path, event.method, event.content_type, event.id) == ("/x", "PUT", "text/plain", "t-2-7")
     with pytest.raises(TypeError, match="an event has no colour: known here are topic, shard_id"):
         Event(colour="red")
-
-
-def test_an_event_becomes_json_as_in_nuclio() -> None:
-    """Bytes as base64, the timestamp as text, the trigger as a mapping."""
-    origin = EventSource("flights", 3, 8, TriggerInfo("kafka-cluster", "k"))
-    found = json.loads(Event(b"\xff", b"key", {"h": b"1"}, 42, 1_700_000_000_123, origin).to_json())
-    assert (found["body"], found["timestamp"], found["size"]) == ("/w==", "2023-11-14 22:13:20", 1)
-    assert found["trigger"] == {"kind": "kafka-cluster", "name": "k"}
-    assert (found["id"], found["topic"], found["shard_id"], found["offset"]) == ("flights-3-42", "flights", 3, 42)
 
 
 def test_a_response_without_acknowledgement_is_known_in_any_letter_case() -> None:

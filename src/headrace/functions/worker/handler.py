@@ -26,6 +26,7 @@ _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _DATA = frozenset((bytes, str, dict, list, tuple, int, float, bool, type(None)))
 _PLAIN: Any = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 """Classes whose subclasses the encoder does not take, as those of numpy."""
+_BUFFERS = (bytearray, memoryview)
 _PENDING = (GeneratorType, AsyncGeneratorType, CoroutineType)
 
 Handler = Callable[[Any, Any], Any]
@@ -210,10 +211,12 @@ class Responses:
         """Return the bytes of a value; TypeError if the output format cannot hold it."""
         if body is None:
             return None
-        if isinstance(body, bytes | bytearray | memoryview):
-            return bytes(body)  # the same object, unless it is of another type, which cannot be sent
+        if isinstance(body, bytes):
+            return bytes(body)  # the same object, unless it is of a subclass, which cannot be sent
         if isinstance(body, str):
             return body.encode()
+        if isinstance(body, _BUFFERS):
+            return bytes(body)
         if self._format == "binary":
             kind = type(body).__name__
             raise TypeError(f"outputFormat is binary and the handler returned {kind}: return bytes, or set json")
@@ -280,10 +283,10 @@ def to_json(value: Any) -> bytes:
     Raises:
         TypeError: JSON has no form of the value. An object in it may be a text: what its `__log__` or `repr` returns.
     """
-    part = _part if type(value) in _DATA else partial(_part, whole=value)
-    text = msgspec.json.encode(value, enc_hook=part)
+    encode = _encode if type(value) in _DATA else msgspec.json.Encoder(enc_hook=partial(_part, whole=value)).encode
+    text = encode(value)
     # The encoder writes null for them, so only a text with null needs the second pass.
-    return msgspec.json.encode(_name_non_numbers(value), enc_hook=part) if b"null" in text else text
+    return encode(_name_non_numbers(value)) if b"null" in text else text
 
 
 def describe(value: Any) -> Any:
@@ -317,6 +320,9 @@ def _part(value: Any, whole: object = None) -> Any:
         kind = type(value).__name__
         raise TypeError(f"the handler returned {kind}, which JSON cannot hold: return a dict, list, text or number")
     return form
+
+
+_encode = msgspec.json.Encoder(enc_hook=_part).encode
 
 
 def _name_non_numbers(value: Any) -> Any:

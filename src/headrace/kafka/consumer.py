@@ -55,6 +55,8 @@ class _Running(NamedTuple):
 
     poll: PollThread
     thread: OwnedThread
+    closed_by: Deadline | None = None
+    """When the thread is abandoned; None until it must leave."""
 
 
 class Consumer(Service):
@@ -97,10 +99,6 @@ class Consumer(Service):
         self._released_part = 0.0
         self._running: _Running | None = None
         """None before the start."""
-        self._rebalance = ""
-        """What a rebalance of the group waits for, if it takes long."""
-        self._closed_by: Deadline | None = None
-        """When its thread is abandoned; None until it must leave."""
         self.on_problem: Callable[[HeadraceError], None] = lambda error: None
         """Called when a partition stalls until a seek, and when a topic was created again."""
         if topics:
@@ -143,8 +141,9 @@ class Consumer(Service):
         if running := self._running:
             running.poll.leave_by = deadline
             running.thread.stop_requested.set()
-            # The first time counts: many consumers are stopped one after the other.
-            self._closed_by = self._closed_by or Deadline(self._clock, deadline.remaining_seconds + _CLOSE_SECONDS)
+            if running.closed_by is None:  # the first time counts: many consumers are stopped one after the other
+                closed_by = Deadline(self._clock, deadline.remaining_seconds + _CLOSE_SECONDS)
+                self._running = running._replace(closed_by=closed_by)
 
     async def drain(self, deadline: Deadline) -> None:
         self.begin_drain(deadline)
@@ -154,8 +153,9 @@ class Consumer(Service):
     async def stop(self) -> None:
         self.begin_drain(Deadline(self._clock, 0))
         await super().stop()  # a revoke that still waits for its drain ends here, with nothing to commit
-        limit = self._closed_by.remaining_seconds if self._closed_by else 0
-        if (running := self._running) and not await running.thread.stop(limit):
+        running = self._running
+        limit = running.closed_by.remaining_seconds if running and running.closed_by else 0
+        if running and not await running.thread.stop(limit):
             log.warning("consumer %s did not close in time and is abandoned", self.name)
 
     @property
@@ -167,7 +167,7 @@ class Consumer(Service):
         return self._clock.monotonic() - running.poll.turned_at > _HANGS_SECONDS + self._policy.drain_seconds
 
     def readiness(self) -> Readiness:
-        reasons = [*self._problems.all(), self._rebalance] if self._rebalance else self._problems.all()
+        reasons = self._problems.all()
         return Readiness(False, "; ".join(reasons)) if reasons else Readiness(True)
 
     async def _watch_group(self) -> None:
@@ -175,15 +175,12 @@ class Consumer(Service):
         while True:
             await self._clock.sleep(_LOOK_SECONDS)
             since, now = self._problems.joining_since, self._clock.monotonic()
-            if since is None or now - since < _STALLED_SECONDS:
-                self._rebalance = ""
-                continue
-            began, before = self._clock.time() - (now - since), self._rebalance
-            self._rebalance = await rebalance_of(self._admin, self._group, began)
-            if not self._rebalance:
-                self._problems.joining_since = now  # the group waits for nobody; look again in a minute
-            elif not before:
-                log.warning("%s", self._rebalance)
+            found = ""
+            if since is not None and now - since >= _STALLED_SECONDS:
+                found = await rebalance_of(self._admin, self._group, self._clock.time() - (now - since))
+                if not found:
+                    self._problems.joining_since = now  # the group waits for nobody; look again in a minute
+            self._problems.report("rebalance", found)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         now = self._clock.monotonic()
@@ -234,7 +231,7 @@ class Consumer(Service):
     async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
         """Run a command on the thread and return its response, or raise it if it is an error."""
         assert self._running
-        poll, thread = self._running
+        poll, thread = self._running.poll, self._running.thread
         response: asyncio.Future[T | HeadraceError] = asyncio.get_running_loop().create_future()
         done = functools.partial(poll.loop.post, response.set_result)
 

@@ -173,7 +173,7 @@ class Consumer(Service):
     async def _watch_group(self) -> None:
         """Say since when the group rebalances and who its members are, if this one has long had no partitions."""
         while True:
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self._clock.sleep(_STALLED_SECONDS / 3)
             since, now = self._problems.joining_since, self._clock.monotonic()
             found = ""
             if since is not None and now - since >= _STALLED_SECONDS:

@@ -168,7 +168,7 @@ def test_what_others_write_is_read_over_http_and_by_push_functions_and_tables(
         named = [(name, f"{source}-{name}") for name in references]
         schema_id = register(confluent, f"{source}-{number}-value", text, kind, *named)
         site.write(source, OutgoingRecord(source, b"%d" % number, header_of(schema_id) + bytes.fromhex(data)))
-    site.write(source, OutgoingRecord(source, b"bad", header_of(2**31 - 1) + b"x"))
+    site.write(source, OutgoingRecord(source, b"bad", header_of(0xFFFFF) + b"x"))
     consumer = {"topics": [source], "group": f"{source}-push", "value_format": "avro", "backend": {"url": backend.url}}
     more = {
         "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},

@@ -127,12 +127,6 @@ def test_bytes_that_were_cut_or_changed_end_as_a_decode_error_or_a_value(data: s
             assert "Avro" in str(error)
 
 
-def test_bytes_after_the_value_are_an_error(schema: AvroCodec) -> None:
-    """They are a sign of another schema."""
-    with pytest.raises(DecodeError, match="1 bytes follow"):
-        schema.decode_python(encode(schema, animal()) + b"\x00")
-
-
 def test_a_type_that_holds_itself_goes_both_ways() -> None:
     """Recursive schemas take another reader, with the same result."""
     value = {"b": "\u00ff", "next": {"L": {"b": "", "next": None}}}

@@ -21,6 +21,8 @@ _BUILT_IN: Final = {
 }
 _LONGEST_MS: Final = 9_223_372_022_400_000
 """The times of DuckDB end this long before and after 1970: it counts in microseconds."""
+_ANY: Final = ("text", "varchar", "json")
+"""Any JSON has a form in these types."""
 _TYPES: Final = (
     *("BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL", "STRING", "BINARY", "DATE"),
     *("TIMESTAMP", "ARRAY", "MAP", "STRUCT", "JSON"),
@@ -201,6 +203,8 @@ def _misfit(kind: exp.DataType, row: str, text: str, path: str, depth: int = 0) 
         text: The expression of the JSON; the part is at `path` of it.
         depth: Of lambdas around this.
     """
+    if kind.is_type(*_ANY):
+        return "false"
     at = "'" + path.replace("'", "''") + "'"
     # CASE rather than AND, so that the text is only parsed again where a cell is null.
     lost = f"WHEN {row} IS NULL THEN coalesce(json_type({text}, {at}), 'NULL') <> 'NULL'"
@@ -213,7 +217,7 @@ def _misfit(kind: exp.DataType, row: str, text: str, path: str, depth: int = 0) 
         nothing = " AND ".join(f"{part} IS NULL" for part, _, _ in fields)
         other = f"CASE WHEN {nothing} THEN json_type({text}, {at}) <> 'OBJECT' ELSE false END"
         return f"CASE {lost} WHEN {other} THEN true ELSE {wrong} END"
-    if kind.is_type("array", "list", "map") and kind.expressions:
+    if kind.is_type("array", "list", "map") and kind.expressions and not kind.expressions[-1].is_type(*_ANY):
         inner = kind.expressions[-1]
         parts = f"map_values({row})" if kind.is_type("map") else row
         every = "'" + f"{path}{'.*' if kind.is_type('map') else '[*]'}".replace("'", "''") + "'"

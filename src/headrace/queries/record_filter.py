@@ -38,7 +38,7 @@ class RecordFilter:
         """Check a condition over key, value, partition, offset, timestamp and headers.
 
         Args:
-            report: Is told of records that are left out: they are not of their format, or the condition fails at them.
+            report: Gets a sentence about records that are left out, as they do not fit the format or the condition.
 
         Raises:
             StatementRejected: It is not a condition.
@@ -74,8 +74,8 @@ class RecordFilter:
             last = next(reversed(left_out.values()))
             self._left_out(records, left_out, f"{last}. Choose another --value-format or --key-format")
         found: list[int] = []
-        for value, places in self._by_type(table, left_out).items():
-            met, failed = self._evaluate(table, value, places)
+        for value, indexes in self._by_type(table, left_out).items():
+            met, failed = self._evaluate(table, value, indexes)
             found += met
             if failed:
                 cause = next(reversed(failed.values()))
@@ -83,10 +83,10 @@ class RecordFilter:
                 self._left_out(records, failed, f"{text}. TRY_CAST gives NULL instead of an error")
         return [records[at] for at in sorted(found)]
 
-    def _left_out(self, records: Sequence[Record], places: dict[int, Any], last: str) -> None:
-        record = records[max(places)]
+    def _left_out(self, records: Sequence[Record], indexes: dict[int, Any], last: str) -> None:
+        record = records[max(indexes)]
         where = f"offset {record.offset} of {record.topic_partition}"
-        self._report(f"records left out: {len(places)}; the last is {where}: {last}")
+        self._report(f"records left out: {len(indexes)}; the last is {where}: {last}")
 
     def _by_type(self, table: pa.Table, left_out: dict[int, str]) -> dict[str, list[int]]:
         """Return the indexes of records by the expression of their value.
@@ -115,21 +115,21 @@ class RecordFilter:
         text = msgspec.json.encode(for_fields(structure, self._fields)).decode().replace("'", "''")
         return f"json_transform(TRY_CAST(value AS JSON), '{text}')"
 
-    def _evaluate(self, table: pa.Table, value: str, places: list[int]) -> tuple[list[int], dict[int, Exception]]:
+    def _evaluate(self, table: pa.Table, value: str, indexes: list[int]) -> tuple[list[int], dict[int, Exception]]:
         """Return those of some records that meet the condition, and the errors of those at which it fails."""
 
         def run(start: int, end: int) -> list[int]:
-            return self._run(table.take(pa.array(places[start:end], pa.int64())), value)
+            return self._run(table.take(pa.array(indexes[start:end], pa.int64())), value)
 
         try:
-            parts, failed = in_parts(run, len(places))
+            parts, failed = in_parts(run, len(indexes))
         except duckdb.Error as cause:
             try:
                 self._run(table.slice(0, 0), self._object({}) if self._fields else _VALUE)
             except duckdb.Error:
                 raise refused(cause) from None
-            return [], dict.fromkeys(places, cause)  # it fits other records, and not the types of these
-        return [at for part in parts for at in part], {places[at]: why for at, why in failed.items()}
+            return [], dict.fromkeys(indexes, cause)  # it fits other records, and not the types of these
+        return [at for part in parts for at in part], {indexes[at]: why for at, why in failed.items()}
 
     def _run(self, table: pa.Table, value: str) -> list[int]:
         self._connection.register("slice", table)

@@ -38,7 +38,7 @@ def in_parts(run: Callable[[int, int], T], count: int) -> tuple[list[T], dict[in
     """
     try:
         return [run(0, count)], {}
-    except Exception as cause:
+    except Exception as cause:  # boundary: taken apart, and each record has the error that it causes
         if isinstance(cause, _OF_ENGINE):
             raise
         run(0, 0)
@@ -56,7 +56,7 @@ def _halved(
     for part in (start, middle), (middle, end):
         try:
             results.append(run(*part))
-        except Exception as why:
+        except Exception as why:  # boundary: likewise
             if isinstance(why, _OF_ENGINE):
                 raise
             inner, of_records = _halved(run, *part, why)

@@ -6,6 +6,7 @@ from typing import Final
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
@@ -83,8 +84,11 @@ def with_problems(records: pa.Table, failed: Mapping[int, Exception]) -> pa.Tabl
     problems = records["problem"].to_pylist()
     for at, cause in failed.items():
         problems[at] = problems[at] or f"the table cannot take it ({type(cause).__name__})"
-    at = records.schema.get_field_index("problem")
-    return records.set_column(at, "problem", pa.array(problems, pa.string()))
+    fails = pa.array([at in failed for at in range(len(records))])
+    for name in "key", "value", "headers":  # so that nothing in it is converted again
+        kept = pc.if_else(fails, pa.scalar(None, records[name].type), records[name])
+        records = records.set_column(records.schema.get_field_index(name), name, kept)
+    return records.set_column(records.schema.get_field_index("problem"), "problem", pa.array(problems, pa.string()))
 
 
 def corrupt_records(connection: duckdb.DuckDBPyConnection) -> list[tuple[int, int, int, str]]:
@@ -121,9 +125,9 @@ def part_of_fitting(connection: duckdb.DuckDBPyConnection, start: int, end: int,
     return _PART
 
 
-def place_of_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns, at: int) -> tuple[int, int]:
+def position_of_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns, at: int) -> tuple[int, int]:
     """Return partition and offset of a record of `fitting`."""
     shown = dict(columns.shown)
     names = (quoted(shown[STORED + name]) for name in (PARTITION, OFFSET))
-    [place] = connection.execute(f"SELECT {', '.join(names)} FROM {FITTING} WHERE rowid = {at}").fetchall()
-    return place
+    [position] = connection.execute(f"SELECT {', '.join(names)} FROM {FITTING} WHERE rowid = {at}").fetchall()
+    return position

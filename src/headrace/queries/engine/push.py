@@ -10,7 +10,7 @@ import duckdb
 from headrace.errors import HeadraceError, QueriesUnavailable, StatementRejected
 from headrace.queries.columns import quoted
 from headrace.queries.engine.apart import in_parts
-from headrace.queries.engine.batch_rows import count_fitting, part_of_fitting, place_of_fitting
+from headrace.queries.engine.batch_rows import count_fitting, part_of_fitting, position_of_fitting
 from headrace.queries.engine.pull import RowWriter, failure
 from headrace.queries.engine.statements import Statements
 from headrace.queries.engine.table_feed import TableFeed
@@ -143,7 +143,7 @@ class Pushes:
         if rows or not failed:
             self._send(Changes(numbers, rows, {} if failed else positions))
         if failed:
-            partition, offset = place_of_fitting(connection, self._feed.file.columns, first)
+            partition, offset = position_of_fitting(connection, self._feed.file.columns, first)
             reason = failure(0, failed[first]).reason
             raise StatementRejected(
                 f"{reason} (at partition {partition}, offset {offset}). TRY_CAST gives NULL instead of an error; "

@@ -1,0 +1,222 @@
+"""One record decides about itself only: its outcome is the same alone and among others, wherever SQL reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from yaml_table import table
+
+from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.model import HeadraceConfig
+from headrace.formats.choice import Codecs
+from headrace.formats.registry import SchemaRegistry
+from headrace.queries.columns import declared
+from headrace.queries.engine.batch_rows import load_batch
+from headrace.queries.engine.database import open_database
+from headrace.queries.engine.decoding import Decoder
+from headrace.queries.engine.filter import Filters
+from headrace.queries.engine.pull import Pulls, RowWriter
+from headrace.queries.engine.push import Pushes
+from headrace.queries.engine.statements import Statements
+from headrace.queries.engine.table_file import TableFile
+from headrace.queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
+from headrace.queries.push_statement import read_push
+from headrace.queries.record_filter import RecordFilter
+from headrace.records import Record, RecordBatch, TopicPartition
+from headrace.runtime import SystemClock
+
+Written = tuple[bytes | None, bytes | None, int, Any]
+"""Key, value, timestamp and headers."""
+NOW = 1_700_000_000_000
+GOOD: Written = (b'"good"', b'{"a": "g", "b": 7, "zone": "Europe/Berlin"}', NOW, None)
+VALUE = b'{"a": "x", "b": 1}'
+DEEP = b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+VALUES = [text.encode("utf-8", "surrogatepass") for name in ("fitting", "unfit") for text in table(__file__, name)]
+KEYS = [b"plain", b'{"id": 1}', b"a\0b", b"\xff", None, b"", b"[" * 3_000 + b"]" * 3_000, b"1e999", b"\0\0\0\0"]
+TIMES = [0, -1, NOW * 1_000, NOW * 1_000_000, 2**63 - 1, -(2**63), 253_402_300_800_000]
+HEADERS: list[Any] = [[("h", None)], [("", b"")], [("h", b"1"), ("h", b"\xff")], [("h\0", b"1")], [("h", b"x")] * 1_000]
+HOSTILE: list[Written] = [
+    *((b'"k"', value, NOW, None) for value in [*VALUES, DEEP, b"\xff", b"x" * 100_000, None]),
+    *((key, VALUE, NOW, None) for key in KEYS),
+    *((b'"k"', VALUE, time, None) for time in TIMES),
+    *((b'"k"', VALUE, NOW, headers) for headers in HEADERS),
+]
+AMONG = [record for hostile in HOSTILE for record in (hostile, GOOD)]
+TABLES = {name: {"topic": "t", **settings} for name, settings in table(__file__, "tables").items()}
+COUNT = len(AMONG)
+
+
+class Kept:
+    """Tables of a folder as the engine has them, without Kafka."""
+
+    def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:
+        settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": tables}
+        self.config = HeadraceConfig.model_validate(settings)
+        self.connection, paths = open_database(self.config)
+        self.codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
+        self.statements = Statements(self.connection.cursor())
+        self.files: dict[str, TableFile] = {}
+        for name, config in self.config.tables.items():
+            file = self.files[name] = TableFile(self.connection.cursor(), name, config, paths[name])
+            file.open(declared(config.value_schema) if config.value_schema else None)
+
+    def apply(self, name: str, first: int, records: list[Written]) -> None:
+        decoder = Decoder(self.config.tables[name], self.codecs)
+        self.files[name].apply(decoder.to_arrow([batch_of(first, records)]), {0: first + len(records)})
+
+    def rows(self, name: str) -> list[bytes]:
+        cursor = self.connection.cursor().execute(f'SELECT * FROM {name} ORDER BY "offset"')
+        return RowWriter(cursor, "objects").texts(cursor.fetchall())
+
+    def pushes(self, name: str, sent: list[Any]) -> Pushes:
+        feed: Any = types.SimpleNamespace(file=self.files[name], on_applied=None)
+        return Pushes(feed, self.statements, sent.append)
+
+    async def evaluate(self, sql: str, records: list[Written], first: int = 0) -> Filtered:
+        statement = read_push(sql, {})
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        tables = self.config.tables
+        filters = Filters(self.connection, tables, {}, self.codecs, self.statements, found.set_result)
+        batch = batch_of(first, records)
+        sides = (batch.offsets, batch.timestamps_ms, batch.keys, batch.values, batch.headers)
+        filters.filter(Filter(1, statement.table, statement, "objects", 0, *sides))
+        response = await found
+        await filters.stop()
+        assert isinstance(response, Filtered), response
+        return response
+
+
+def batch_of(first: int, records: list[Written]) -> RecordBatch:
+    keys, values, times, headers = (list(column) for column in zip(*records, strict=True))
+    return RecordBatch(TopicPartition("t", 0), [*range(first, first + len(keys))], times, keys, values, headers, [])
+
+
+@pytest.mark.parametrize("name", TABLES)
+async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, name: str) -> None:
+    """Nor whether it is corrupt. Statements, keys, changes, snapshots and standing queries show the same rows."""
+    log = {**TABLES[name], "kind": "log"}
+    kept = Kept(tmp_path, {"together": log, "alone": log, "latest": TABLES[name], "latest_parts": TABLES[name]})
+    sent: list[Any] = []
+    forms = ("objects", "arrays")
+    pushes = kept.pushes("together", sent)
+    statement = read_push("SELECT * FROM together", {})
+    for number, form in enumerate(forms):
+        pushes._begin(Subscribe(number, "together", statement, form), {"together": "key"})
+    sent.clear()
+    kept.apply("together", 0, AMONG)
+    pushes._applied({0: COUNT})
+    kept.apply("latest", 0, AMONG)
+    for at, record in enumerate(HOSTILE):
+        kept.apply("alone", 2 * at, [record])
+    for at in range(0, COUNT, 8):
+        kept.apply("latest_parts", at, AMONG[at : at + 8])
+    rows = kept.rows("together")
+    by_offset = {json.loads(row)["offset"]: row for row in rows}
+    assert [row for at, row in by_offset.items() if at % 2 == 0] == kept.rows("alone")
+    assert sum(at % 2 for at in by_offset) == (0 if name == "avro_keys" else len(HOSTILE)), "good ones arrive"
+    assert kept.files["together"].corrupt.count == COUNT - len(rows)
+    assert kept.rows("latest") == kept.rows("latest_parts")
+    assert kept.files["latest"].corrupt == kept.files["latest_parts"].corrupt
+
+    changes = {type(message).__name__: message for message in sent}
+    assert [*changes] == ["Changes"], changes
+    assert sent[0].rows == rows
+    assert [[*json.loads(row).values()] for row in rows] == [json.loads(row) for row in sent[1].rows]
+    snapshot: list[Any] = []
+    kept.pushes("together", snapshot)._begin(Subscribe(1, "together", statement, "objects", {}), {"together": "key"})
+    assert isinstance(snapshot[0], PushBegun)
+    assert [row for message in snapshot[1:] for row in message.rows] == rows
+    standing = await kept.evaluate("SELECT * FROM together", AMONG)
+    assert [row for row in standing.rows if row is not None] == rows
+    if newest := [row for row in kept.rows("latest") if json.loads(row)["offset"] == COUNT - 1]:
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        key = GOOD[0].decode()  # type: ignore[union-attr]
+        Pulls(kept.connection, kept.statements, {"latest": "key"}, found.set_result).look_up(Lookup(1, "latest", key))
+        assert [(await found).row] == newest
+    kept.connection.close()
+
+
+async def test_values_fit_their_columns_at_any_depth_or_their_record_is_corrupt(tmp_path: Path) -> None:
+    """Text or a number is never a struct of nulls, and what is absent or null is no error."""
+    kept = Kept(tmp_path, {"typed": {**TABLES["typed"], "kind": "log"}})
+    for name in ("fitting", "unfit"):
+        records: list[Written] = [
+            (b"k", text.encode("utf-8", "surrogatepass"), NOW, None) for text in table(__file__, name)
+        ]
+        problems = (await kept.evaluate("SELECT * FROM typed", records)).problems
+        assert [*problems] == ([] if name == "fitting" else [*range(len(records))])
+
+
+@pytest.mark.parametrize("sql", table(__file__, "statements"))
+async def test_a_statement_fails_at_the_records_at_which_it_fails_alone(tmp_path: Path, sql: str) -> None:
+    """The others have their rows, whatever the class of DuckDB's error; a push query ends with the first's position."""
+    kept = Kept(tmp_path, {"json": {**TABLES["json"], "kind": "log"}})
+    together = await kept.evaluate(sql, AMONG)
+    alone = [await kept.evaluate(sql, [record], at) for at, record in enumerate(AMONG[:-1]) if record is not GOOD]
+    assert together.rows[::2] == [row for found in alone for row in found.rows]
+    assert {at: kind for at, (kind, _) in together.problems.items()} == {
+        2 * at: found.problems[0][0] for at, found in enumerate(alone) if found.problems
+    }
+    sent: list[Any] = []
+    pushes = kept.pushes("json", sent)
+    pushes._begin(Subscribe(1, "json", read_push(sql, {}), "objects"), {"json": "key"})
+    pushes._begin(Subscribe(2, "json", read_push("SELECT key FROM json", {}), "objects"), {"json": "key"})
+    sent.clear()
+    kept.apply("json", 0, AMONG)
+    pushes._applied({0: COUNT})
+    failed = [at for at, (kind, _) in together.problems.items() if kind == "failed"]
+    before = [row for row in together.rows[: min(failed, default=COUNT)] if row is not None]
+    changes = [message for message in sent if isinstance(message, Changes)]
+    assert [row for message in changes if 1 in message.numbers for row in message.rows] == before
+    reasons = [message.reason for message in sent if isinstance(message, Ended)]
+    assert [f"offset {min(failed)})" in reason for reason in reasons] == [True] * bool(failed)
+    assert any(2 in message.numbers for message in changes), "others go on"
+    kept.connection.close()
+
+
+@pytest.mark.parametrize("condition", table(__file__, "conditions"))
+async def test_a_condition_is_met_by_the_records_that_meet_it_alone(condition: str) -> None:
+    """What is not of its format, or at which it fails, is left out and reported."""
+    reports: list[str] = []
+    codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
+    found = RecordFilter(condition, codecs, "string", "string", reports.append)
+
+    def records() -> list[Record]:
+        return [
+            Record("t", 0, at, time, key, value, functools.partial(list, h or ()))
+            for at, (key, value, time, h) in enumerate(AMONG)
+        ]
+
+    together = [record.offset for record in await found.matching(records())]
+    alone = [record.offset for one in records() for record in await found.matching([one])]
+    assert together == alone
+    assert {*range(1, COUNT, 2)} <= {*together}
+    assert "records left out" in reports[0]
+
+
+def test_a_record_that_fails_alone_for_any_reason_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody thought of is of the record that causes it; not so if the table takes no record at all."""
+    kept = Kept(tmp_path, {"json": {**TABLES["json"], "kind": "log"}})
+
+    def fails(connection: Any, columns: Any, records: Any, **more: Any) -> None:
+        if broken or 5 in records.filter(pc.field("value").is_valid())["offset"].to_pylist():
+            connection.execute("SELECT error('planted')")
+        load_batch(connection, columns, records, **more)
+
+    broken = False
+    monkeypatch.setattr("headrace.queries.engine.table_file.load_batch", fails)
+    kept.apply("json", 0, [GOOD] * 9)
+    assert [json.loads(row)["offset"] for row in kept.rows("json")] == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert "partition 0, offset 5: the table cannot take it" in kept.files["json"].corrupt.last
+    broken = True
+    with pytest.raises(Exception, match="planted"):
+        kept.apply("json", 9, [GOOD])
+    assert kept.files["json"].corrupt.count == 1

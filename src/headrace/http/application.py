@@ -289,7 +289,7 @@ class Router:
         self._open_paths = tuple(open_paths)
         self._patterns = [(_pattern(path), methods) for path, methods in patterns.items()]
         every = [one.endpoint for methods in self._methods for one in methods.values()]
-        self._elsewhere = [(endpoint, _pattern(path)) for endpoint in every for path in endpoint.elsewhere]
+        self._foreign = [(endpoint, _pattern(path)) for endpoint in every for path in endpoint.foreign_paths]
 
     @classmethod
     def of(
@@ -333,7 +333,7 @@ class Router:
         found = methods.get(method)
         if found is None:
             allow = ", ".join(sorted(methods))
-            here = self._here(method, path)
+            here = self._path_here(method, path)
             hint = f"; did you mean {method} {here}?" if here else ""
             raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{hint}", allow=allow)
         return _Route(found, parameters)
@@ -342,13 +342,13 @@ class Router:
         for pattern, methods in self._patterns:
             if match := pattern.fullmatch(path):
                 return methods, match.groupdict()
-        near = self._here(method, path) or self._nearest(method, path[:_SHOWN_CHARACTERS])
+        near = self._path_here(method, path) or self._nearest(method, path[:_SHOWN_CHARACTERS])
         hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
         raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
 
-    def _here(self, method: str, path: str) -> str:
+    def _path_here(self, method: str, path: str) -> str:
         """Return the path here of an operation that another product has at a path; empty if none is known."""
-        for endpoint, pattern in self._elsewhere:
+        for endpoint, pattern in self._foreign:
             if endpoint.method == method and (match := pattern.fullmatch(path)):
                 return endpoint.url(**match.groupdict())[:_SHOWN_CHARACTERS]
         return ""

@@ -92,7 +92,7 @@ class Endpoint:
     """Whether it is in the API document."""
     whole: bool = False
     """Whether the handler takes the `Request` instead, reads its body and sends its response."""
-    elsewhere: tuple[str, ...] = ()
+    foreign_paths: tuple[str, ...] = ()
     """Paths at which other products have this operation; the error for one of them suggests `path`."""
     handler: Handler | None = None
 

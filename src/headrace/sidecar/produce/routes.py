@@ -38,7 +38,7 @@ _LINES: Final = (
     "A `ProduceRecord` per line, any number of them. Each line gets a line in response while the request is sent. The "
     "fields of `ProduceRequest` other than `records` are query parameters."
 )
-_ELSEWHERE: Final = (
+_FOREIGN_PATHS: Final = (
     *("/topics/{topic}", "/topics/{topic}/partitions/{partition}", "/v3/clusters/{cluster}/topics/{topic}/records"),
     *("/v1.0/publish/{pubsub}/{topic}", "/v1.0-alpha1/publish/bulk/{pubsub}/{topic}"),
 )
@@ -101,7 +101,7 @@ class ProduceRoute:
         errors=(*WRITE_ERRORS, PathNotFound),
         error_fields=ProduceResponse,
         whole=True,
-        elsewhere=_ELSEWHERE,
+        foreign_paths=_FOREIGN_PATHS,
     )
     async def produce(self, request: HttpRequest) -> None:
         topic, headers = request.parameters["topic"], request.headers

@@ -193,4 +193,5 @@ def wait(process: HeadraceProcess) -> None:
 def engine(process: HeadraceProcess) -> int:
     """Return the process that keeps the tables."""
     children = [one.pid for one in running_processes() if one.parent == pid(process)]
-    return next(number for number in children if b"queries.engine" in Path(f"/proc/{number}/cmdline").read_bytes())
+    words = {number: Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0") for number in children}
+    return next(n for n, each in words.items() if b"headrace.queries.engine" in each and b"statements" not in each)

@@ -22,6 +22,7 @@ class TableResponse(NamedTuple):
     status: int
     body: Any
     seconds: float
+    retry_after: int = 0
 
     @property
     def rows(self) -> list[Any]:
@@ -47,7 +48,8 @@ class TableProcess:
                 text = response.read()
                 return TableResponse(response.status, json.loads(text or "null"), time.monotonic() - began)
         except urllib.error.HTTPError as error:
-            return TableResponse(error.code, json.loads(error.read()), time.monotonic() - began)
+            pause = int(error.headers.get("Retry-After", 0))
+            return TableResponse(error.code, json.loads(error.read()), time.monotonic() - began, pause)
         except urllib.error.URLError as error:
             raise ConnectionError(error.reason) from error
 
@@ -77,12 +79,21 @@ class TableProcess:
 
     @property
     def engine(self) -> int:
-        """Process id of its engine; 0 while there is none."""
+        """Process id of the engine that keeps its tables; 0 while there is none."""
+        return self._engine(statements=False)
+
+    @property
+    def statements_engine(self) -> int:
+        """Process id of the engine that runs statements of callers; 0 while there is none."""
+        return self._engine(statements=True)
+
+    def _engine(self, *, statements: bool) -> int:
         assert self.process.server.id
         pid = self.process.server.id.pid
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                if "headrace.queries.engine" in Path(f"/proc/{child}/cmdline").read_text():
+                words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+                if "headrace.queries.engine" in words and ("statements" in words) == statements:
                     return int(child)
         return 0
 

@@ -33,8 +33,8 @@ class HeadraceError(Exception):
     """HTTP status."""
     retriable: ClassVar[bool] = False
     """Whether the same request may succeed when sent again unchanged."""
-    retry_after_seconds: ClassVar[int | None] = None
-    """Value of the `Retry-After` header, if any; a case with one is retriable."""
+    retry_after_seconds: int | None = None
+    """Value of the `Retry-After` header, if any, of a case or of one error; a case with one is retriable."""
 
     def __init_subclass__(cls, **facts: Any) -> None:
         """Read the attributes of a case (`code`, `message`, `status`, ...) from the head of its class."""

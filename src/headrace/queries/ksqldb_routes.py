@@ -13,6 +13,7 @@ from headrace.http.auth.principals import READ
 from headrace.http.endpoint import JSON_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.http.messages import HttpResponse, decode_body, media_type, read_body
 from headrace.http.request import UNREAD_SECONDS, HttpRequest
+from headrace.queries.callers import Caller
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import (
     DELIMITED,
@@ -40,6 +41,11 @@ def readable_of(request: HttpRequest, engine: QueryEngine | None) -> Collection[
     principal = request.principal
     topics = engine.topics if engine else {}
     return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
+
+
+def caller_of(request: HttpRequest) -> Caller:
+    """Return the caller of a request."""
+    return Caller(owner_of(request), request.client_address)
 
 
 def require_all_topics(request: HttpRequest) -> None:
@@ -73,7 +79,7 @@ async def run_ksqldb(
     text = body.sql if isinstance(body, QueryStreamBody) else body.ksql
     properties = body.properties if isinstance(body, QueryStreamBody) else body.streamsProperties
     accept = request.headers.get(b"accept", b"").decode("latin-1").lower()
-    running = statements.run(text, properties, body.sessionVariables, readable, owner_of(request))
+    running = statements.run(text, properties, body.sessionVariables, readable, caller_of(request))
     async with contextlib.AsyncExitStack() as stack:
         try:
             if statements.on_server:
@@ -166,7 +172,7 @@ class KsqldbEndpoints:
                 call.body.query_properties(),
                 {},
                 readable_of(call.request, self._engine),
-                owner_of(call.request),
+                caller_of(call.request),
             )
             async with asyncio.timeout(TIMEOUT_SECONDS), running as query:
                 rows = await _present_rows(query)

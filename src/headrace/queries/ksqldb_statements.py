@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from headrace.errors import Forbidden, StatementRejected
+from headrace.queries.callers import Caller
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import BLANK_SECONDS, KsqlColumn, result_columns, starts_at_earliest
 from headrace.queries.ksqldb_server import KsqldbServer
@@ -66,7 +67,7 @@ class KsqldbStatements:
         properties: Mapping[str, Any],
         variables: Mapping[str, Any],
         readable: Collection[str],
-        owner: str,
+        caller: Caller,
     ) -> AsyncIterator[OpenQuery]:
         """Run a statement until the end of the context.
 
@@ -75,7 +76,7 @@ class KsqldbStatements:
             properties: Those of the request; `auto.offset.reset` is used.
             variables: Values of `${name}`.
             readable: Tables that the caller may read.
-            owner: Who may close it.
+            caller: Who sends it, and may close it.
 
         Raises:
             StatementRejected: It is not valid, or not run here.
@@ -86,8 +87,8 @@ class KsqldbStatements:
             if self._server:
                 query = await self._on_server(stack, self._server, text, properties, variables)
             else:
-                query = await self._on_tables(stack, text, properties, variables, readable, owner)
-            self._open[query.id] = owner, query
+                query = await self._on_tables(stack, text, properties, variables, readable, caller)
+            self._open[query.id] = caller.owner, query
             try:
                 yield query
             finally:
@@ -123,18 +124,18 @@ class KsqldbStatements:
         properties: Mapping[str, Any],
         variables: Mapping[str, Any],
         readable: Collection[str],
-        owner: str,
+        caller: Caller,
     ) -> OpenQuery:
         assert self._engine
         statement = read_statement(text, ksqldb=True, variables=variables)
         if not statement.is_push:
             ask = self._engine.ask
-            found = await ask(statement.sql, [], readable, "arrays", self._max_rows, _PULL_SECONDS, owner)
+            found = await ask(statement.sql, [], readable, "arrays", self._max_rows, _PULL_SECONDS, caller)
             pairs = [(column.name, column.type) for column in found.columns]
             return OpenQuery(result_columns(pairs, statement), _once(found.rows), push=False)
         push = self.push_of(statement, readable)
         after: Positions | None = {} if starts_at_earliest(properties) else None
-        running = await stack.enter_async_context(self._engine.push(push, "arrays", after))
+        running = await stack.enter_async_context(self._engine.push(push, "arrays", after, caller))
         columns = result_columns([(column.name, column.type) for column in running.columns], statement)
         return OpenQuery(columns, _pushed(running, push.limit), push=True, close=running.close)
 

@@ -3,7 +3,8 @@
 The parent sends `EngineSetup` once, then requests in any order. The engine responds to each `Ask`, `Lookup` and
 `Rebuild` with one message that has its number: `Rows`, `Row`, `Rebuilt` or `RequestFailed`. A `Subscribe` gets one
 `PushBegun` or `RequestFailed`, then `Changes` until `Ended` or `Unsubscribe`. A `Filter` gets `Filtered` or
-`RequestFailed`. `Statuses` and `Slow` are sent over and over.
+`RequestFailed`. `Statuses` and `Slow` are sent over and over; the first `Statuses` says that the engine is ready.
+An engine sends `EvaluationBatch` and `Evaluate` to an evaluator, which says with `Row` that it is ready.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.errors import StatementRejected
 from headrace.queries.push_statement import PushStatement
 
 Form = Literal["objects", "arrays", "arrow"]
@@ -25,6 +27,8 @@ class EngineSetup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """The configuration of the process, pickled: it goes from a process to its own child only."""
 
     config: bytes
+    statements: bool
+    """Whether the engine is the one that runs statements of callers."""
 
 
 class Ask(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -92,6 +96,23 @@ class Filter(msgspec.Struct, array_like=True, tag=8, frozen=True):
     keys: list[bytes | None]
     values: list[bytes | None]
     headers: list[list[tuple[str, bytes | None]] | None] | None
+
+
+class EvaluationBatch(msgspec.Struct, array_like=True, tag=9, frozen=True):
+    """Take the records that the next statements are evaluated over."""
+
+    columns: list[tuple[str, str]]
+    """Names, and types in DuckDB."""
+    stream: bytes
+    """Rows as an Arrow stream; empty for none."""
+
+
+class Evaluate(msgspec.Struct, array_like=True, tag=10, frozen=True):
+    """Run a push query over the records."""
+
+    number: int
+    statement: PushStatement
+    form: Form
 
 
 class ColumnType(msgspec.Struct, array_like=True, frozen=True):
@@ -190,12 +211,16 @@ class Ended(msgspec.Struct, array_like=True, tag=8, frozen=True):
 
     number: int
     reason: str
+    outlived: bool = False
+    """Whether its evaluation did not end when it was interrupted."""
 
 
 class Slow(msgspec.Struct, array_like=True, tag=9, frozen=True):
     """All statements that have been at work for a moment. If the engine ends now, one of them may be the reason."""
 
     numbers: list[int]
+    outlived: list[int]
+    """Those that do not end although they are interrupted over and over."""
 
 
 class Filtered(msgspec.Struct, array_like=True, tag=10, frozen=True):
@@ -208,19 +233,52 @@ class Filtered(msgspec.Struct, array_like=True, tag=10, frozen=True):
     """Of records without a row, by their index in the batch."""
 
 
-ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter
-ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow | Filtered
+class Evaluated(msgspec.Struct, array_like=True, tag=11, frozen=True):
+    """The rows of a push query."""
 
-_PREFIX_BYTES = 4
+    number: int
+    columns: list[ColumnType]
+    rows: list[bytes]
+    """Those before the first record at which the statement fails."""
+    problem: str = ""
+    """Why it fails at that record; empty if it fails at none."""
+
+
+ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter | EvaluationBatch | Evaluate
+ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow | Filtered | Evaluated
+
+PREFIX_BYTES = 4
+MOST_FRAME_BYTES = 128 * 1024 * 1024
 _encode = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
 decode_to_parent: Callable[[bytes], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
 
 
 def frame_of(message: ToEngine | ToParent) -> bytes:
-    """Return a message as one frame."""
+    """Return a message as one frame.
+
+    Raises:
+        StatementRejected: It is too long.
+    """
     body = _encode(message)
-    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+    if len(body) > MOST_FRAME_BYTES:
+        raise StatementRejected(
+            f"the engine of tables takes and gives at most {MOST_FRAME_BYTES >> 20} MiB at once: "
+            "select fewer rows or columns, or send fewer records"
+        )
+    return len(body).to_bytes(PREFIX_BYTES, "big") + body
+
+
+def size_of(prefix: bytes) -> int:
+    """Return the bytes of the frame behind a prefix.
+
+    Raises:
+        ConnectionError: It is longer than any frame that is sent.
+    """
+    size = int.from_bytes(prefix, "big")
+    if size > MOST_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {size} bytes, and {MOST_FRAME_BYTES} are allowed")
+    return size
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -228,6 +286,6 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
     Raises:
         asyncio.IncompleteReadError: The other side has closed the connection.
+        ConnectionError: The frame is too long.
     """
-    size = int.from_bytes(await reader.readexactly(_PREFIX_BYTES), "big")
-    return await reader.readexactly(size)
+    return await reader.readexactly(size_of(await reader.readexactly(PREFIX_BYTES)))

@@ -11,24 +11,12 @@ from headrace.config.http import HttpConfig
 from headrace.config.tables import MAX_TIMEOUT_SECONDS, SqlConfig
 from headrace.errors import NotFound, StatementRejected
 from headrace.http.auth.principals import READ
-from headrace.http.endpoint import (
-    ADMINISTER,
-    JSON,
-    JSON_BODY,
-    NDJSON,
-    Call,
-    CallEvent,
-    Endpoint,
-    Errors,
-    Rule,
-    owner_of,
-    require,
-)
+from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, NDJSON, Call, CallEvent, Endpoint, Errors, Rule, require
 from headrace.http.messages import HttpResponse, decode_body, decode_query
 from headrace.http.request import ClientGone, HttpRequest
 from headrace.queries.engine_process import QueryEngine
 from headrace.queries.ksqldb import KSQL_JSON, QueryBody
-from headrace.queries.ksqldb_routes import read_statement_body, readable_of, run_ksqldb
+from headrace.queries.ksqldb_routes import caller_of, read_statement_body, readable_of, run_ksqldb
 from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.protocol import Form, Rows, TableStatus
 from headrace.queries.push_stream import EVENTS, LAST_EVENT_ID, positions_of, stream_events
@@ -159,14 +147,14 @@ class QueryEndpoints:
         push = self._statements.push_of(statement, readable_of(request, self._engine))
         last = request.headers.get(LAST_EVENT_ID, b"").decode("latin-1")
         after = positions_of(last) if last else None
-        async with self._engine.push(push, "objects", after) as running:
+        async with self._engine.push(push, "objects", after, caller_of(request)) as running:
             await run_while(stream_events(running, push.limit, request), request.closed())
 
     async def _ask(self, request: HttpRequest, query: SqlQuery, form: Form) -> Rows:
         limit = min(query.limit or self._sql.max_rows, self._sql.max_rows)
         readable = readable_of(request, self._engine)
         return await self._engine.ask(
-            query.sql, query.params, readable, form, limit, query.timeout_seconds, owner_of(request)
+            query.sql, query.params, readable, form, limit, query.timeout_seconds, caller_of(request)
         )
 
     @Endpoint("GET", "/tables", "listTables", "Tables that are kept from topics", _MAY_READ, errors=_FAILURES)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from headrace.testing import Cluster
 from headrace.testing.scenario import Scenario
-from tests.table_process import TableProcess, principals
+from tests.table_process import TableProcess, TableResponse, principals
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,6 +29,7 @@ LONGEST_SECONDS = 20.0
 LIVENESS_SECONDS = 2.0
 """Far more than it takes, so that only a loop that is held is red."""
 AT_A_TIME = 4
+ROW = "/tables/stock/rows/k1"
 COUNT = "SELECT count(*) FROM moves"
 
 
@@ -40,7 +42,9 @@ def hostile(kafka: Cluster, module_headrace: Any, tmp_path_factory: pytest.TempP
         scenario.write_json(topic, *({"item": f"i{n}", "n": n} for n in range(200)))
     columns = "item STRING, n BIGINT"
     tables = {name: {"topic": f"hostile-{name}", "schema": columns, "kind": "log"} for name in ("moves", "secret")}
-    security = principals({"reader": ["consume:hostile-moves"], "everything": ["kafka:r"]})
+    tables["stock"] = {"topic": "hostile-moves", "schema": columns}
+    readers = {f"reader{number}": ["consume:hostile-moves"] for number in ("", *range(200))}
+    security = principals({**readers, "everything": ["kafka:r"]})
     settings = {"tables": tables, "sql": {"memory_bytes": 128 << 20}, "security": security}
     made = TableProcess(module_headrace({**scenario.config, **settings}))
     made.wait_for(COUNT, [[200]], "reader")
@@ -48,23 +52,23 @@ def hostile(kafka: Cluster, module_headrace: Any, tmp_path_factory: pytest.TempP
     return made
 
 
-class Liveness:
-    """Asks for the liveness of a process all the while, and keeps how long each response took."""
+class Meanwhile:
+    """Sends a request all the while, and keeps the responses."""
 
-    def __init__(self, url: str) -> None:
-        self.seconds: list[float] = []
-        self._url = f"{url}/health/liveness"
+    def __init__(self, process: TableProcess, path: str) -> None:
+        self.responses: list[TableResponse] = []
+        self._process, self._path = process, path
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._ended.wait(0.02):
-            began = time.monotonic()
-            with urllib.request.urlopen(self._url, timeout=30) as response:
-                assert response.status == 200
-            self.seconds.append(time.monotonic() - began)
+            try:
+                self.responses.append(self._process.send("GET", self._path, token="everything"))
+            except OSError as cause:
+                self.responses.append(TableResponse(0, cause, 0))
 
-    def __enter__(self) -> Liveness:
+    def __enter__(self) -> Meanwhile:
         self._thread.start()
         return self
 
@@ -96,7 +100,7 @@ def test_hostile_statements_reach_nothing(hostile: TableProcess) -> None:
             wrong.append((sql, response))
     assert wrong == []
     listed = hostile.send("GET", "/tables", token="reader").body["tables"]
-    assert [table["name"] for table in listed] == ["moves"]
+    assert [table["name"] for table in listed] == ["moves", "stock"]
     for path in ("/tables/secret", "/tables/secret/rows/k1"):
         assert hostile.send("GET", path, token="reader").status == 403
     assert hostile.ask("SELECT count(*) FROM secret", "everything").rows == [[200]]
@@ -106,23 +110,63 @@ def test_endless_statements_end_and_hold_nothing(hostile: TableProcess) -> None:
     """Several at a time: by their time limit, or with a 503 when the engine is ended; it comes back from its files."""
     wrong: list[Any] = []
 
-    def send(case: tuple[str, bytes]) -> None:
-        name, body = case
-        response = hostile.send("POST", "/query", body, "reader")
-        while response.status == 429 or "is starting" in str(response.body):
+    def send(case: tuple[int, tuple[str, bytes]]) -> None:
+        number, (name, body) = case  # a caller each, because one that ends the engine has to wait
+        response = hostile.send("POST", "/query", body, f"reader{number}")
+        while response.status == 429 or "starting" in str(response.body):
             time.sleep(0.1)  # others are at work, or another has ended the engine
-            response = hostile.send("POST", "/query", body, "reader")
-        status, answer, seconds = response
+            response = hostile.send("POST", "/query", body, f"reader{number}")
+        status, answer, seconds, _ = response
         shown = str(answer.get("description", answer))[:300]
         print(f"{seconds:6.2f} s {status} {name[:80]} -> {shown[:150]}")
         if status not in (200, 400, 429, 503) or seconds > LONGEST_SECONDS:
             wrong.append((name, status, round(seconds, 1), shown))
 
-    with Liveness(hostile.process.url) as liveness, ThreadPoolExecutor(AT_A_TIME) as threads:
-        list(threads.map(send, bodies()))
+    with Meanwhile(hostile, "/health/liveness") as liveness, ThreadPoolExecutor(AT_A_TIME) as threads:
+        list(threads.map(send, enumerate(bodies())))
     assert wrong == []
-    ordered = sorted(liveness.seconds)
+    assert {response.status for response in liveness.responses} == {200}
+    ordered = sorted(response.seconds for response in liveness.responses)
     late = ordered[int(len(ordered) * 0.99)]
     print(f"liveness: {len(ordered)} requests, p99 {late:.3f} s, worst {ordered[-1]:.3f} s")
     assert late < LIVENESS_SECONDS
     hostile.wait_for(COUNT, [[200]], "reader")
+
+
+@pytest.mark.parametrize("sql", HOSTILE["uninterruptible"])
+def test_a_statement_that_cannot_be_interrupted_ends_statements_only(hostile: TableProcess, sql: str) -> None:
+    """Rows by key are answered throughout; its caller waits longer each time, and no other caller does."""
+    attacker = f"reader{150 + HOSTILE['uninterruptible'].index(sql)}"
+    keeper = hostile.engine
+    pauses = []
+    with Meanwhile(hostile, ROW) as victim:
+        for number in range(2):
+            runner = hostile.statements_engine
+            assert hostile.ask(sql.format(n=number), attacker, timeout_seconds=1).status == 503
+            pauses.append(hostile.ask("SELECT 1", attacker).retry_after)
+            hostile.wait_for(COUNT, [[200]], "everything")
+            assert hostile.statements_engine not in (0, runner)
+            Scenario.wait_until(lambda: hostile.ask("SELECT 1", attacker).status == 200, "an end of the pause")
+    assert 0 < pauses[0] <= 5 < pauses[1]
+    assert {response.status for response in victim.responses} == {200}
+    assert hostile.engine == keeper
+
+
+def test_requests_do_not_end_an_engine_that_starts(hostile: TableProcess) -> None:
+    """They are answered at once, however short their time limit is, and the first engine that starts becomes ready."""
+    hostile.kill_engine()
+    Scenario.wait_until(lambda: hostile.engine, "another engine")
+    keeper = hostile.engine
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + 8
+        while time.monotonic() < until:
+            row = hostile.send("GET", ROW, token="everything")
+            assert (row.status, row.retry_after) == (503, 1)
+            assert row.body["description"].startswith("starting")
+            assert row.seconds < LIVENESS_SECONDS
+            assert hostile.ask(COUNT, "everything", timeout_seconds=0.5).status == 200
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    Scenario.wait_until(lambda: hostile.send("GET", ROW, token="everything").status == 200, "a row again")
+    assert hostile.engine == keeper

@@ -116,7 +116,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     remove_unread(10)
     process.start()
     wait_for_gap(15, "partition 0, offsets 10 to 14", 5)
-    with standing_still(made.engine):
+    with standing_still(made.engine), standing_still(made.statements_engine):
         remove_unread(20)
     wait_for_gap(20, "partition 0, offsets 20 to 24", 10)
     for done in client.create_partitions([confluent_kafka.admin.NewPartitions(name, 2)]).values():
@@ -132,7 +132,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     made.wait_for("SELECT DISTINCT item FROM moves", [["anew"]])
     site.wait_until(lambda: made.table("moves").get("gap") == "", "a state of the new topic")
     assert process.output.count("deleted and created again") == 1
-    with standing_still(made.engine):
+    with standing_still(made.engine), standing_still(made.statements_engine):
         client.delete_topics([name])[name].result(60)
         kafka.create_topic(name)
         site.write(name, *(record(name, b"k", "third", n) for n in range(70)))

@@ -15,6 +15,7 @@ from yaml_table import table
 from headrace import errors
 from headrace.config.remote_server import KsqldbConfig
 from headrace.errors import KsqldbUnavailable, StatementRejected
+from headrace.queries.callers import Caller
 from headrace.queries.ksqldb import KsqlColumn
 from headrace.queries.ksqldb_server import MAX_LINE_BYTES, KsqldbServer
 from headrace.queries.ksqldb_statements import KsqldbStatements
@@ -140,7 +141,7 @@ async def test_the_endpoints_use_the_server_and_close_its_query() -> None:
     async with served(*talks) as server, client_of(server) as client:
         statements = KsqldbStatements(None, client, 10)
         text, properties = "SELECT * FROM `Orders` EMIT CHANGES;", {"auto.offset.reset": "earliest"}
-        async with statements.run(text, properties, {}, [], "me") as query:
+        async with statements.run(text, properties, {}, [], Caller("me")) as query:
             assert (query.push, query.columns[1]) == (True, KsqlColumn("NAME", "STRING"))
             with pytest.raises(StatementRejected, match="No query with id"):
                 statements.close(query.id, "you")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from typing import Any
 
 import duckdb
 import pytest
 
+from headrace.errors import StatementRejected, TooManyRequests
+from headrace.queries.callers import Caller, CallerEnds
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.statements import Statements
-from headrace.queries.protocol import Lookup, RequestFailed, Row, ToParent
+from headrace.queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, frame_of, size_of
+from headrace.runtime import ThreadPool
+from headrace.testing import ManualClock
 
 LIMIT_SECONDS = 20.0
 
@@ -30,6 +36,51 @@ def test_each_request_has_its_row(key_type: str) -> None:
     assert failed == [40]
     assert rows == {number: number for number in range(0, 40, 2)}
     assert set(responses) == set(range(41))
+
+
+def test_a_look_up_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses a thread once; the look-ups behind it have their rows."""
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE stock AS SELECT i::VARCHAR AS key, i::INTEGER AS n FROM range(40) t(i)")
+    refusals = iter([RuntimeError("can't start new thread")])
+    run = ThreadPool.run
+
+    async def run_or_refuse(pool: ThreadPool, *arguments: Any) -> Any:
+        if refusal := next(refusals, None):
+            raise refusal
+        return await run(pool, *arguments)
+
+    monkeypatch.setattr(ThreadPool, "run", run_or_refuse)
+    responses = asyncio.run(_look_up_all(connection))
+    failed = {number for number, response in responses.items() if isinstance(response, RequestFailed)}
+    assert 0 in failed
+    assert 39 not in failed
+
+
+def test_a_caller_waits_longer_after_each_end() -> None:
+    """From seconds to minutes; no other caller does, and a long time without an end is a new start."""
+    clock = ManualClock()
+    ends = CallerEnds(clock)
+    culprit, other = Caller("", "10.0.0.1"), Caller("other", "10.0.0.1")
+    seconds = [ends.count(culprit) for _ in range(9)]
+    assert seconds == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    with pytest.raises(TooManyRequests) as refused:
+        ends.check(culprit)
+    assert refused.value.retry_after_seconds == 600
+    ends.check(other)
+    asyncio.run(clock.advance(4_000))
+    ends.check(culprit)
+    assert ends.count(culprit) == 5
+
+
+@pytest.mark.parametrize("size", [MOST_FRAME_BYTES, MOST_FRAME_BYTES + 1])
+def test_a_frame_has_a_bound(size: int) -> None:
+    """Neither side sends nor reads a longer one."""
+    prefix = size.to_bytes(4, "big")
+    with pytest.raises(ConnectionError) if size > MOST_FRAME_BYTES else contextlib.nullcontext():
+        assert size_of(prefix) == size
+    with pytest.raises(StatementRejected):
+        frame_of(Row(1, b"x" * MOST_FRAME_BYTES))
 
 
 def _has_row(response: ToParent) -> bool:

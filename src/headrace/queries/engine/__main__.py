@@ -1,5 +1,6 @@
-"""`python -m headrace.queries.engine SOCKET`: the process that keeps the tables of a file and runs statements.
+"""`python -m headrace.queries.engine SOCKET [statements]`: a process that keeps the tables of a file.
 
+The one with `statements` runs statements of callers over them, and the other one serves all else.
 SOCKET is connected to Headrace, which sends the configuration first. The process ends when the connection does.
 """
 
@@ -25,6 +26,7 @@ from headrace.runtime.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
+_REPORTED_BY_TABLES = ("headrace.queries.engine.table_feed", "headrace.kafka.client.reachability")
 _OOM_SCORE = "500"
 """When the machine has no memory left, the kernel ends this process rather than its parent."""
 _STOP_SECONDS = 10.0
@@ -41,7 +43,9 @@ async def _main(number: int) -> None:
     limit = _ALLOCATED_BYTES + 2 * config.sql.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     clock = SystemClock()
-    engine = Engine(config, writer, clock)
+    for name in _REPORTED_BY_TABLES if setup.statements else ():  # the other engine reads the same topics
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    engine = Engine(config, writer, clock, statements=setup.statements)
     supervisor = Supervisor(engine.services, clock, _STOP_SECONDS)
     await supervisor.start()
     try:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError
-from headrace.queries.columns import OFFSET, PARTITION, STORED, TIME, Column, Columns, quoted
+from headrace.queries.columns import STORED, TIME, Column, Columns, quoted
 from headrace.queries.engine.apart import in_parts
 
 ARRIVED: Final = "arrived"
@@ -125,9 +125,8 @@ def part_of_fitting(connection: duckdb.DuckDBPyConnection, start: int, end: int,
     return _PART
 
 
-def position_of_fitting(connection: duckdb.DuckDBPyConnection, columns: Columns, at: int) -> tuple[int, int]:
-    """Return partition and offset of a record of `fitting`."""
-    shown = dict(columns.shown)
-    names = (quoted(shown[STORED + name]) for name in (PARTITION, OFFSET))
-    [position] = connection.execute(f"SELECT {', '.join(names)} FROM {FITTING} WHERE rowid = {at}").fetchall()
+def position_of_fitting(connection: duckdb.DuckDBPyConnection, names: Sequence[str], at: int) -> tuple[int, int]:
+    """Return partition and offset of a record of `fitting`, whose columns have these names in their order."""
+    first, second = (quoted(name) for name in names[-4:-2])  # as `Columns.shown` has them, before time and headers
+    [position] = connection.execute(f"SELECT {first}, {second} FROM {FITTING} WHERE rowid = {at}").fetchall()
     return position

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 
@@ -34,25 +34,30 @@ _BROKEN: Final = 70
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
 
 
-def empty_database() -> duckdb.DuckDBPyConnection:
+def empty_database(**settings: str) -> duckdb.DuckDBPyConnection:
     """Return an empty database in memory."""
-    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": IN_MEMORY})
+    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": IN_MEMORY, **settings})
     connection.execute(_LOCK)
     return connection
 
 
-def open_database(config: HeadraceConfig) -> tuple[duckdb.DuckDBPyConnection, Mapping[str, Path]]:
-    """Return a connection with the file of each table attached, and the paths of these files.
+def open_database(
+    config: HeadraceConfig, folder_name: str = "tables", *, lossless: bool = False
+) -> tuple[duckdb.DuckDBPyConnection, Mapping[str, Path]]:
+    """Return a connection with the file of each table in this folder attached, and the paths of these files.
 
+    With `lossless`, rows as Arrow are only for DuckDB.
     A damaged file is kept under another name, and its table is built again.
 
     Raises:
         EnvironmentProblem: A file is in use by another process.
     """
-    folder = (config.state_dir / "tables").absolute()
+    folder = (config.state_dir / folder_name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     memory = config.sql.memory_bytes
-    connection = duckdb.connect(":memory:", config={**_CONFIG, **_OF_ENGINE, "memory_limit": f"{memory // 1024}KiB"})
+    settings: dict[str, Any] = {**_CONFIG, **_OF_ENGINE, "memory_limit": f"{memory // 1024}KiB"}
+    settings["arrow_lossless_conversion"] = str(lossless).lower()
+    connection = duckdb.connect(":memory:", config=settings)
     paths = {name: folder / f"{name}.duckdb" for name in config.tables}
     for name, path in paths.items():
         try:

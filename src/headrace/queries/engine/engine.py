@@ -1,4 +1,4 @@
-"""The services of the engine process, and which of them serves each message of the parent."""
+"""The services of an engine process, and which of them serves each message of the parent."""
 
 import asyncio
 import contextlib
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace.config.model import HeadraceConfig
+from headrace.errors import StatementRejected
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.queries.engine.database import open_database
+from headrace.queries.engine.evaluations import Evaluations
 from headrace.queries.engine.filter import Filters, report_misfits
 from headrace.queries.engine.pull import Pulls
 from headrace.queries.engine.push import Pushes
@@ -19,11 +21,17 @@ from headrace.queries.engine.table_file import TableFile
 from headrace.queries.protocol import (
     Ask,
     Cancel,
+    Changes,
+    Ended,
     Filter,
+    Filtered,
     Lookup,
+    PushBegun,
     Rebuild,
     Rebuilt,
     RequestFailed,
+    Row,
+    Rows,
     Slow,
     Statuses,
     Subscribe,
@@ -43,8 +51,14 @@ _WATCH_SECONDS: Final = 0.1
 class Engine(Service):
     """Serves the messages of the parent."""
 
-    def __init__(self, config: HeadraceConfig, writer: asyncio.StreamWriter, clock: Clock) -> None:
+    def __init__(self, config: HeadraceConfig, writer: asyncio.StreamWriter, clock: Clock, *, statements: bool) -> None:
         """Open the database; nothing is read yet.
+
+        Args:
+            config: Of the process.
+            writer: Of the connection to the parent.
+            clock: Of the process.
+            statements: Whether it runs statements of callers, over tables of its own. Otherwise it serves all else.
 
         Raises:
             EnvironmentProblem: The files of the tables are in use by another process.
@@ -52,11 +66,10 @@ class Engine(Service):
         super().__init__("engine")
         self._writer = writer
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._registry = SchemaRegistry(config.schema_registry, clock)
         codecs = Codecs(self._registry, plain_unions=config.schema_registry.avro_unions == "plain")
         admin = Admin(config.kafka)
-        connection, paths = open_database(config)
+        connection, paths = open_database(config, "statements" if statements else "tables", lossless=not statements)
         self._feeds = {
             name: TableFeed(
                 TableFile(connection.cursor(), name, table, paths[name]), name, table, admin, codecs, self._registry
@@ -64,13 +77,19 @@ class Engine(Service):
             for name, table in config.tables.items()
         }
         self._keys = _KeyColumns(self._feeds)
-        statements = Statements(connection.cursor())
-        self._pulls = Pulls(connection, statements, self._keys, self._send)
-        self._pushes = {name: Pushes(feed, statements, self._post) for name, feed in self._feeds.items()}
-        self._filters = Filters(connection, config.tables, self._feeds, codecs, statements, self._send)
-        report_misfits(config)
+        checks = Statements(connection.cursor())
+        self._pulls = Pulls(connection, checks, self._keys, self._send)
+        memory = config.sql.memory_bytes
+        beginnings = Evaluations("push queries that begin", memory)
+        evaluations = {name: Evaluations(f"changes of {name}", memory) for name in self._feeds}
+        self._pushes = {
+            name: Pushes(feed, beginnings, evaluations[name], self._send) for name, feed in self._feeds.items()
+        }
+        self._filters = Filters(connection, config.tables, self._feeds, codecs, checks, self._send)
+        if not statements:
+            report_misfits(config)
         watches = [self._registry.tls] if self._registry.tls else []
-        answering = [self._pulls, self._filters]
+        answering = [self._pulls, self._filters, beginnings, *evaluations.values()]
         self.services: Sequence[Service] = [admin.reachability, *watches, *answering, *self._feeds.values(), self]
         """Downstream first."""
 
@@ -103,7 +122,7 @@ class Engine(Service):
                     self.spawn(self._rebuild(message), f"rebuild {message.table}")
                 elif isinstance(message, Subscribe):
                     pushes = self._pushes[message.table]
-                    self.spawn(pushes.subscribe(message, self._keys), f"push query {message.number}")
+                    self.spawn(pushes.subscribe(message), f"push query {message.number}")
                 elif isinstance(message, Unsubscribe):
                     ending = self._pushes[message.table].unsubscribe(message.number)
                     self.spawn(ending, f"end of push query {message.number}")
@@ -125,22 +144,25 @@ class Engine(Service):
 
     async def _watch(self) -> None:
         """Interrupt what takes too long, and tell the parent what takes a while."""
-        reported: list[int] = []
+        reported = Slow([], [])
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
             self._filters.interrupt_late()
-            slow = [number for pushes in self._pushes.values() for number in pushes.watch()] + self._pulls.slow()
+            slow = Slow(self._pulls.slow(), self._pulls.outlived())
             if slow != reported:
-                self._send(Slow(slow))
+                self._send(slow)
                 reported = slow
 
-    def _post(self, message: ToParent) -> None:
-        """Send a message from any thread."""
-        self._loop.call_soon_threadsafe(self._send, message)
-
     def _send(self, message: ToParent) -> None:
-        if not self._writer.is_closing():
+        if self._writer.is_closing():
+            return
+        try:
             self._writer.write(frame_of(message))
+        except StatementRejected as cause:
+            for number in message.numbers if isinstance(message, Changes) else ():
+                self._send(Ended(number, cause.description))
+            if isinstance(message, Rows | Row | Filtered | PushBegun):
+                self._send(RequestFailed(message.number, "invalid", cause.description))
 
 
 class _KeyColumns(Mapping[str, str]):

@@ -28,6 +28,8 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 _AGAIN_SECONDS: Final = 0.1
 """An interrupt that comes before the statement begins has no effect, so it is repeated."""
 _MOMENT_SECONDS: Final = 0.2
+_MOST_INTERRUPTS: Final = 50
+"""A statement that is still at work after this number does not end in time."""
 _MEMORY: Final = (
     "the statement needs more memory than sql.memory_bytes allows: select fewer rows or columns, or raise it; "
     "what outgrows one machine belongs to a pipeline"
@@ -120,6 +122,10 @@ class Pulls(Service):
         """Return the statements that have been at work for a moment."""
         return [number for number, running in self._running.items() if running.is_slow]
 
+    def outlived(self) -> list[int]:
+        """Return the statements that do not end although they are interrupted over and over."""
+        return [number for number, running in self._running.items() if running.interrupts > _MOST_INTERRUPTS]
+
     def cancel(self, number: int) -> None:
         """Interrupt a statement."""
         if running := self._running.get(number):
@@ -183,7 +189,12 @@ class Pulls(Service):
         await asyncio.sleep(0)  # for those that have arrived with it
         while self._lookups:
             requests = self._lookups[:_CHUNK]
-            for response in await self._lookup_thread.run(self._look_up, requests):
+            try:
+                responses = await self._lookup_thread.run(self._look_up, requests)
+            except Exception as cause:  # noqa: BLE001 boundary: there is no thread for it, and later ones may have one
+                text = f"the look-up did not begin: {cause!r}; send it again"
+                responses = [RequestFailed(request.number, "unavailable", text) for request in requests]
+            for response in responses:
                 self._send(response)
             del self._lookups[: len(requests)]  # others have arrived behind them
 
@@ -227,6 +238,8 @@ class _RunningStatement:
 
     def __init__(self, limit_seconds: float) -> None:
         self.is_late = False
+        self.interrupts = 0
+        """Of its work. They are counted, because a process that is paused does not interrupt."""
         self.turn = asyncio.timeout(limit_seconds)
         """Bounds how long the statement waits for a thread."""
         self._ends_at = time.monotonic() + limit_seconds
@@ -255,6 +268,7 @@ class _RunningStatement:
         with contextlib.suppress(RuntimeError):  # it does not wait: it has not begun, or it has its thread
             self.turn.reschedule(0)
         if (cursor := self._cursor) is not None:
+            self.interrupts += 1
             cursor.interrupt()
 
     def check(self) -> None:

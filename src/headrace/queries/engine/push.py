@@ -1,156 +1,232 @@
 """Runs push queries over the records of each transaction: once per statement, for all of its subscribers."""
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import duckdb
+import pyarrow as pa
 
-from headrace.errors import HeadraceError, QueriesUnavailable, StatementRejected
-from headrace.queries.columns import quoted
-from headrace.queries.engine.apart import in_parts
-from headrace.queries.engine.batch_rows import count_fitting, part_of_fitting, position_of_fitting
-from headrace.queries.engine.pull import RowWriter, failure
-from headrace.queries.engine.statements import Statements
+from headrace.errors import HeadraceError, QueriesUnavailable
+from headrace.queries.engine.evaluations import OUTLIVED, Evaluations
+from headrace.queries.engine.pull import MOST_BYTES, failure
 from headrace.queries.engine.table_feed import TableFeed
-from headrace.queries.protocol import Changes, ColumnType, Ended, Form, Positions, PushBegun, Subscribe, ToParent
+from headrace.queries.protocol import (
+    Changes,
+    ColumnType,
+    Ended,
+    Evaluate,
+    Evaluated,
+    EvaluationBatch,
+    Form,
+    Positions,
+    PushBegun,
+    RequestFailed,
+    Subscribe,
+    ToParent,
+)
 from headrace.queries.push_statement import PushStatement
 
-EVALUATION_SECONDS: Final = 2.0
-"""A statement that takes longer for one transaction is ended."""
-_SNAPSHOT_SECONDS: Final = 30.0
 _MOST_STATEMENTS: Final = 500
-_SNAPSHOT_ROWS: Final = 1_000
-_TOO_LONG: Final = "the statement takes too long for the changes of the table: make its condition cheaper"
+_FIRST_OFFSETS: Final = 1_000
+_MOST_OFFSETS: Final = 1_000_000
+_LARGE_BYTES: Final = 1 << 20
+"""Of the rows of a step of a snapshot; the next one has more offsets after a smaller one, and fewer after a larger."""
+_TOO_SLOW: Final = f"more than {MOST_BYTES >> 20} MiB of changes wait for the rows that the table has: select fewer"
+_Group = tuple[PushStatement, Form]
+
+
+class _Arrived(NamedTuple):
+    """The records of a transaction, and the push queries of that moment."""
+
+    groups: list[tuple[_Group, list[int]]]
+    batch: EvaluationBatch | None
+    """None if they could not be had."""
+
+
+class _WaitingChanges:
+    """Changes for a subscriber that still gets the rows that the table has."""
+
+    def __init__(self) -> None:
+        self.changes: list[Changes] = []
+        self.size = 0
 
 
 class Pushes:
-    """The push queries of one table. The thread that applies records runs them, and owns the list of them."""
+    """The push queries of one table. The thread that applies records owns the list of them, and evaluates none."""
 
-    def __init__(self, feed: TableFeed, statements: Statements, send: Callable[[ToParent], None]) -> None:
-        """Take the function that sends a message, from any thread."""
+    def __init__(
+        self, feed: TableFeed, beginnings: Evaluations, evaluations: Evaluations, send: Callable[[ToParent], None]
+    ) -> None:
+        """Take what evaluates statements that begin, what evaluates changes, and the function that sends a message."""
         self._feed = feed
-        self._statements = statements
+        self._beginnings = beginnings
+        self._evaluations = evaluations
         self._send = send
-        self._groups: dict[tuple[PushStatement, Form], list[int]] = {}
-        """Numbers of subscriptions."""
+        self._groups: dict[_Group, list[int]] = {}
+        """Numbers of subscriptions; for the thread of the file."""
         self._columns: dict[int, list[ColumnType]] = {}
         """Those that each subscriber was sent."""
-        self._began_at = float("inf")
-        """When the evaluation that runs now has begun; infinite if none does."""
-        self._limit_seconds = EVALUATION_SECONDS
-        self._evaluated: list[int] = []
-        """The subscriptions of that evaluation."""
-        feed.on_applied = self._applied
+        self._waiting: dict[int, _WaitingChanges] = {}
+        feed.pushes = self
 
-    async def subscribe(self, request: Subscribe, keys: Mapping[str, str]) -> None:
+    async def subscribe(self, request: Subscribe) -> None:
         """Begin a subscription, behind the transaction that runs now."""
+        number, file = request.number, self._feed.file
+        self._waiting[number] = _WaitingChanges()
         try:
+            if not self._feed.key_column:
+                raise QueriesUnavailable(f"table {request.table} is not available now: GET /tables says why")
             if len(self._groups) >= _MOST_STATEMENTS:
                 raise QueriesUnavailable(f"{_MOST_STATEMENTS} different push queries of a table run; end some")
-            await self._feed.file.run(self._begin, request, keys)
+            evaluated = await self._evaluate_one(request, EvaluationBatch(file.described, b""))
+            if number not in self._waiting:
+                return  # its client has left
+            if isinstance(evaluated, Evaluated):
+                self._columns[number] = evaluated.columns
+                positions, spans = await file.run(self._begin, request)
         except (HeadraceError, duckdb.Error) as cause:
-            self._send(failure(request.number, cause))
+            evaluated = failure(number, cause)
+        if not isinstance(evaluated, Evaluated):
+            self._forget(number)
+            self._send(evaluated or RequestFailed(number, "timeout", OUTLIVED))
+            if evaluated is None:
+                self._send(Ended(number, OUTLIVED, outlived=True))
+            return
+        if number not in self._waiting:
+            await file.run(self._remove, number)
+            return
+        self._send(PushBegun(number, evaluated.columns))
+        if await self._send_snapshot(request, spans):
+            self._send(Changes([number], [], positions))
+            if waiting := self._waiting.pop(number, None):
+                for changes in waiting.changes:
+                    self._send(changes)
 
     async def unsubscribe(self, number: int) -> None:
         """End a subscription, behind its begin if that still waits."""
+        self._forget(number)
         await self._feed.file.run(self._remove, number)
 
-    def watch(self) -> list[int]:
-        """Interrupt an evaluation that takes too long, and return the subscriptions of one that takes a while."""
-        seconds = time.monotonic() - self._began_at
-        if seconds > self._limit_seconds:
-            self._feed.file.connection.interrupt()
-        return self._evaluated if seconds > 0 else []
-
-    @contextlib.contextmanager
-    def _watched(self, numbers: list[int], limit_seconds: float) -> Iterator[None]:
-        self._evaluated = numbers
-        self._limit_seconds = limit_seconds
-        self._began_at = time.monotonic()
-        try:
-            yield
-        finally:
-            self._began_at = float("inf")
+    def _forget(self, number: int) -> None:
+        self._columns.pop(number, None)
+        self._waiting.pop(number, None)
 
     def _remove(self, number: int) -> None:
-        self._columns.pop(number, None)
         for key, numbers in [*self._groups.items()]:
             self._groups[key] = [other for other in numbers if other != number]
             if not self._groups[key]:
                 del self._groups[key]
 
-    def _begin(self, request: Subscribe, keys: Mapping[str, str]) -> None:
-        """Send the columns and the rows from the positions on, then take the subscription up."""
+    async def _evaluate_one(self, request: Subscribe, batch: EvaluationBatch) -> Evaluated | RequestFailed | None:
+        """Return the response for one statement; None if it could not be interrupted."""
+        evaluate = Evaluate(request.number, request.statement, request.form)
+        async with contextlib.aclosing(self._beginnings.evaluate(batch, [evaluate])) as responses:
+            async for _, response in responses:
+                return response
+        raise QueriesUnavailable("the statement was not evaluated")
+
+    def _begin(self, request: Subscribe) -> tuple[Positions, dict[int, tuple[int, int]]]:
+        """Take a subscription up, on the thread of the file; return where its changes begin, and what is before."""
         file = self._feed.file
-        statement = request.statement
-        self._statements.check(statement.over(quoted(request.table)), keys, [request.table])
         positions = file.positions()
-        with self._watched([request.number], _SNAPSHOT_SECONDS):
-            cursor = file.connection.execute(statement.over(file.rows_after(request.after)))
-            writer = RowWriter(cursor, request.form)
-            self._send(PushBegun(request.number, writer.columns))
-            try:
-                while request.after is not None and (rows := cursor.fetchmany(_SNAPSHOT_ROWS)):
-                    self._send(Changes([request.number], writer.texts(rows), {}))
-            except (HeadraceError, duckdb.Error) as cause:
-                self._send(Ended(request.number, failure(request.number, cause).reason))
-                return
-        self._send(Changes([request.number], [], positions))
-        self._columns[request.number] = writer.columns
-        self._groups.setdefault((statement, request.form), []).append(request.number)
+        spans = {} if request.after is None else file.spans_after(request.after)
+        self._groups.setdefault((request.statement, request.form), []).append(request.number)
+        return positions, spans
 
-    def _applied(self, positions: Positions) -> None:
-        """Run every statement over the records of a transaction."""
-        if not self._groups:
-            return
-        groups = [*self._groups.items()]
-        file = self._feed.file
-        try:
-            file.materialize_arrived()
-            count = count_fitting(file.connection)
-        except Exception as cause:  # noqa: BLE001 boundary: the rows are in the table, and these clients miss them
-            for group, _ in groups:
-                self._end(group, cause)
-            return
-        for (statement, form), numbers in groups:
-            try:
-                with self._watched(numbers, EVALUATION_SECONDS):
-                    self._push(statement, form, numbers, count, positions)
-            except Exception as cause:  # noqa: BLE001 boundary: one statement must not stop the others
-                self._end((statement, form), cause)
+    async def _send_snapshot(self, request: Subscribe, spans: dict[int, tuple[int, int]]) -> bool:
+        """Send the rows that the table has; return whether nothing has ended it.
 
-    def _push(self, statement: PushStatement, form: Form, numbers: list[int], count: int, positions: Positions) -> None:
-        """Send the rows of a transaction; those before the first record at which the statement fails, then the reason.
-
-        Raises:
-            StatementRejected: It fails at a record.
+        The table applies records between the steps. A row that changes meanwhile is among the changes, which wait.
         """
-        connection = self._feed.file.connection
+        number, file, step = request.number, self._feed.file, _FIRST_OFFSETS
+        for partition, (at, end) in spans.items():
+            while at < end:
+                if number not in self._waiting:
+                    return False
+                until = min(at + step, end)
+                try:
+                    stream = await file.run(self._rows_between, partition, at, until)
+                    response = await self._evaluate_one(request, EvaluationBatch(file.described, stream))
+                except (HeadraceError, duckdb.Error) as cause:
+                    response = failure(number, cause)
+                if not isinstance(response, Evaluated):
+                    reason = response.reason if response else OUTLIVED
+                    self._send(Ended(number, reason, outlived=response is None))
+                    await self.unsubscribe(number)
+                    return False
+                if response.rows:
+                    self._send(Changes([number], response.rows, {}))
+                if response.problem:
+                    self._send(Ended(number, response.problem))
+                    await self.unsubscribe(number)
+                    return False
+                at = until
+                step = min(step * 4, _MOST_OFFSETS) if len(stream) < _LARGE_BYTES else max(step // 4, _FIRST_OFFSETS)
+        return True
 
-        def run(start: int, end: int) -> tuple[int, list[bytes]]:
-            cursor = connection.execute(statement.over(part_of_fitting(connection, start, end, count)))
-            writer = RowWriter(cursor, form)
-            rows = writer.texts(cursor.fetchall())
-            if form == "arrays" and any(self._columns[number] != writer.columns for number in numbers):
-                raise QueriesUnavailable("the table has other columns now: send the statement again")
-            return start, rows
+    def _rows_between(self, partition: int, first: int, end: int) -> bytes:
+        return _stream_of(self._feed.file.rows_between(partition, first, end))
 
-        parts, failed = in_parts(run, count)
-        first = min(failed, default=count)
-        rows = [row for start, of_part in parts if start < first for row in of_part]
-        if rows or not failed:
-            self._send(Changes(numbers, rows, {} if failed else positions))
-        if failed:
-            partition, offset = position_of_fitting(connection, self._feed.file.columns, first)
-            reason = failure(0, failed[first]).reason
-            raise StatementRejected(
-                f"{reason} (at partition {partition}, offset {offset}). TRY_CAST gives NULL instead of an error; "
-                "a stream without Last-Event-ID begins behind this record"
-            )
+    def take_arrived(self) -> _Arrived | None:
+        """Return the records of the last transaction, on the thread of the file; None without a subscriber."""
+        if not self._groups:
+            return None
+        groups = [(key, [*numbers]) for key, numbers in self._groups.items()]
+        try:
+            return _Arrived(groups, EvaluationBatch(self._feed.file.described, _stream_of(self._feed.file.arrived())))
+        except Exception:  # noqa: BLE001 boundary: the rows are in the table, and these clients miss them
+            return _Arrived(groups, None)
 
-    def _end(self, group: tuple[PushStatement, Form], cause: Exception) -> None:
-        late = isinstance(cause, duckdb.InterruptException)
-        for number in self._groups.pop(group):
-            self._send(Ended(number, _TOO_LONG if late else failure(number, cause).reason))
+    async def applied(self, arrived: _Arrived, positions: Positions) -> None:
+        """Run every statement over the records of a transaction."""
+        requests = [Evaluate(at, *key) for at, (key, _) in enumerate(arrived.groups)]
+        ended = 0
+        try:
+            if arrived.batch is None:
+                raise QueriesUnavailable("the changes need more memory than there is: send the statement again")
+            async with contextlib.aclosing(self._evaluations.evaluate(arrived.batch, requests)) as responses:
+                async for request, response in responses:
+                    key, numbers = arrived.groups[request.number]
+                    ended = request.number + 1
+                    if isinstance(response, Evaluated):
+                        await self._push(key, numbers, response, positions)
+                    else:
+                        await self._end(key, response.reason if response else OUTLIVED, outlived=response is None)
+        except HeadraceError as cause:
+            for key, _ in arrived.groups[ended:]:
+                await self._end(key, cause.description)
+
+    async def _push(self, key: _Group, numbers: list[int], evaluated: Evaluated, positions: Positions) -> None:
+        columns = [self._columns.get(number, evaluated.columns) for number in numbers]
+        if key[1] == "arrays" and any(known != evaluated.columns for known in columns):
+            await self._end(key, "the table has other columns now: send the statement again")
+            return
+        rows, before = evaluated.rows, {} if evaluated.problem else positions
+        if direct := [number for number in numbers if number not in self._waiting]:
+            self._send(Changes(direct, rows, before))
+        for number in numbers:
+            if waiting := self._waiting.get(number):
+                waiting.changes.append(Changes([number], rows, before))
+                waiting.size += sum(map(len, rows))
+                if waiting.size > MOST_BYTES:
+                    self._send(Ended(number, _TOO_SLOW))
+                    await self.unsubscribe(number)
+        if evaluated.problem:
+            await self._end(key, evaluated.problem)
+
+    async def _end(self, key: _Group, reason: str, *, outlived: bool = False) -> None:
+        for number in await self._feed.file.run(self._groups.pop, key, []):
+            self._forget(number)
+            self._send(Ended(number, reason, outlived))
+
+
+def _stream_of(relation: duckdb.DuckDBPyRelation) -> bytes:
+    """Return rows as an Arrow stream."""
+    reader = relation.to_arrow_reader(_MOST_OFFSETS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream

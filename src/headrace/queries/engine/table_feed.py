@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Protocol
 
 import duckdb
 import pyarrow as pa
@@ -45,6 +44,16 @@ _PART_OF_LIMIT: Final = 0.98
 _PROPERTIES: Final = {"queued.max.messages.kbytes": 8192, "fetch.wait.max.ms": 20}
 
 
+class RecordTaker(Protocol):
+    """Takes the records of each transaction of a table."""
+
+    def take_arrived(self) -> Any:
+        """Return them, on a thread while the file has them at hand; None if they are not needed."""
+
+    async def applied(self, arrived: Any, positions: Positions) -> None:
+        """Take on the loop what was returned, with the positions of the transaction."""
+
+
 class TableFeed(Service):
     """Reads the topic of a table and applies its records."""
 
@@ -54,8 +63,8 @@ class TableFeed(Service):
         super().__init__(f"table {name}")
         # What it works with.
         self.file = file
-        self.on_applied: Callable[[Positions], None] = lambda positions: None
-        """Called on a thread after each transaction with its positions, while the file has its records at hand."""
+        self.pushes: RecordTaker | None = None
+        """Takes the records of each transaction."""
         self.key_column = ""
         """Name of the column of the key; empty while the table is not available."""
         self._table = name
@@ -219,7 +228,13 @@ class TableFeed(Service):
                 await self._take_up()
             records = await run_blocking(decoder.to_arrow, part.batches)
             positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
-            applied, least_pause = await self.file.run(self._apply_records, records, positions)
+            applied, arrived, seconds = await self.file.run(self._apply_records, records, positions)
+            done = time.monotonic()
+            if self.pushes and arrived is not None:
+                await self.pushes.applied(arrived, positions)
+            spread = _SPREAD * seconds if len(records) < _FEW_RECORDS else 0.0
+            rest = _REST * (time.monotonic() - done)
+            least_pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, max(spread, rest)))
             if applied.corrupt:
                 log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
             self._progress.read(positions)
@@ -243,14 +258,12 @@ class TableFeed(Service):
         except (FormatError, ConfigError) as cause:
             log.warning("%s keeps its columns until the next start: %s", self.name, cause.description)
 
-    def _apply_records(self, records: pa.Table, positions: Positions) -> tuple[Applied, float]:
-        """Apply records, then run the push queries, on the thread of the file; return also the least pause after it."""
+    def _apply_records(self, records: pa.Table, positions: Positions) -> tuple[Applied, Any, float]:
+        """Apply records on the thread of the file; return also those for push queries, and the seconds of the first."""
         began = time.monotonic()
         applied = self.file.apply(records, positions)
-        done = time.monotonic()
-        self.on_applied(positions)
-        spread = _SPREAD * (done - began) if len(records) < _FEW_RECORDS else 0.0
-        return applied, max(_LEAST_SECONDS, min(_MOST_SECONDS, max(spread, _REST * (time.monotonic() - done))))
+        seconds = time.monotonic() - began
+        return applied, self.pushes.take_arrived() if self.pushes else None, seconds
 
     async def _is_full(self) -> bool:
         """Return whether a limit is reached, after waiting while it is."""

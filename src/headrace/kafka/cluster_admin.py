@@ -53,7 +53,7 @@ _ADVICE: Final = {
 }
 """Kafka's errors that the request causes, with what to do."""
 _SETTLED: Final = ("stable", "empty", "dead")
-"""States of a group that waits for nobody."""
+"""States of a group that waits for no member."""
 _ANY: Final[Any] = None
 _ALL_RULES: Final = AclBindingFilter(
     ResourceType.ANY, _ANY, ResourcePatternType.ANY, _ANY, _ANY, AclOperation.ANY, AclPermissionType.ANY

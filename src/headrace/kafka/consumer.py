@@ -179,7 +179,7 @@ class Consumer(Service):
             if since is not None and now - since >= _STALLED_SECONDS:
                 found = await rebalance_of(self._admin, self._group, self._clock.time() - (now - since))
                 if not found:
-                    self._problems.joining_since = now  # the group waits for nobody; look again in a minute
+                    self._problems.joining_since = now  # the group waits for no member; look again in a minute
             self._problems.report("rebalance", found)
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:

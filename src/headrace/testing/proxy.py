@@ -75,7 +75,7 @@ class FaultProxy:
         self._delaying = kind
 
     def deliver(self) -> None:
-        """Send delayed requests to their brokers, and wait for the responses, which nobody else gets."""
+        """Send delayed requests to their brokers, and wait for the responses, which no client gets."""
         self._call(self._deliver())
 
     def heal(self) -> None:

@@ -63,7 +63,7 @@ _UNUSED: Final = _Broker()
 def _sign_between(before: _Statistics, latest: _Statistics) -> str:
     """Return the sign of a lost or repeated request between two statistics; empty if there is none.
 
-    A broker that leaves the metadata takes its counters with it, and begins at 0 when it comes back.
+    A broker that leaves the metadata takes its counters with it, and begins at 0 when it returns.
     """
     for name, new in latest.brokers.items():
         old = before.brokers.get(name, _UNUSED)
@@ -71,7 +71,7 @@ def _sign_between(before: _Statistics, latest: _Statistics) -> str:
             if getattr(new, sign) > getattr(old, sign):
                 return meaning
         if any(now < then for now, then in zip(new.counters, old.counters, strict=True)):
-            return "a broker left the cluster and came back"
+            return "a broker left the cluster and returned"
     gone = before.brokers.keys() - latest.brokers.keys()
     return "a broker left the cluster" if any(not name.endswith(_FIRST) for name in gone) else ""
 
@@ -88,7 +88,7 @@ class TransactionGuard:
         self._transactions = 0
 
     def observe(self, statistics: str) -> None:
-        """Take the client's statistics: each of them, or counters of a broker that came and left are missed."""
+        """Take the client's statistics: each of them, or counters of a broker that joined and left are missed."""
         before, self._latest = self._latest, _decode(statistics)
         if before and not self._sign:
             self._sign = _sign_between(before, self._latest)

@@ -87,7 +87,7 @@ NEW = {**QUIET, "req": {"Produce": 1}}
         ([REPEATED, None], "a request was sent again"),
         ([None, None], "a broker left the cluster"),
         ([None, QUIET], "a broker left the cluster"),
-        ([NEW, QUIET], "a broker left the cluster and came back"),
+        ([NEW, QUIET], "a broker left the cluster and returned"),
     ],
 )
 def test_a_broker_that_leaves_takes_no_sign_along(of_broker_2: list[dict[str, Any] | None], problem: str) -> None:

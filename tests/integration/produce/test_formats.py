@@ -178,9 +178,9 @@ def test_what_others_write_is_read_over_http_and_by_push_functions_and_tables(
     process = function(source, HANDLER, more=more, valueFormat="avro", outputTopic=target)
     values = [row[4] for row in rows]
 
-    pushed = lambda: [entry["value"] for entry in backend.accepted]  # noqa: E731
-    site.wait_until(lambda: len(pushed()) == len(values), "the deliveries")
-    assert pushed() == values
+    site.wait_committed(f"{source}-push", source, len(rows) + 1)
+    letters = site.records(f"{source}.dlq")
+    assert [entry.get("value") for entry in backend.accepted] == values, [letter.headers for letter in letters]
     read = site.ask(f"{process.url}/topics/{source}/partitions/0/records?valueFormat=avro").body["records"]
     assert [record.get("value") for record in read] == [*values, None]
     site.wait_committed(f"{source}-work", source, len(rows) + 1)

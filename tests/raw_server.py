@@ -136,6 +136,12 @@ async def until(met: Callable[[], object], what: str = "it", seconds: float = 12
         await asyncio.sleep(0.002)
 
 
+async def rested(client: BackendClient) -> None:
+    """Wait until every connection that is kept may be used again."""
+    pool = client._connections
+    await until(lambda: pool._idle and not (pool._resting or pool._rested))
+
+
 async def why_not(client: BackendClient, body: bytes = b"x") -> str:
     """Post, and return the description of the error."""
     with pytest.raises(DestinationUnavailable) as failed:

@@ -6,20 +6,23 @@ import asyncio
 import re
 
 import pytest
-from raw_server import OK, always, client_for, run, served, until, why_not
+from raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
 from staged import staged
 from yaml_table import table
 
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
+from headrace.errors import DestinationUnavailable
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS, BackendResponse
+from headrace.sidecar.reactive.client import BackendClient
 
 
 @staged(run)
 async def test_connections_are_kept_and_serve_one_request_at_a_time() -> None:
-    """One after the other on one connection; at the same time on as many as there are requests."""
+    """After a rest on one connection; at the same time on as many as there are requests."""
     async with served(always(*[OK] * 100)) as server:
         with client_for(server.url) as client:
             for _ in range(3):
                 assert (await client.post(b"x")).body == b"ok"
+                await rested(client)
             assert server.connections == 1
             await asyncio.gather(*(client.post(b"%d" % n) for n in range(4)))
             assert server.connections == 4
@@ -98,6 +101,8 @@ async def test_whole_responses_are_read_and_only_sound_connections_kept(case: st
         with client_for(server.url) as client:
             response = await client.post(b"x")
             assert (response.status, response.body) == (status, body)
+            if kept:
+                await rested(client)
             assert case != "an error" or response.headers == {"retry-after": "7", "content-length": "0"}
             assert (await client.post(b"x")).body == b"ok"
             assert server.connections == (1 if kept else 2)
@@ -138,30 +143,74 @@ async def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> 
     async with served(always(OK, b"", then="close"), always(OK, b"HTTP/1.1 ", then="close"), always(OK)) as server:
         with client_for(server.url) as client:
             await client.post(b"1")
+            await rested(client)
             assert (await client.post(b"2")).body == b"ok"
+            await rested(client)
             assert "before its response was complete" in await why_not(client, b"3")
             assert (await client.post(b"4")).body == b"ok"
     assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
 
 
+async def posted(client: BackendClient, body: bytes) -> BackendResponse:
+    """Post as a delivery does: at once on a kept connection, and otherwise, or again, on a new one."""
+    end = asyncio.get_running_loop().create_future()
+    if client.start(client.post_head((), body), body, end.set_result):
+        found = await end
+        if isinstance(found, BackendResponse):
+            return found
+        assert found.resend
+    return await client.post(body)
+
+
+MISBEHAVIOUR = {
+    # What follows the response, and after how many milliseconds; what is sent before the first request
+    "twice at once": (True, 0.0, b""),
+    "twice": (True, 2.0, b""),
+    "twice and late": (True, 5.0, b""),
+    "twice in pieces": (True, 1.0, b""),
+    "early": (False, 0.0, OK),
+}
+
+
+@pytest.mark.parametrize("in_flight", [1, 16])
+@pytest.mark.parametrize("case", MISBEHAVIOUR)
 @staged(run)
-async def test_a_kept_connection_that_speaks_unasked_is_dropped() -> None:
-    """Bytes without a request are not a response to the next one."""
+async def test_a_response_belongs_to_one_request(case: str, in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that sends a response too many decides about no other request; none is left unsent."""
+    is_twice, gap_ms, greeting = MISBEHAVIOUR[case]
+    count = 20 if greeting else 200
+    if greeting:
+        monkeypatch.setattr("headrace.sidecar.reactive.client._REST_SECONDS", 0.2)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await server.request(reader)
-        writer.write(OK)
-        await gate.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
-        await reader.read()
+        connection = Server()
+        writer.write(greeting)
+        while True:
+            await connection.request(reader)
+            number = int(connection.requests[-1][1])
+            response = b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % (200 + number % 7)
+            writer.write(response)
+            if is_twice and number % 5 == 0:
+                await asyncio.sleep(gap_ms / 1000)
+                for part in (response[:9], response[9:]) if "pieces" in case else (response,):
+                    writer.write(part)
+                    await asyncio.sleep(0)
 
-    gate = asyncio.Event()
-    async with served(talk, always(OK)) as server:
+    async with served(talk) as server:
         with client_for(server.url) as client:
-            await client.post(b"x")
-            gate.set()
-            await until(lambda: server.ended == 1)
-            assert (await client.post(b"x")).body == b"ok"
+            numbers, wrong, refused = iter(range(count)), 0, 0
+
+            async def lane() -> None:
+                nonlocal wrong, refused
+                for number in numbers:
+                    try:
+                        wrong += (await posted(client, b"%d" % number)).status != 200 + number % 7
+                    except DestinationUnavailable as error:
+                        assert "belong to no request" in error.description
+                        refused += 1
+
+            await asyncio.gather(*(lane() for _ in range(in_flight)))
+            assert (wrong, refused) == (0, count if greeting else 0)
 
 
 async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:
@@ -221,6 +270,7 @@ async def test_nothing_is_sent_once_the_client_is_closed() -> None:
     async with served(always(OK, b"")) as server:
         with client_for(server.url) as client:
             await client.post(b"1")
+            await rested(client)
             task = asyncio.ensure_future(why_not(client, b"2"))
             await until(lambda: len(server.requests) == 2)
             client.close()

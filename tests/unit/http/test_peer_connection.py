@@ -56,7 +56,7 @@ async def test_a_kept_connection_that_is_closed_is_an_error_of_the_connection() 
             await connection.send(GET)
         with pytest.raises(Broken) as caught:
             await backend.ask([GET], time.monotonic() + 20)
-        assert caught.value.silent
+        assert caught.value.resend
 
 
 @pytest.mark.parametrize(

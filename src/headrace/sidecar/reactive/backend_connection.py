@@ -1,5 +1,9 @@
 """One connection to a backend: it sends a request and accepts only a complete response to it.
 
+HTTP/1.1 does not say which request a response belongs to. So bytes that arrive while no request is in flight close the
+connection. It has also served an earlier request if it was kept: then a response that comes too early, or with more
+bytes behind it, may belong to that one, and the request is sent again on a new connection.
+
 Source: RFC 9112.
 """
 
@@ -14,6 +18,9 @@ MAX_HEAD_BYTES: Final = 65_536
 MAX_INTERIMS: Final = 10
 _BODILESS: Final = (204, 304)
 _USUAL_BYTES: Final = 4096
+_SAME_EXCHANGE_SECONDS: Final = 1.0
+"""Bytes this soon after a response are a second response; later ones are how some servers end an idle connection."""
+_UNASKED: Final = "it sent bytes that belong to no request: send one response per request"
 
 
 class BackendResponse(NamedTuple):
@@ -28,13 +35,14 @@ class BackendResponse(NamedTuple):
 class Broken(Exception):
     """No complete response arrived; the text says why.
 
-    `closed` is set when the server closed a connection that had a request. `silent` is set if no byte of a response
-    had arrived by then.
+    `closed` is set when the server closed a connection that had a request. `resend` is set if the request should be
+    sent again on a new connection: no byte of a response had arrived when the connection was closed, or what arrived
+    may be a response to an earlier request.
     """
 
-    def __init__(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
+    def __init__(self, why: str, *, resend: bool = False, closed: bool = False) -> None:
         super().__init__(why)
-        self.silent = silent
+        self.resend = resend
         self.closed = closed
 
 
@@ -45,14 +53,25 @@ Done = Callable[[BackendResponse | Broken], None]
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time and may be kept for the next one."""
 
-    def __init__(self, max_body_bytes: int, released: Callable[["Connection"], None] | None = None) -> None:
-        """Reject responses with a larger body than `max_body_bytes`; `released` is called at the end of a request."""
+    def __init__(
+        self,
+        max_body_bytes: int,
+        released: Callable[["Connection"], None] | None = None,
+        doubted: Callable[[], None] | None = None,
+    ) -> None:
+        """Reject responses with a larger body than `max_body_bytes`.
+
+        `released` is called at the end of a request, `doubted` when the server sends more than one response to it.
+        """
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
         """When the last response was complete, on the loop's clock."""
+        self.is_spoiled = False
+        """Whether bytes arrived that belong to no request."""
         self._max_body_bytes = max_body_bytes
         self._released = released
+        self._doubted = doubted
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         """Returns the time by the loop's clock."""
@@ -60,6 +79,8 @@ class Connection(asyncio.Protocol):
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
+        self._was_kept = False
+        """Whether it has served an earlier request."""
         self._usual = b"", BackendResponse(0, {}, b"")
         """The bytes of the last small response, and what they mean at the start of a response."""
         self._begin()
@@ -77,6 +98,9 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self._end = end
         self._done = done
+        if self.is_spoiled:
+            self._loop.call_soon(functools.partial(self._fail, _UNASKED, resend=True))
+            return
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
@@ -84,7 +108,7 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
             why = f"it closed the connection without a response ({cause})"
-            self._loop.call_soon(functools.partial(self._fail, why, silent=True))
+            self._loop.call_soon(functools.partial(self._fail, why, resend=True))
 
     def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
         """Send a request; the future has its response, or `Broken`. The connection ends if the future is cancelled."""
@@ -116,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:
-            self.abort()  # unsolicited
+            self._spoil(is_response=self._loop.time() - self.idle_since < _SAME_EXCHANGE_SECONDS)
             return
         is_first = not (self._status or self._bare_bytes)
         if is_first and data == self._usual[0]:
@@ -132,12 +156,16 @@ class Connection(asyncio.Protocol):
             problem = "it switched to another protocol"
         except httptools.HttpParserError as cause:
             problem = f"its response is not HTTP/1.1 ({cause})"
-        if self._response:
-            # Bytes after a complete response are unsolicited.
-            keep = self._keep and not problem
-            if keep and is_first and len(data) <= _USUAL_BYTES:
+        if self._response and problem:  # more bytes than one response
+            self._spoil(is_response=True)
+            if self._was_kept:
+                self._fail(_UNASKED, resend=True)
+            else:
+                self._finish(self._response, keep=False)
+        elif self._response:
+            if self._keep and is_first and len(data) <= _USUAL_BYTES:
                 self._usual = data, self._response
-            self._finish(self._response, keep)
+            self._finish(self._response, self._keep)
         elif problem:
             self._fail(problem)
         elif self._bare_bytes > MAX_HEAD_BYTES:
@@ -153,9 +181,11 @@ class Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
         if self._done:
-            silent = not (self._status or self._bare_bytes)
-            when = "without a response" if silent else "before its response was complete"
-            self._fail(f"it closed the connection {when}{f' ({cause})' if cause else ''}", silent=silent, closed=True)
+            is_silent = not (self._status or self._bare_bytes)
+            when = "without a response" if is_silent else "before its response was complete"
+            self._fail(
+                f"it closed the connection {when}{f' ({cause})' if cause else ''}", resend=is_silent, closed=True
+            )
         del self._parser  # it refers to this connection, too
 
     def on_message_begin(self) -> None:
@@ -208,9 +238,11 @@ class Connection(asyncio.Protocol):
         if done is None:
             return
         early = self._transport.get_write_buffer_size()
-        if early and response.status < 300:
-            self._fail("it returned a success before it had the whole request; read all of it first")
+        if early and (self._was_kept or response.status < 300):
+            why = "it responded before it had the whole request; read all of it first"
+            self._fail(why, resend=self._was_kept)
             return
+        self._was_kept = True
         self._done = None
         if self._status:
             self._begin()
@@ -221,13 +253,20 @@ class Connection(asyncio.Protocol):
             self._released(self)
         done(response)
 
-    def _fail(self, why: str, *, silent: bool = False, closed: bool = False) -> None:
+    def _spoil(self, *, is_response: bool) -> None:
+        """Close: bytes arrived that belong to no request."""
+        self.is_spoiled = True
+        self.abort()
+        if is_response and self._doubted:
+            self._doubted()
+
+    def _fail(self, why: str, *, resend: bool = False, closed: bool = False) -> None:
         if done := self._done:
             self._done = None
             self.abort()
             if self._released:
                 self._released(self)
-            done(Broken(why, silent=silent, closed=closed))
+            done(Broken(why, resend=resend, closed=closed))
 
     def _set_timer(self) -> None:
         if self._timer:

@@ -5,8 +5,10 @@ Source: RFC 9110, RFC 9112.
 
 import asyncio
 import functools
+import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -20,11 +22,18 @@ from headrace.runtime import Clock
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection, Done
 from headrace.sidecar.reactive.token import Token, token_headers
 
+log = logging.getLogger(__name__)
+
 _NAMES: Final = 1000
 _PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
 MAX_RESPONSE_BYTES: Final = 1_048_576
 """Largest response that is read if it echoes no records."""
 _IDLE_SECONDS: Final = 30.0
+_REST_SECONDS: Final = 0.008
+"""A connection is used again after one to two times this: a second response to the same request arrives before."""
+_DOUBT_SECONDS: Final = 0.1
+"""The same for a server that has sent a second response within the last `_DOUBTED_SECONDS`."""
+_DOUBTED_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 16_384
 _MANY: Final = 8
 """Requests in flight from which on those of one turn are sent together."""
@@ -55,8 +64,19 @@ class ConnectionPool:
         self._tls = tls
         self._max_response_bytes = max_response_bytes
         self._forbidden = forbidden
-        self._idle: list[Connection] = []
+        self._idle: deque[Connection] = deque()
+        """Connections that may be used again, the one that was used last at the end."""
+        self._resting: list[Connection] = []
+        """Connections whose rest has begun in this period."""
+        self._rested: list[Connection] = []
+        """Connections whose rest ends with this period."""
+        self._misses = 0
+        """Requests that found no connection; each opens one more."""
         self._open: set[Connection] = set()
+        self._is_polite = False
+        """Whether a connection was silent before its first request."""
+        self._doubted_until = 0.0
+        """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
     def start(self, request: Sequence[bytes], seconds: float, done: Done) -> Connection | None:
@@ -69,24 +89,32 @@ class ConnectionPool:
         """
         if kept := self._kept():
             end = kept.now() + seconds
-            if len(self._open) - len(self._idle) < _MANY:
+            if len(self._open) - len(self._idle) - len(self._resting) - len(self._rested) < _MANY:
                 kept.send(request, end, done)
             else:
                 asyncio.get_running_loop().call_soon(kept.send, request, end, done)
+        else:
+            self._misses += 1
         return kept
 
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
         """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.
 
-        The request is repeated at once only if a kept connection turns out to be closed.
+        The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
         """
-        if kept := self._kept():
+        if self._misses:
+            self._misses -= 1
+        elif kept := self._kept():
             try:
                 return await kept.ask(request, end)
             except Broken as cause:
-                if not cause.silent:
+                if not cause.resend:
                     raise
-        return await (await self._connect(end)).ask(request, end)
+        connection = await self._connect(end)
+        if not self._is_polite:
+            await asyncio.sleep(_REST_SECONDS)
+            self._is_polite = not connection.is_spoiled
+        return await connection.ask(request, end)
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail."""
@@ -94,23 +122,51 @@ class ConnectionPool:
         for connection in [*self._open]:
             connection.abort()
         self._open.clear()
-        self._idle.clear()
+        for kept in (self._idle, self._resting, self._rested):
+            kept.clear()
 
     def _released(self, connection: Connection) -> None:
-        if connection.reusable:
-            self._idle.append(connection)
-        else:
+        if not connection.reusable:
             connection.abort()
             self._open.discard(connection)
+            return
+        self._resting.append(connection)
+        if len(self._resting) == 1 and not self._rested:
+            self._rest()
+
+    def _rest(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(_DOUBT_SECONDS if loop.time() < self._doubted_until else _REST_SECONDS, self._period_over)
+
+    def _period_over(self) -> None:
+        """Put back the connections that were silent for a whole period, after the loop has read what arrived in it."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._idle.extend, self._rested)
+        self._rested = self._resting
+        self._resting = []
+        if self._rested:
+            self._rest()
 
     def _kept(self) -> Connection | None:
+        """Return the connection that has been idle longest."""
         while self._idle:
-            connection = self._idle.pop()
+            connection = self._idle.popleft()
             if connection.reusable and connection.now() - connection.idle_since <= _IDLE_SECONDS:
                 return connection
             connection.abort()
             self._open.discard(connection)
         return None
+
+    def _doubt(self) -> None:
+        """Let connections rest longer: the server has sent more than one response to a request."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._doubted_until:
+            log.warning(
+                "%s:%d sent bytes that belong to no request; closed the connection. Send one response per request",
+                self._host,
+                self._port,
+            )
+        self._doubted_until = now + _DOUBTED_SECONDS
 
     async def _connect(self, end: float) -> Connection:
         if self._closed:
@@ -137,7 +193,7 @@ class ConnectionPool:
 
     async def _open_to(self, address: str) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_response_bytes, self._released),
+            lambda: Connection(self._max_response_bytes, self._released, self._doubt),
             address,
             self._port,
             ssl=self._tls,
@@ -213,7 +269,7 @@ class BackendClient:
     def start(self, head: bytes, body: bytes, done: Callable[[BackendResponse | Broken], None]) -> Connection | None:
         """Send a request at once, on a kept connection; None if there is none, or a token is needed.
 
-        Its end is passed to `done`, later. If the connection turns out to be closed, that is `Broken.silent`.
+        Its end is passed to `done`, later. If it has to be sent again, that is `Broken.resend`.
         """
         if self._token:
             return None

@@ -87,7 +87,7 @@ class HttpDestination(Service):
                 result = self._replies(found, records)
             except DeliveryError as cause:
                 result = cause
-        elif found.silent:
+        elif found.resend:
             result = None
         else:
             result = self._suspected(_position(records), self.client.unavailable(found))

@@ -55,7 +55,7 @@ def write_records(
         group: Begins the ids; they have none if it is empty.
         partition: Where the records are, as clients shall see it.
         assignment: The name of the partition's assignment, for records of a read.
-        delivery: Adds the id, attempt and epoch of a delivery. Its headers are plain texts, and null is empty.
+        delivery: Adds the id, attempt and epoch of a delivery.
     """
     topic, number = partition
     # All ids of a partition begin with the same characters.
@@ -95,11 +95,10 @@ def _own_texts(
         own = f'{identity}{offset}"'
         if not headers:
             text = f'{{"{CORRELATION_ID}":{own}}}'
-        elif delivery is None:
-            text = exact_headers(headers, own)
         else:
-            own = quote(delivery_id(delivery, offset, headers))
-            text = _plain_headers(headers, own)
+            if delivery:
+                own = quote(delivery_id(delivery, offset, headers))
+            text = exact_headers(headers, own)
         texts.append(text.encode())
         ids.append(own.encode())
     return texts, ids
@@ -126,12 +125,6 @@ def _ends_of(delivery: Delivery | None, own: str, ids: Sequence[Any]) -> list[by
     replay = f',"replay":{quote(delivery.replay)}' if delivery.replay else ""
     end = f',"deliveryId":{own},"attempt":{delivery.attempt}{epoch}{_fixed(replay)}}}'.encode()
     return [end % one for one in ids]
-
-
-def _plain_headers(headers: Sequence[Header], own_id: str) -> str:
-    texts = {name: (data or b"").decode(errors="replace") for name, data in headers}
-    written = _encode(texts).decode()
-    return written if CORRELATION_ID in texts else f'{written[:-1]},"{CORRELATION_ID}":{own_id}}}'
 
 
 def exact_headers(headers: Sequence[Header], own_id: str) -> str:

@@ -252,7 +252,7 @@ def test_bytes_arrive_as_they_are(ledger: Ledger, headrace: Any, backend: Any) -
     parts = [None, b"", b"\x00", b"\xff\xfe", bytes(range(256)), "é".encode(), b"{", b'"']
     sent = [*itertools.product(parts, parts)]
     headers = [("h", b"1"), ("h", b"2"), ("empty", b""), ("null", None), *((f"n{n}", b"x") for n in range(1000))]
-    told = {"h": "2", "empty": "", "null": "", **{f"n{n}": "x" for n in range(1000)}}
+    told: dict[str, str | None] = {"h": "2", "empty": "", "null": None, **{f"n{n}": "x" for n in range(1000)}}
     ledger.write(name, *(OutgoingRecord(name, key, value, headers, 0) for key, value in sent))
     headrace(pushing(ledger, name, backend.url, key_format="binary", value_format="binary"))
     backend.wait_for(lambda b: len(b.accepted) >= len(sent))

@@ -66,21 +66,17 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
-        """When the last response was complete, on the loop's clock."""
+        """When the last response was complete, on the loop's clock; 0 before the first one."""
         self.is_spoiled = False
         """Whether bytes arrived that belong to no request."""
         self._max_body_bytes = max_body_bytes
         self._released = released
         self._doubted = doubted
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        """Returns the time by the loop's clock."""
+        self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._done: Done | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
-        self._was_kept = False
-        """Whether it has served an earlier request."""
         self._usual = b"", BackendResponse(0, {}, b"")
         """The bytes of the last small response, and what they mean at the start of a response."""
         self._begin()
@@ -99,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._end = end
         self._done = done
         if self.is_spoiled:
-            self._loop.call_soon(functools.partial(self._fail, _UNASKED, resend=True))
+            self.loop.call_soon(functools.partial(self._fail, _UNASKED, resend=True))
             return
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
@@ -108,11 +104,11 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
             why = f"it closed the connection without a response ({cause})"
-            self._loop.call_soon(functools.partial(self._fail, why, resend=True))
+            self.loop.call_soon(functools.partial(self._fail, why, resend=True))
 
     def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
         """Send a request; the future has its response, or `Broken`. The connection ends if the future is cancelled."""
-        waiter: asyncio.Future[BackendResponse] = self._loop.create_future()
+        waiter: asyncio.Future[BackendResponse] = self.loop.create_future()
 
         def done(found: BackendResponse | Broken) -> None:
             if isinstance(found, Broken) and not waiter.done():
@@ -140,7 +136,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:
-            self._spoil(is_response=self._loop.time() - self.idle_since < _SAME_EXCHANGE_SECONDS)
+            self._spoil(is_response=self.loop.time() - self.idle_since < _SAME_EXCHANGE_SECONDS)
             return
         is_first = not (self._status or self._bare_bytes)
         if is_first and data == self._usual[0]:
@@ -158,7 +154,7 @@ class Connection(asyncio.Protocol):
             problem = f"its response is not HTTP/1.1 ({cause})"
         if self._response and problem:  # more bytes than one response
             self._spoil(is_response=True)
-            if self._was_kept:
+            if self.idle_since:
                 self._fail(_UNASKED, resend=True)
             else:
                 self._finish(self._response, keep=False)
@@ -238,17 +234,16 @@ class Connection(asyncio.Protocol):
         if done is None:
             return
         early = self._transport.get_write_buffer_size()
-        if early and (self._was_kept or response.status < 300):
+        if early and (self.idle_since or response.status < 300):
             why = "it responded before it had the whole request; read all of it first"
-            self._fail(why, resend=self._was_kept)
+            self._fail(why, resend=self.idle_since > 0)
             return
-        self._was_kept = True
         self._done = None
         if self._status:
             self._begin()
         # A server that responds before it has the whole request does not read the rest as its body.
         self.reusable = keep and not early
-        self.idle_since = self._loop.time()
+        self.idle_since = self.loop.time()
         if self._released:
             self._released(self)
         done(response)
@@ -271,13 +266,13 @@ class Connection(asyncio.Protocol):
     def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._end, self._look)
+        self._timer = self.loop.call_at(self._end, self._look)
 
     def _look(self) -> None:
         self._timer = None
         if not self._done:
             return
-        if self._loop.time() < self._end:
+        if self.loop.time() < self._end:
             self._set_timer()
         else:
             got = "the response was not complete" if self._status or self._bare_bytes else "no response arrived"

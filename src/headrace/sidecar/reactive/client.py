@@ -59,8 +59,7 @@ class ConnectionPool:
             max_response_bytes: Largest body of a response.
             forbidden: Returns why an IP address must not be connected to, or nothing; called before every connection.
         """
-        self._host = host
-        self._port = port
+        self._address = host, port
         self._tls = tls
         self._max_response_bytes = max_response_bytes
         self._forbidden = forbidden
@@ -88,7 +87,7 @@ class ConnectionPool:
             The connection; None if none is kept.
         """
         if kept := self._kept():
-            end = kept.now() + seconds
+            end = kept.loop.time() + seconds
             if len(self._open) - len(self._idle) - len(self._resting) - len(self._rested) < _MANY:
                 kept.send(request, end, done)
             else:
@@ -151,7 +150,7 @@ class ConnectionPool:
         """Return the connection that has been idle longest."""
         while self._idle:
             connection = self._idle.popleft()
-            if connection.reusable and connection.now() - connection.idle_since <= _IDLE_SECONDS:
+            if connection.reusable and connection.loop.time() - connection.idle_since <= _IDLE_SECONDS:
                 return connection
             connection.abort()
             self._open.discard(connection)
@@ -163,8 +162,7 @@ class ConnectionPool:
         if now >= self._doubted_until:
             log.warning(
                 "%s:%d sent bytes that belong to no request; closed the connection. Send one response per request",
-                self._host,
-                self._port,
+                *self._address,
             )
         self._doubted_until = now + _DOUBTED_SECONDS
 
@@ -175,7 +173,7 @@ class ConnectionPool:
         problem: OSError | None = None
         try:
             async with asyncio.timeout_at(end):
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                found = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
             for index, address in enumerate(addresses):
                 if why := self._forbidden(address):
@@ -195,9 +193,9 @@ class ConnectionPool:
         _, connection = await asyncio.get_running_loop().create_connection(
             lambda: Connection(self._max_response_bytes, self._released, self._doubt),
             address,
-            self._port,
+            self._address[1],
             ssl=self._tls,
-            server_hostname=self._host if self._tls else None,
+            server_hostname=self._address[0] if self._tls else None,
         )
         self._open.add(connection)
         return connection

@@ -10,6 +10,7 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from raw_server import until
 
 from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken, Connection
 from headrace.sidecar.reactive.client import ConnectionPool
@@ -174,6 +175,7 @@ def test_one_that_is_cancelled_before_the_others_of_its_turn_are_sent_is_not_sen
         server = await loop.create_server(Backend, "127.0.0.1", 0)
         pool = ConnectionPool(*server.sockets[0].getsockname(), None, max_response_bytes=100, forbidden=lambda _: "")
         await asyncio.gather(*(pool.request((b"first",), loop.time() + 60) for _ in range(20)))
+        await until(lambda: len(pool._idle) == 20)
         sent: list[Any] = [pool.start((b"<%d>" % number,), 60, ends.put_nowait) for number in range(20)]
         sent[18].cancel()
         assert [isinstance(await asyncio.wait_for(ends.get(), 60), Broken) for _ in sent].count(True) == 1

@@ -31,6 +31,8 @@ MAX_RESPONSE_BYTES: Final = 1_048_576
 _IDLE_SECONDS: Final = 30.0
 _REST_SECONDS: Final = 0.008
 """A connection is used again after one to two times this: a second response to the same request arrives before."""
+_MOST_RESTING: Final = 100
+"""With more, the one that has rested longest is used: a server must not get connections without bound."""
 _DOUBT_SECONDS: Final = 0.1
 """The same for a server that has sent a second response within the last `_DOUBTED_SECONDS`."""
 _DOUBTED_SECONDS: Final = 60.0
@@ -65,9 +67,9 @@ class ConnectionPool:
         self._forbidden = forbidden
         self._idle: deque[Connection] = deque()
         """Connections that may be used again, the one that was used last at the end."""
-        self._resting: list[Connection] = []
+        self._resting: deque[Connection] = deque()
         """Connections whose rest has begun in this period."""
-        self._rested: list[Connection] = []
+        self._rested: deque[Connection] = deque()
         """Connections whose rest ends with this period."""
         self._misses = 0
         """Requests that found no connection; each opens one more."""
@@ -142,15 +144,19 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._idle.extend, self._rested)
         self._rested = self._resting
-        self._resting = []
+        self._resting = deque()
         if self._rested:
             self._rest()
 
     def _kept(self) -> Connection | None:
         """Return the connection that has been idle longest."""
-        while self._idle:
-            connection = self._idle.popleft()
-            if connection.reusable and connection.loop.time() - connection.idle_since <= _IDLE_SECONDS:
+        now = asyncio.get_running_loop().time()
+        while self._idle or (len(self._resting) + len(self._rested) > _MOST_RESTING and now >= self._doubted_until):
+            longest = self._idle or self._rested or self._resting
+            if longest is self._resting and longest[0].idle_since >= now:
+                return None  # all responses arrived in this turn of the loop, which may have more bytes of them
+            connection = longest.popleft()
+            if connection.reusable and now - connection.idle_since <= _IDLE_SECONDS:
                 return connection
             connection.abort()
             self._open.discard(connection)

@@ -112,6 +112,7 @@ class ChildProcess:
                 `stdin` it reads nothing; without `env` it has `child_environment`.
         """
         options = {"stdin": asyncio.subprocess.DEVNULL, "env": child_environment(), **options}
+        options["env"] = dict(options["env"])  # uvloop takes nothing else
         process = await asyncio.create_subprocess_exec(
             *launch_command(command, die_with_parent=True), start_new_session=True, **options
         )

@@ -1,8 +1,8 @@
 """One connection to a backend: it sends a request and accepts only a complete response to it.
 
 HTTP/1.1 does not say which request a response belongs to. So bytes that arrive while no request is in flight close the
-connection. It has also served an earlier request if it was kept: then a response that comes too early, or with more
-bytes behind it, may belong to that one, and the request is sent again on a new connection.
+connection. On a kept connection, a response that is early or has bytes behind it may belong to an earlier request.
+The request is then sent again on a new connection.
 
 Source: RFC 9112.
 """
@@ -57,11 +57,11 @@ class Connection(asyncio.Protocol):
         self,
         max_body_bytes: int,
         released: Callable[["Connection"], None] | None = None,
-        doubted: Callable[[], None] | None = None,
+        repeated: Callable[[], None] | None = None,
     ) -> None:
         """Reject responses with a larger body than `max_body_bytes`.
 
-        `released` is called at the end of a request, `doubted` when the server sends more than one response to it.
+        `released` is called at the end of a request, `repeated` when the server sends more than one response to it.
         """
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         """Whether bytes arrived that belong to no request."""
         self._max_body_bytes = max_body_bytes
         self._released = released
-        self._doubted = doubted
+        self._repeated = repeated
         self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._done: Done | None = None
@@ -252,8 +252,8 @@ class Connection(asyncio.Protocol):
         """Close: bytes arrived that belong to no request."""
         self.is_spoiled = True
         self.abort()
-        if is_response and self._doubted:
-            self._doubted()
+        if is_response and self._repeated:
+            self._repeated()
 
     def _fail(self, why: str, *, resend: bool = False, closed: bool = False) -> None:
         if done := self._done:

@@ -33,9 +33,9 @@ _REST_SECONDS: Final = 0.008
 """A connection is used again after one to two times this: a second response to the same request arrives before."""
 _MOST_RESTING: Final = 100
 """With more, the one that has rested longest is used: a server must not get connections without bound."""
-_DOUBT_SECONDS: Final = 0.1
-"""The same for a server that has sent a second response within the last `_DOUBTED_SECONDS`."""
-_DOUBTED_SECONDS: Final = 60.0
+_LONG_REST_SECONDS: Final = 0.1
+"""The same for a server that has sent a second response within the last `_REPEAT_MEMORY_SECONDS`."""
+_REPEAT_MEMORY_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 16_384
 _MANY: Final = 8
 """Requests in flight from which on those of one turn are sent together."""
@@ -76,7 +76,7 @@ class ConnectionPool:
         self._open: set[Connection] = set()
         self._is_polite = False
         """Whether a connection was silent before its first request."""
-        self._doubted_until = 0.0
+        self._long_rest_until = 0.0
         """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
@@ -137,7 +137,7 @@ class ConnectionPool:
 
     def _rest(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(_DOUBT_SECONDS if loop.time() < self._doubted_until else _REST_SECONDS, self._period_over)
+        loop.call_later(_LONG_REST_SECONDS if loop.time() < self._long_rest_until else _REST_SECONDS, self._period_over)
 
     def _period_over(self) -> None:
         """Put back the connections that were silent for a whole period, after the loop has read what arrived in it."""
@@ -151,7 +151,7 @@ class ConnectionPool:
     def _kept(self) -> Connection | None:
         """Return the connection that has been idle longest."""
         now = asyncio.get_running_loop().time()
-        while self._idle or (len(self._resting) + len(self._rested) > _MOST_RESTING and now >= self._doubted_until):
+        while self._idle or (len(self._resting) + len(self._rested) > _MOST_RESTING and now >= self._long_rest_until):
             longest = self._idle or self._rested or self._resting
             if longest is self._resting and longest[0].idle_since >= now:
                 return None  # all responses arrived in this turn of the loop, which may have more bytes of them
@@ -162,15 +162,15 @@ class ConnectionPool:
             self._open.discard(connection)
         return None
 
-    def _doubt(self) -> None:
+    def _rest_longer(self) -> None:
         """Let connections rest longer: the server has sent more than one response to a request."""
         now = asyncio.get_running_loop().time()
-        if now >= self._doubted_until:
+        if now >= self._long_rest_until:
             log.warning(
                 "%s:%d sent bytes that belong to no request; closed the connection. Send one response per request",
                 *self._address,
             )
-        self._doubted_until = now + _DOUBTED_SECONDS
+        self._long_rest_until = now + _REPEAT_MEMORY_SECONDS
 
     async def _connect(self, end: float) -> Connection:
         if self._closed:
@@ -197,7 +197,7 @@ class ConnectionPool:
 
     async def _open_to(self, address: str) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_response_bytes, self._released, self._doubt),
+            lambda: Connection(self._max_response_bytes, self._released, self._rest_longer),
             address,
             self._address[1],
             ssl=self._tls,

@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 2.0
-"""What the extra `console` installs."""
 
 
 class ConsoleProcess(Service):

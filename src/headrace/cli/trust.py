@@ -41,17 +41,17 @@ def trust(ca: Path | None, certificates: Iterable[Path] = ()) -> ssl.SSLContext:
             return ssl.create_default_context(cafile=ca)
         except ssl.SSLError:
             raise click.UsageError(f"--ca {ca} has no certificates in PEM") from None
-    context, has_own = ssl.create_default_context(), False
+    pinned = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities: it checks no host name
+    pinned.check_hostname = False
+    pinned.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    has_own = False
     for file in certificates:
         with contextlib.suppress(OSError, ValueError):  # a file of another user: the system's authorities decide
             # The first alone: others are of authorities, which sign certificates of other servers too.
             first = _FIRST_CERTIFICATE.search(file.read_text())
-            context.load_verify_locations(cadata=first[0] if first else "")
+            pinned.load_verify_locations(cadata=first[0] if first else "")
             has_own = True
-    if has_own:
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.check_hostname = False
-    return context
+    return pinned if has_own else ssl.create_default_context()
 
 
 def unreachable(base: str, cause: BaseException, limit_seconds: float) -> EnvironmentProblem:

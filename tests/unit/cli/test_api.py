@@ -118,7 +118,9 @@ def test_each_cause_of_no_response_has_a_sentence_of_its_own(server: tuple[str, 
         with pytest.raises(EnvironmentProblem, match=r"pass an address with a name of the certificate"):
             Api(url, tls=trust(tmp_path / "ca.pem")).request("GET", "/")
         # The certificate of headrace.yaml alone, whatever host it names.
-        assert Api(url, tls=trust(None, [tmp_path / "server.pem"])).request("GET", "/") == {"ok": True}
+        pinned = trust(None, [tmp_path / "server.pem"])
+        assert Api(url, tls=pinned).request("GET", "/") == {"ok": True}
+        assert pinned.cert_store_stats()["x509"] == 1  # no authority, because no host name is checked
 
 
 def test_commands_trust_the_file_of_an_authority_or_of_a_folder(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

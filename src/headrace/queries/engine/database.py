@@ -29,6 +29,8 @@ _OF_ENGINE: Final = {
 IN_MEMORY: Final = "1GiB"
 """Memory of an empty database."""
 _LOCKED: Final = "Could not set lock"
+_INVALID: Final = "Detach and reattach"
+"""In the errors of a file that takes no call any more, because memory or disk was too little for its checkpoint."""
 _BROKEN: Final = 70
 """Exit code."""
 _LOCK: Final = "SET GLOBAL TimeZone = 'UTC'; SET enable_external_access = false; SET lock_configuration = true"
@@ -78,7 +80,8 @@ def open_database(
 
 def end_if_broken(cause: BaseException) -> None:
     """End this process if DuckDB runs nothing more after this error: Headrace starts it again from the files."""
-    if isinstance(cause, (duckdb.FatalException, duckdb.InternalException)):
+    invalid = isinstance(cause, duckdb.IOException) and _INVALID in str(cause)
+    if invalid or isinstance(cause, (duckdb.FatalException, duckdb.InternalException)):
         log.critical("DuckDB has failed and runs nothing more: %s", str(cause).splitlines()[0])
         logging.shutdown()
         os._exit(_BROKEN)

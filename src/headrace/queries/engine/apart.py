@@ -23,12 +23,15 @@ _OF_ENGINE: Final = (
 """These say how the engine is. Any other error may be of a record, which only the record alone can show."""
 
 
-def in_parts(run: Callable[[int, int], T], count: int) -> tuple[list[T], dict[int, Exception]]:
+def in_parts(
+    run: Callable[[int, int], T], count: int, *, until_failure: bool = False
+) -> tuple[list[T], dict[int, Exception]]:
     """Run a call over a batch, and over its halves where that fails.
 
     Args:
         run: Takes the index of the first record, and that behind the last.
         count: Records of the batch.
+        until_failure: Whether to leave out what is behind the first record that fails alone.
 
     Returns:
         The results of the parts in their order, and the errors of records that fail alone, by index.
@@ -42,11 +45,11 @@ def in_parts(run: Callable[[int, int], T], count: int) -> tuple[list[T], dict[in
         if isinstance(cause, _OF_ENGINE):
             raise
         run(0, 0)
-        return _halved(run, 0, count, cause)
+        return _halved(run, 0, count, cause, until_failure)
 
 
 def _halved(
-    run: Callable[[int, int], T], start: int, end: int, cause: Exception
+    run: Callable[[int, int], T], start: int, end: int, cause: Exception, until_failure: bool
 ) -> tuple[list[T], dict[int, Exception]]:
     if end - start == 1:
         return [], {start: cause}
@@ -54,12 +57,14 @@ def _halved(
     failed: dict[int, Exception] = {}
     middle = (start + end) // 2
     for part in (start, middle), (middle, end):
+        if failed and until_failure:
+            break
         try:
             results.append(run(*part))
         except Exception as why:  # boundary: likewise
             if isinstance(why, _OF_ENGINE):
                 raise
-            inner, of_records = _halved(run, *part, why)
+            inner, of_records = _halved(run, *part, why, until_failure)
             results += inner
             failed |= of_records
     return results, failed

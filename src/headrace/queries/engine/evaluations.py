@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from headrace.errors import QueriesUnavailable
@@ -45,9 +45,9 @@ class Evaluations(Service):
         """Start nothing: the first batch does."""
 
     async def evaluate(
-        self, batch: EvaluationBatch, requests: Sequence[Evaluate]
+        self, batch: EvaluationBatch, requests: Sequence[Evaluate], is_wanted: Callable[[Evaluate], bool]
     ) -> AsyncGenerator[tuple[Evaluate, Evaluated | RequestFailed | None]]:
-        """Yield each request with its response; None if it could not be interrupted.
+        """Yield each request that is still wanted with its response; None if it could not be interrupted.
 
         Raises:
             QueriesUnavailable: The process does not start.
@@ -59,6 +59,7 @@ class Evaluations(Service):
                 while left:
                     if self._child is None or not self._child.running:
                         await self._start()
+                    left = [request for request in left if is_wanted(request)]  # clients leave meanwhile
                     self._writer.write(frame_of(batch))
                     for request in left:
                         self._writer.write(frame_of(request))

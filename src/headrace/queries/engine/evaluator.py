@@ -98,21 +98,20 @@ class _Evaluator:
         """Return the rows; a record at which the statement fails alone ends them."""
         columns: list[ColumnType] = []
 
-        def run(start: int, end: int) -> tuple[int, list[bytes]]:
+        def run(start: int, end: int) -> list[bytes]:
             part = part_of_fitting(self.connection, start, end, self._count)
             cursor = self.connection.execute(request.statement.over(part))
             writer = RowWriter(cursor, request.form)
             columns[:] = writer.columns
-            return start, writer.texts(cursor.fetchall())
+            return writer.texts(cursor.fetchall())
 
-        parts, failed = in_parts(run, self._count)
-        first = min(failed, default=self._count)
-        rows = [row for start, of_part in parts if start < first for row in of_part]
+        parts, failed = in_parts(run, self._count, until_failure=True)
+        rows = [row for of_part in parts for row in of_part]
         problem = ""
-        if failed:
+        for first, cause in failed.items():
             partition, offset = position_of_fitting(self.connection, self._names, first)
             problem = (
-                f"{failure(request.number, failed[first]).reason} (at partition {partition}, offset {offset}). "
+                f"{failure(request.number, cause).reason} (at partition {partition}, offset {offset}). "
                 "TRY_CAST gives NULL instead of an error; a stream without Last-Event-ID begins behind this record"
             )
         return Evaluated(request.number, columns, rows, problem)

@@ -1,6 +1,7 @@
 """Runs push queries over the records of each transaction: once per statement, for all of its subscribers."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -28,11 +29,16 @@ from headrace.queries.protocol import (
 from headrace.queries.push_statement import PushStatement
 
 _MOST_STATEMENTS: Final = 500
-_FIRST_OFFSETS: Final = 1_000
+_MOST_SECONDS: Final = 30.0
+"""Of all statements over the records of a transaction: the table waits for them."""
+_FIRST_OFFSETS: Final = 100
 _MOST_OFFSETS: Final = 1_000_000
 _LARGE_BYTES: Final = 1 << 20
 """Of the rows of a step of a snapshot; the next one has more offsets after a smaller one, and fewer after a larger."""
+_MOST_TIMES: Final = 8
+"""Rows of more than this multiple are not sent in one step."""
 _TOO_SLOW: Final = f"more than {MOST_BYTES >> 20} MiB of changes wait for the rows that the table has: select fewer"
+_OTHERS: Final = f"the push queries of the table took more than {_MOST_SECONDS:g} s: send the statement again"
 _Group = tuple[PushStatement, Form]
 
 
@@ -121,10 +127,13 @@ class Pushes:
     async def _evaluate_one(self, request: Subscribe, batch: EvaluationBatch) -> Evaluated | RequestFailed | None:
         """Return the response for one statement; None if it could not be interrupted."""
         evaluate = Evaluate(request.number, request.statement, request.form)
-        async with contextlib.aclosing(self._beginnings.evaluate(batch, [evaluate])) as responses:
+        async with contextlib.aclosing(self._beginnings.evaluate(batch, [evaluate], self._waits)) as responses:
             async for _, response in responses:
                 return response
         raise QueriesUnavailable("the statement was not evaluated")
+
+    def _waits(self, request: Evaluate) -> bool:
+        return request.number in self._waiting
 
     def _begin(self, request: Subscribe) -> tuple[Positions, dict[int, tuple[int, int]]]:
         """Take a subscription up, on the thread of the file; return where its changes begin, and what is before."""
@@ -147,6 +156,9 @@ class Pushes:
                 until = min(at + step, end)
                 try:
                     stream = await file.run(self._rows_between, partition, at, until)
+                    if len(stream) > _MOST_TIMES * _LARGE_BYTES and until > at + 1:
+                        step = (until - at + 1) // _MOST_TIMES + 1
+                        continue
                     response = await self._evaluate_one(request, EvaluationBatch(file.described, stream))
                 except (HeadraceError, duckdb.Error) as cause:
                     response = failure(number, cause)
@@ -162,7 +174,7 @@ class Pushes:
                     await self.unsubscribe(number)
                     return False
                 at = until
-                step = min(step * 4, _MOST_OFFSETS) if len(stream) < _LARGE_BYTES else max(step // 4, _FIRST_OFFSETS)
+                step = min(step * 4, _MOST_OFFSETS) if len(stream) < _LARGE_BYTES else max(step // 4, 1)
         return True
 
     def _rows_between(self, partition: int, first: int, end: int) -> bytes:
@@ -182,11 +194,15 @@ class Pushes:
         """Run every statement over the records of a transaction."""
         requests = [Evaluate(at, *key) for at, (key, _) in enumerate(arrived.groups)]
         ended = 0
+        ends_at = time.monotonic() + _MOST_SECONDS
         try:
             if arrived.batch is None:
                 raise QueriesUnavailable("the changes need more memory than there is: send the statement again")
-            async with contextlib.aclosing(self._evaluations.evaluate(arrived.batch, requests)) as responses:
+            evaluating = self._evaluations.evaluate(arrived.batch, requests, lambda request: True)
+            async with contextlib.aclosing(evaluating) as responses:
                 async for request, response in responses:
+                    if time.monotonic() > ends_at:
+                        raise QueriesUnavailable(_OTHERS)
                     key, numbers = arrived.groups[request.number]
                     ended = request.number + 1
                     if isinstance(response, Evaluated):

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from headrace.queries.columns import declared
 from headrace.queries.engine.batch_rows import load_batch
 from headrace.queries.engine.database import open_database
 from headrace.queries.engine.decoding import Decoder
+from headrace.queries.engine.evaluator import _Evaluator
 from headrace.queries.engine.filter import Filters
 from headrace.queries.engine.pull import Pulls, RowWriter
 from headrace.queries.engine.push import Pushes
@@ -63,6 +64,7 @@ class Kept:
         self.connection, paths = open_database(self.config)
         self.codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
         self.statements = Statements(self.connection.cursor())
+        self.evaluator = _Evaluator(256 << 20)
         self.files: dict[str, TableFile] = {}
         for name, config in self.config.tables.items():
             file = self.files[name] = TableFile(self.connection.cursor(), name, config, paths[name])
@@ -77,8 +79,15 @@ class Kept:
         return RowWriter(cursor, "objects").texts(cursor.fetchall())
 
     def pushes(self, name: str, sent: list[Any]) -> Pushes:
-        feed: Any = types.SimpleNamespace(file=self.files[name], on_applied=None)
-        return Pushes(feed, self.statements, sent.append)
+        feed: Any = types.SimpleNamespace(file=self.files[name], key_column="key", pushes=None)
+        evaluations: Any = types.SimpleNamespace(evaluate=self._evaluate)
+        return Pushes(feed, evaluations, evaluations, sent.append)
+
+    async def _evaluate(self, batch: Any, requests: Any) -> AsyncGenerator[Any]:
+        """Respond as the process of push queries does, without it."""
+        self.evaluator.take(batch)
+        for request in requests:
+            yield request, self.evaluator.evaluate(request)
 
     async def evaluate(self, sql: str, records: list[Written], first: int = 0) -> Filtered:
         statement = read_push(sql, {})
@@ -99,6 +108,12 @@ def batch_of(first: int, records: list[Written]) -> RecordBatch:
     return RecordBatch(TopicPartition("t", 0), [*range(first, first + len(keys))], times, keys, values, headers, [])
 
 
+async def applied(pushes: Pushes) -> None:
+    arrived = pushes.take_arrived()
+    assert arrived
+    await pushes.applied(arrived, {0: COUNT})
+
+
 @pytest.mark.parametrize("name", TABLES)
 async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, name: str) -> None:
     """Nor whether it is corrupt. Statements, keys, changes, snapshots and standing queries show the same rows."""
@@ -109,10 +124,10 @@ async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, na
     pushes = kept.pushes("together", sent)
     statement = read_push("SELECT * FROM together", {})
     for number, form in enumerate(forms):
-        pushes._begin(Subscribe(number, "together", statement, form), {"together": "key"})
+        await pushes.subscribe(Subscribe(number, "together", statement, form))
     sent.clear()
     kept.apply("together", 0, AMONG)
-    pushes._applied({0: COUNT})
+    await applied(pushes)
     kept.apply("latest", 0, AMONG)
     for at, record in enumerate(HOSTILE):
         kept.apply("alone", 2 * at, [record])
@@ -131,7 +146,7 @@ async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, na
     assert sent[0].rows == rows
     assert [[*json.loads(row).values()] for row in rows] == [json.loads(row) for row in sent[1].rows]
     snapshot: list[Any] = []
-    kept.pushes("together", snapshot)._begin(Subscribe(1, "together", statement, "objects", {}), {"together": "key"})
+    await kept.pushes("together", snapshot).subscribe(Subscribe(1, "together", statement, "objects", {}))
     assert isinstance(snapshot[0], PushBegun)
     assert [row for message in snapshot[1:] for row in message.rows] == rows
     standing = await kept.evaluate("SELECT * FROM together", AMONG)
@@ -167,11 +182,11 @@ async def test_a_statement_fails_at_the_records_at_which_it_fails_alone(tmp_path
     }
     sent: list[Any] = []
     pushes = kept.pushes("json", sent)
-    pushes._begin(Subscribe(1, "json", read_push(sql, {}), "objects"), {"json": "key"})
-    pushes._begin(Subscribe(2, "json", read_push("SELECT key FROM json", {}), "objects"), {"json": "key"})
+    await pushes.subscribe(Subscribe(1, "json", read_push(sql, {}), "objects"))
+    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT key FROM json", {}), "objects"))
     sent.clear()
     kept.apply("json", 0, AMONG)
-    pushes._applied({0: COUNT})
+    await applied(pushes)
     failed = [at for at, (kind, _) in together.problems.items() if kind == "failed"]
     before = [row for row in together.rows[: min(failed, default=COUNT)] if row is not None]
     changes = [message for message in sent if isinstance(message, Changes)]

@@ -89,7 +89,6 @@ class ClientConnection(asyncio.Protocol):
     """Number of heads that have begun."""
     _url = b""
     _fields: list[tuple[bytes, bytes]]
-    _expects_continue = False
     _repeated: tuple[bytes, int, HttpRequest] | None = None
     """The head of the latest direct request, the length of the request, and the request itself."""
 
@@ -141,6 +140,8 @@ class ClientConnection(asyncio.Protocol):
             self.shared.slices.wait(self.read_waiting)
 
     def eof_received(self) -> bool:
+        if self._waiting:
+            self.read_waiting()
         if self._arrival:
             self._arrival.client_ends()
         request = self.request
@@ -158,8 +159,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        if self._is_refused or self._parser is None:
-            return  # closing with unread bytes would cut off the response
+        if self._is_refused or self.transport.is_closing():
+            return  # nobody gets a response any more; and closing with unread bytes would cut off the response
         size = len(data)
         self.received_bytes += size
         repeated = self._repeated
@@ -171,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         self._bare_bytes += size
         try:
             self._feed(data)
-        except AmbiguousRequest as error:
+        except HeadraceError as error:
             self._refuse(error)
         except httptools.HttpParserError:
             self._refuse(AmbiguousRequest("the bytes are not a valid HTTP request, or are ambiguous"))
@@ -185,16 +186,18 @@ class ClientConnection(asyncio.Protocol):
             self.hold(size)
         self._chunk = b""
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         while data:
             try:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as switch:
                 # Headrace ignores Upgrade. This parser has skipped the body, so another one reads the request.
-                data = head_without_upgrade(self._parser, self._url, self._fields) + data[switch.args[0] :]
+                head = head_without_upgrade(self._parser, self._url, self._fields)
+                data = memoryview(data)[switch.args[0] :]  # not copied: there may be thousands in one piece
                 self._parser = request_parser(self)
                 self._heads -= 1
+                self._parser.feed_data(head)
 
     def _is_between(self) -> bool:
         """Return whether the next byte is the first one of a request that can be served at once."""
@@ -243,7 +246,6 @@ class ClientConnection(asyncio.Protocol):
         self._heads += 1
         self._url = b""
         self._fields = []
-        self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -254,10 +256,7 @@ class ClientConnection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"the trailers are larger than {MAX_HEAD_BYTES} bytes: send less"))
             return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
-        self._fields.append((name, value))
+        self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._is_refused:
@@ -273,7 +272,6 @@ class ClientConnection(asyncio.Protocol):
         if (self.kind != "requests" or not self._url.startswith(b"/producers/")) and not self._may_send():
             return
         request = request_of(self, self._parser, self._url, self._fields)
-        request.expects_continue = self._expects_continue and request.version != "1.0"
         waits = self.request is not None and not self.request.is_complete
         if self._head_bytes or len(self._chunk) > MAX_HEAD_BYTES:
             request.has_long_head = is_long_head(self._url, self._fields)
@@ -320,6 +318,9 @@ class ClientConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         request = self.request
         if self._is_refused or self.in_head or request is None:
+            return
+        if self._head_bytes and request.keep_alive and not self._parser.should_keep_alive():  # it would read no more
+            self._refuse(AmbiguousRequest("a trailer ends the connection: send Connection as a header"))
             return
         self._bare_bytes = self._head_bytes = 0
         request.has_more = False

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 import httptools
 
-from headrace.errors import AmbiguousRequest
+from headrace.errors import AmbiguousRequest, HeadersTooLarge
 from headrace.http.request import MAX_HEAD_BYTES, Headers, HttpRequest, RequestConnection
+from headrace.http.request_checks import MAX_HEADERS
 
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~-]+)+")
@@ -32,10 +33,13 @@ def head_without_upgrade(parser: Any, url: bytes, fields: Headers) -> bytes:
 
     Raises:
         AmbiguousRequest: It is a head of CONNECT, at which a parser always stops.
+        HeadersTooLarge: It is above a limit with that header.
     """
     method = parser.get_method()
     if method == b"CONNECT":
         raise AmbiguousRequest("CONNECT asks for a tunnel, and Headrace is not a proxy")
+    if len(fields) > MAX_HEADERS or is_long_head(url, fields):
+        raise HeadersTooLarge(f"the head is above {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers: send less")
     lines = [b"%b: %b\r\n" % field for field in fields if field[0] != b"upgrade"]
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, parser.get_http_version().encode(), b"".join(lines))
 
@@ -64,5 +68,6 @@ def request_of(
         path = found.path or b"/"
         request = HttpRequest(connection, method, path, found.query or b"", fields, version)
         request.path = unquote(path.decode("ascii"))
+    request.expects_continue = version != "1.0" and request.headers.get(b"expect", b"").lower() == b"100-continue"
     request.keep_alive = version != "1.0" and parser.should_keep_alive()
     return request

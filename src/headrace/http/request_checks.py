@@ -28,7 +28,7 @@ _ONCE: Final = b"""
 _VERSIONS: Final = ("1.1", "1.0")
 _OWN_SITE: Final = (b"same-origin", b"none")
 """Values of a browser's `Sec-Fetch-Site`: the page has this origin, or the user typed the address."""
-_MAX_HEADERS: Final = 100
+MAX_HEADERS: Final = 100
 _MAX_PATH_BYTES: Final = 8192
 
 
@@ -51,7 +51,7 @@ class RequestChecks:
         """
         headers = request.headers
         given = len(request.fields)
-        if given != len(headers) or given > _MAX_HEADERS:
+        if given != len(headers) or given > MAX_HEADERS:
             self._check_headers(request)
         if request.has_long_head or len(request.target) + len(request.query) > _MAX_PATH_BYTES:
             raise HeadersTooLarge(f"the head is above {MAX_HEAD_BYTES} bytes, or the path above {_MAX_PATH_BYTES}")
@@ -69,8 +69,8 @@ class RequestChecks:
 
     def _check_headers(self, request: HttpRequest) -> None:
         names = [name for name, _ in request.fields]
-        if len(names) > _MAX_HEADERS:
-            raise HeadersTooLarge(f"more than {_MAX_HEADERS} headers: send fewer")
+        if len(names) > MAX_HEADERS:
+            raise HeadersTooLarge(f"more than {MAX_HEADERS} headers: send fewer")
         if twice := next((name for name in _ONCE if names.count(name) > 1), None):
             raise AmbiguousRequest(f"the header {twice.decode()} is repeated: send it once")
 

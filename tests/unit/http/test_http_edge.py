@@ -150,6 +150,10 @@ async def test_bytes_of_one_request_are_not_those_of_another(server: Any) -> Non
         assert (await server.read(reader)).status == 431
     assert [record.key for record in server.kafka.records] == [None, None]
     reader, writer = await server.connect()
+    writer.write(chunked(b"v", end=b"0\r\nConnection: close\r\n\r\n") + raw)  # the parser would read no more
+    assert (await server.read(reader)).status == 400
+    assert await reader.read() == b""
+    reader, writer = await server.connect()
     writer.write(post(RECORD))
     writer.write_eof()
     assert (await server.read(reader)).status == 200

@@ -277,3 +277,21 @@ def test_no_bytes_of_a_body_are_read_as_a_head(request: pytest.FixtureRequest) -
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+async def test_what_waits_for_a_later_turn_is_read_before_an_end_and_not_behind_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A half-closed client gets its response; nothing is served once the connection is closed."""
+    monkeypatch.setattr("headrace.http.shared._SLICE_SECONDS", 0.0)
+    for end in (ClientConnection.eof_received, ClientConnection.shut_down):
+        application, wire = Recorder(), Wire()
+        connection = ClientConnection(Shared({"requests": 1, "reads": 1}, application, "http", lambda *_: None))  # type: ignore[arg-type, return-value]
+        connection.connection_made(wire)
+        connection.data_received(b"GET /direct HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert not wire.sent
+        end(connection)
+        connection.read_waiting()
+        assert (len(application.requests), wire.sent[:13]) == (
+            (1, b"HTTP/1.1 200 ") if end.__name__[0] == "e" else (0, b"")
+        )

@@ -87,8 +87,10 @@ async def test_what_two_readers_may_read_differently_is_refused(server: Any) -> 
         ["X: " + "x" * 40_000],
         ["X: " + "x" * 200_000],
         [f"X-{n}: {'x' * 4000}" for n in range(20)],
+        ["Connection: Upgrade", "Upgrade: " + "x" * 40_000],
+        ["Connection: Upgrade", *["Upgrade: x"] * 100],
     ],
-    ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20"],
+    ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20", "what is ignored", "101 that are ignored"],
 )
 async def test_large_heads_are_refused(server: Any, headers: list[str]) -> None:
     """Row H3, whether they come at once or in pieces, and whatever follows; what came before does not count."""

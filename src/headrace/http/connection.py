@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _read(self, data: bytes) -> None:
         if self._is_refused or self.transport.is_closing():
-            return  # nobody gets a response any more; and closing with unread bytes would cut off the response
+            return  # no client gets a response any more; and closing with unread bytes would cut off the response
         size = len(data)
         self.received_bytes += size
         repeated = self._repeated

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import json
 import types
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.compute as pc
 import pytest
 from yaml_table import table
@@ -20,9 +21,9 @@ from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.queries.columns import declared
 from headrace.queries.engine.batch_rows import load_batch
-from headrace.queries.engine.database import open_database
+from headrace.queries.engine.database import end_if_broken, open_database
 from headrace.queries.engine.decoding import Decoder
-from headrace.queries.engine.evaluator import _Evaluator
+from headrace.queries.engine.evaluations import Evaluations
 from headrace.queries.engine.filter import Filters
 from headrace.queries.engine.pull import Pulls, RowWriter
 from headrace.queries.engine.push import Pushes
@@ -61,10 +62,10 @@ class Kept:
     def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:
         settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": tables}
         self.config = HeadraceConfig.model_validate(settings)
-        self.connection, paths = open_database(self.config)
+        self.connection, paths = open_database(self.config, lossless=True)
         self.codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
         self.statements = Statements(self.connection.cursor())
-        self.evaluator = _Evaluator(256 << 20)
+        self.evaluations = Evaluations("push queries", 256 << 20)
         self.files: dict[str, TableFile] = {}
         for name, config in self.config.tables.items():
             file = self.files[name] = TableFile(self.connection.cursor(), name, config, paths[name])
@@ -79,15 +80,12 @@ class Kept:
         return RowWriter(cursor, "objects").texts(cursor.fetchall())
 
     def pushes(self, name: str, sent: list[Any]) -> Pushes:
-        feed: Any = types.SimpleNamespace(file=self.files[name], key_column="key", pushes=None)
-        evaluations: Any = types.SimpleNamespace(evaluate=self._evaluate)
-        return Pushes(feed, evaluations, evaluations, sent.append)
+        feed: Any = types.SimpleNamespace(file=self.files[name], key_column="key")
+        return Pushes(feed, self.evaluations, self.evaluations, sent.append)
 
-    async def _evaluate(self, batch: Any, requests: Any) -> AsyncGenerator[Any]:
-        """Respond as the process of push queries does, without it."""
-        self.evaluator.take(batch)
-        for request in requests:
-            yield request, self.evaluator.evaluate(request)
+    async def close(self) -> None:
+        await self.evaluations.stop()
+        self.connection.close()
 
     async def evaluate(self, sql: str, records: list[Written], first: int = 0) -> Filtered:
         statement = read_push(sql, {})
@@ -103,15 +101,15 @@ class Kept:
         return response
 
 
+async def applied(pushes: Pushes, positions: dict[int, int]) -> None:
+    arrived = pushes.take_arrived()
+    assert arrived
+    await pushes.applied(arrived, positions)
+
+
 def batch_of(first: int, records: list[Written]) -> RecordBatch:
     keys, values, times, headers = (list(column) for column in zip(*records, strict=True))
     return RecordBatch(TopicPartition("t", 0), [*range(first, first + len(keys))], times, keys, values, headers, [])
-
-
-async def applied(pushes: Pushes) -> None:
-    arrived = pushes.take_arrived()
-    assert arrived
-    await pushes.applied(arrived, {0: COUNT})
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -127,7 +125,7 @@ async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, na
         await pushes.subscribe(Subscribe(number, "together", statement, form))
     sent.clear()
     kept.apply("together", 0, AMONG)
-    await applied(pushes)
+    await applied(pushes, {0: COUNT})
     kept.apply("latest", 0, AMONG)
     for at, record in enumerate(HOSTILE):
         kept.apply("alone", 2 * at, [record])
@@ -156,7 +154,7 @@ async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, na
         key = GOOD[0].decode()  # type: ignore[union-attr]
         Pulls(kept.connection, kept.statements, {"latest": "key"}, found.set_result).look_up(Lookup(1, "latest", key))
         assert [(await found).row] == newest
-    kept.connection.close()
+    await kept.close()
 
 
 async def test_values_fit_their_columns_at_any_depth_or_their_record_is_corrupt(tmp_path: Path) -> None:
@@ -186,7 +184,7 @@ async def test_a_statement_fails_at_the_records_at_which_it_fails_alone(tmp_path
     await pushes.subscribe(Subscribe(2, "json", read_push("SELECT key FROM json", {}), "objects"))
     sent.clear()
     kept.apply("json", 0, AMONG)
-    await applied(pushes)
+    await applied(pushes, {0: COUNT})
     failed = [at for at, (kind, _) in together.problems.items() if kind == "failed"]
     before = [row for row in together.rows[: min(failed, default=COUNT)] if row is not None]
     changes = [message for message in sent if isinstance(message, Changes)]
@@ -194,7 +192,7 @@ async def test_a_statement_fails_at_the_records_at_which_it_fails_alone(tmp_path
     reasons = [message.reason for message in sent if isinstance(message, Ended)]
     assert [f"offset {min(failed)})" in reason for reason in reasons] == [True] * bool(failed)
     assert any(2 in message.numbers for message in changes), "others go on"
-    kept.connection.close()
+    await kept.close()
 
 
 @pytest.mark.parametrize("condition", table(__file__, "conditions"))
@@ -235,3 +233,36 @@ def test_a_record_that_fails_alone_for_any_reason_is_corrupt(tmp_path: Path, mon
     with pytest.raises(Exception, match="planted"):
         kept.apply("json", 9, [GOOD])
     assert kept.files["json"].corrupt.count == 1
+
+
+async def test_push_queries_of_hard_records_end_in_time_and_at_the_first_failure(tmp_path: Path) -> None:
+    """However many records fail, and however large the rows are that a client has not seen."""
+    kept = Kept(tmp_path, {"json": {**TABLES["json"], "kind": "log"}})
+    count = 3_000
+    sent: list[Any] = []
+    pushes = kept.pushes("json", sent)
+    statement = read_push('SELECT error("offset"::VARCHAR) AS x FROM json WHERE "offset" > 0', {})
+    await pushes.subscribe(Subscribe(1, "json", statement, "objects"))
+    kept.apply("json", 0, [GOOD] * count)
+    await applied(pushes, {0: count})
+    assert "offset 1)" in sent[-1].reason
+    kept.apply("json", count, [(b'"k"', b'"%b"' % (b"x" * 100_000), NOW, None)] * 200)
+    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT * FROM json", {}), "objects", {0: count}))
+    sizes = [sum(map(len, message.rows)) for message in sent if getattr(message, "numbers", None) == [2]]
+    assert sum(sizes) > 20_000_000
+    assert max(sizes) < 16 << 20, "so much may wait for a client"
+    await kept.close()
+
+
+def test_a_file_that_could_not_be_checkpointed_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB takes no call to it any more, and the files have what was committed."""
+    ends: list[int] = []
+    monkeypatch.setattr("os._exit", ends.append)
+    connection = duckdb.connect()
+    connection.execute(f"ATTACH '{tmp_path / 'f.duckdb'}' AS f; CREATE TABLE f.t AS SELECT 1 AS n")
+    connection.execute("SET debug_checkpoint_abort = 'before_header'")
+    for sql in "CHECKPOINT f", "SELECT * FROM f.t":
+        with pytest.raises(duckdb.Error) as caught:
+            connection.execute(sql)
+    end_if_broken(caught.value)
+    assert ends

@@ -45,9 +45,9 @@ class Evaluations(Service):
         """Start nothing: the first batch does."""
 
     async def evaluate(
-        self, batch: EvaluationBatch, requests: Sequence[Evaluate], is_wanted: Callable[[Evaluate], bool]
+        self, batch: EvaluationBatch, requests: Sequence[Evaluate], is_pending: Callable[[Evaluate], bool]
     ) -> AsyncGenerator[tuple[Evaluate, Evaluated | RequestFailed | None]]:
-        """Yield each request that is still wanted with its response; None if it could not be interrupted.
+        """Yield each request that is still pending with its response; None if it could not be interrupted.
 
         Raises:
             QueriesUnavailable: The process does not start.
@@ -59,7 +59,7 @@ class Evaluations(Service):
                 while left:
                     if self._child is None or not self._child.running:
                         await self._start()
-                    left = [request for request in left if is_wanted(request)]  # clients leave meanwhile
+                    left = [request for request in left if is_pending(request)]  # clients leave meanwhile
                     self._writer.write(frame_of(batch))
                     for request in left:
                         self._writer.write(frame_of(request))

@@ -259,7 +259,6 @@ def test_an_instance_is_created_with_kafkas_names(url: str, site: Scenario, sour
     ]
     refusals = {
         "heartbeat.interval.ms": (20_000, "ERR12201"),
-        "session.timeout.ms": (400_000, "ERR12201"),
         "isolation.level": ("none", "ERR12201"),
         "isolation_level": ("read_committed", "ERR11004"),
         "auto.commit.enable": ("perhaps", "ERR11004"),

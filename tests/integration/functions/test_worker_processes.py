@@ -185,6 +185,7 @@ def test_a_worker_imports_little() -> None:
         "headrace.errors",
         *(f"headrace.config{name}" for name in ("", ".format_list")),
         *(f"headrace.formats{name}" for name in ("", ".plain", ".schema_codec")),
+        "headrace.extras",
         "headrace.functions",
         "headrace.functions.sdk",
         "headrace.functions.protocol",

@@ -1,7 +1,6 @@
 """Has push queries evaluated by a process of the engine's own, and ends that process when one cannot be interrupted."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
@@ -113,6 +112,8 @@ class Evaluations(Service):
             self._child = None
 
     async def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._end()
+        child = self._child
+        self._end()
+        if child:
+            await child.process.wait()
         await super().stop()

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 from headrace.records import OutgoingRecord
 from headrace.testing import HeadraceProcess, PlannedResponse, RecordingBackend
 from headrace.testing.scenario import Scenario
+from tests.table_process import TableProcess
 
 SQL = 'SELECT key, n * 2 AS twice, "offset" AS at FROM stock WHERE n < 5 EMIT CHANGES'
 RETRY = {"attempts": 2, "first_delay_seconds": 0.05, "max_delay_seconds": 0.2}
 
 
 def kill_engine(process: HeadraceProcess) -> None:
-    pid = process.server.id.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [engine] = [
-        int(child) for child in children if b"headrace.queries.engine" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
-    os.kill(engine, signal.SIGKILL)
+    TableProcess(process).kill_engine()
 
 
 def write(site: Scenario, topic: str, start: int, count: int) -> None:

@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         """When the last response was complete, on the loop's clock; 0 before the first one."""
         self.is_spoiled = False
         """Whether bytes arrived that belong to no request."""
+        self._is_lost = False
         self._max_body_bytes = max_body_bytes
         self._released = released
         self._repeated = repeated
@@ -94,8 +95,9 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self._end = end
         self._done = done
-        if self.is_spoiled:
-            self.loop.call_soon(functools.partial(self._fail, _UNASKED, resend=True))
+        if self.is_spoiled or self._is_lost:  # with TLS, a write to a lost connection would raise nothing
+            why = _UNASKED if self.is_spoiled else "it closed the connection without a response"
+            self.loop.call_soon(functools.partial(self._fail, why, resend=True))
             return
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
@@ -174,6 +176,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, cause: Exception | None) -> None:
         self.reusable = False
+        self._is_lost = True
         if self._timer:
             self._timer.cancel()
         if self._done:

@@ -98,8 +98,10 @@ async def test_a_token_goes_with_every_request_and_is_replaced_once(tmp_path: Pa
 
     refused = b"HTTP/1.1 401 U\r\nContent-Length: 0\r\n\r\n"
     denied = b'HTTP/1.1 401 U\r\nContent-Length: 26\r\n\r\n{"error":"invalid_client"} '[:-1]
-    tokens = always(granted("one"), granted("two"), granted("three"), denied)
-    async with served(tokens) as giver, served(always(OK, OK, refused, OK, refused, refused, refused)) as server:
+    # A connection rests after a response, so the next request has another one.
+    tokens = [always(each, then="close") for each in (granted("one"), granted("two"), granted("three"), denied)]
+    answers = [always(each, then="close") for each in (OK, OK, refused, OK, refused, refused, refused)]
+    async with served(*tokens) as giver, served(*answers) as server:
         oauth = {"token_url": giver.url, "client_id": "me:x", "client_secret": "hush hush", "scope": "a b"}
         backend = BackendConfig.model_validate({"url": server.url, "oauth": oauth})
         client = client_of(backend, SystemClock())

@@ -67,9 +67,8 @@ class Connection(asyncio.Protocol):
         """Whether the last response was complete and left the connection fit for another request."""
         self.idle_since = 0.0
         """When the last response was complete, on the loop's clock; 0 before the first one."""
-        self.is_spoiled = False
-        """Whether bytes arrived that belong to no request."""
-        self._is_lost = False
+        self.refusal = ""
+        """Why it takes no request any more: bytes arrived that belong to no request, or it is closed."""
         self._max_body_bytes = max_body_bytes
         self._released = released
         self._repeated = repeated
@@ -95,9 +94,8 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self._end = end
         self._done = done
-        if self.is_spoiled or self._is_lost:  # with TLS, a write to a lost connection would raise nothing
-            why = _UNASKED if self.is_spoiled else "it closed the connection without a response"
-            self.loop.call_soon(functools.partial(self._fail, why, resend=True))
+        if self.refusal:  # with TLS, a write to a closed connection would raise nothing
+            self.loop.call_soon(functools.partial(self._fail, self.refusal, resend=True))
             return
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
@@ -176,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, cause: Exception | None) -> None:
         self.reusable = False
-        self._is_lost = True
+        self.refusal = self.refusal or "it closed the connection without a response"
         if self._timer:
             self._timer.cancel()
         if self._done:
@@ -253,7 +251,7 @@ class Connection(asyncio.Protocol):
 
     def _spoil(self, *, is_response: bool) -> None:
         """Close: bytes arrived that belong to no request."""
-        self.is_spoiled = True
+        self.refusal = _UNASKED
         self.abort()
         if is_response and self._repeated:
             self._repeated()

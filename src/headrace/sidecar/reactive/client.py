@@ -114,7 +114,7 @@ class ConnectionPool:
         connection = await self._connect(end)
         if not self._is_polite:
             await asyncio.sleep(_REST_SECONDS)
-            self._is_polite = not connection.is_spoiled
+            self._is_polite = not connection.refusal
         return await connection.ask(request, end)
 
     def close(self) -> None:

@@ -114,9 +114,12 @@ def test_the_service_manager_is_told(
             return any(text in each for each in told) or "nobody" in address
 
         variables = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"}
-        process = headrace({**site.config, "reactive_consumers": push(topic(), backend)}, wait=False, env=variables)
-        for text in ("reactive push consumer: ", "WATCHDOG=1", "READY=1\nSTATUS=ready"):
+        later = topic() + "-later"  # the start waits for this topic until it is created
+        process = headrace({**site.config, "reactive_consumers": push(later, backend)}, wait=False, env=variables)
+        for text in ("reactive push consumer: ", "WATCHDOG=1"):
             site.wait_until(lambda text=text: is_told(text), text, 30)
+        site.cli("topics", "create", later, "--partitions", "1")
+        site.wait_until(lambda: is_told("READY=1\nSTATUS=ready"), "ready", 30)
         process.wait_ready()
         told.clear()
         site.wait_until(lambda: is_told("WATCHDOG=1"), "another sign of life", 30)

@@ -88,8 +88,9 @@ def test_what_has_no_effect_is_named(
     """Nuclio ignores it silently; here the log has a warning with its line, and the file loads."""
     [trigger] = load(tmp_path, before + with_attributes() + after).kafka_triggers
     assert trigger.name == "k"
-    assert sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in caplog.records) == named
-    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    logged = [record for record in caplog.records if record.name.startswith("headrace.")]
+    assert sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in logged) == named
+    assert {record.levelname for record in logged} == {"WARNING"}
 
 
 @pytest.mark.parametrize(("handler", "expected"), table(__file__, "a_check_finds_the_handler_without_running"))

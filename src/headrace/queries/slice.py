@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
@@ -25,7 +26,7 @@ from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.pull import RowWriter
 from headrace.queries.engine.statements import Statements, refused
 from headrace.queries.engine.table_file import TableFile
-from headrace.queries.inference import Structure, format_of, inferred, merged, structure_of
+from headrace.queries.inference import format_of, inferred
 from headrace.queries.registered_columns import registered_columns
 from headrace.records import Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import LoopThread, run_blocking
@@ -117,13 +118,17 @@ class SliceReader:
         with _in_words():
             self._connection.execute(f"ATTACH ':memory:' AS {quoted(f'{spec.topic}_file')}")
             file = TableFile(self._connection, spec.topic, config, Path())
-            file.open(self._inferred(config, records) if values is None else values)
+            values, more = (values, 0) if values is not None else self._inferred(config, records)
+            file.open(values)
             for start in range(0, len(records), _APPLIED):
                 file.apply(records.slice(start, _APPLIED), {})
         self.columns[spec.topic] = file.described
         if file.corrupt.count:
             text = f"{spec.topic}: records left out: {file.corrupt.count}; the last is {file.corrupt.last}"
             remarks.append(f"{text}. Values were read as {config.value_format}, keys as {config.key_format}")
+        if more:
+            text = f"{spec.topic}: records with fields that few others have: {more}. Those fields are no columns"
+            remarks.append(f"{text}; `headrace consume` shows them")
         if not len(records):
             remarks.append(f"{spec.topic}: no records in this slice")
         return remarks
@@ -136,22 +141,22 @@ class SliceReader:
         except (FormatError, ConfigError):  # it is of another subject; the records have columns, too
             return None
 
-    def _inferred(self, config: TableConfig, records: pa.Table) -> list[Column] | None:
+    def _inferred(self, config: TableConfig, records: pa.Table) -> tuple[list[Column] | None, int]:
         if config.value_format != "json" and not needs_registry(config):
-            return None
+            return None, 0
         run = self._connection.execute
         self._connection.register("slice", records)
         try:
             objects, valid = run(f"SELECT count(*) FILTER ({_IS_OBJECT}), count(v) {_VALUES}").fetchall()[0]
             if 2 * objects <= valid:
-                return None
-            found: Structure = {}
+                return None, 0
+            counts: Counter[str] = Counter()
             for start in range(0, len(records), _INFERRED):  # DuckDB keeps what it has parsed until the end
-                part = f"json_group_structure(v) {_VALUES.replace('slice', 'part')} WHERE {_IS_OBJECT}"
                 self._connection.register("part", records.slice(start, _INFERRED))
-                found = merged(found, structure_of(run(f"SELECT {part}").fetchall()[0][0]))
+                part = f"json_structure(v), count(*) {_VALUES.replace('slice', 'part')} WHERE {_IS_OBJECT} GROUP BY 1"
+                counts.update(dict(run(f"SELECT {part}").fetchall()))
                 self._connection.unregister("part")
-            return inferred(found)
+            return inferred(counts)
         finally:
             self._connection.unregister("slice")
 

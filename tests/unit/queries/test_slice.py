@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from yaml_table import table
 
-from headrace.config.kafka import SchemaRegistryConfig
+from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.errors import HeadraceError
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.inference import format_of, inferred, merged
+from headrace.queries.inference import format_of, inferred, usual
 from headrace.queries.record_filter import RecordFilter
-from headrace.queries.slice import newest
+from headrace.queries.slice import SliceReader, SliceSpec, newest
 from headrace.records import Record, TopicPartition
 from headrace.runtime import SystemClock
 
@@ -65,16 +67,73 @@ def test_formats_by_content(payloads: list[str], of_keys: bool, expected: str) -
 @pytest.mark.parametrize(("structure", "expected"), table(__file__, "structures"))
 def test_columns_by_content(structure: Any, expected: dict[str, str] | None) -> None:
     """Integers have a sign; what SQL cannot tell apart, or would be thousands of columns, stays JSON."""
-    columns = inferred(structure)
-    assert (columns and {column.name: column.type for column in columns}) == expected
-    assert inferred({f"f{number}": "VARCHAR" for number in range(300)}) is None
+    for count in (1, 100):
+        columns, _ = inferred({json.dumps(structure): count})
+        assert (columns and {column.name: column.type for column in columns}) == expected
+    assert inferred({json.dumps({f"f{number}": "VARCHAR" for number in range(300)}): 1}) == (None, 0)
 
 
-@pytest.mark.parametrize(("one", "other", "expected"), table(__file__, "merged"))
-def test_columns_of_a_slice_are_those_of_its_parts(one: Any, other: Any, expected: Any) -> None:
-    """A large slice is looked at in parts; the order of the parts does not matter."""
-    assert merged(one, other) == merged(other, one) == expected
-    assert merged({}, one) == one
+@pytest.mark.parametrize(("one", "other", "expected"), table(__file__, "both"))
+def test_columns_of_records_of_two_kinds(one: Any, other: Any, expected: Any) -> None:
+    """Numbers become one type, and other differences become JSON; the order does not matter."""
+    assert usual([(one, 1), (other, 1)]) == usual([(other, 5), (one, 5)]) == expected
+
+
+GOOD = [b'{"id": %d, "place": {"city": "Bonn"}, "tags": ["a"], "at": "2026-01-01"}' % n for n in range(20)]
+FIELDS = ("id", "place", "tags", "at")
+SHOWN = {
+    "an object for a text": b'{"id": 7, "at": {"year": 2026}}',
+    "an empty inner object": b'{"id": 7, "place": {}}',
+    "a name of SQL": b'{"id": 7, "from": 5}',
+    "a large number": b'{"id": 123456789012345678901234567890}',
+    "no number": b'{"id": NaN}',
+    "twice a field": b'{"id": 7, "id": "x"}',
+    "an empty object": b"{}",
+    "no value": None,
+}
+LEFT_OUT = {
+    "another kind of field": b'{"id": "x", "place": {"city": "Bonn"}, "tags": ["a"], "at": "2026-01-01"}',
+    "a list for an object": b'{"id": 7, "place": [1]}',
+    "no text": b'{"id": 7, "at": "\\ud800"}',
+    "no object": b"[1]",
+    "no JSON": b"\xff\xfe",
+}
+IN_PART = {
+    "names that differ in case": b'{"id": 7, "ID": 8}',
+    "names of built-in columns": b'{"id": 7, "record_key": 8}',
+    "hundreds of fields": b'{"id": 7, %s}' % b", ".join(b'"f%d": 1' % n for n in range(500)),
+    "hundreds of inner fields": b'{"id": 7, "place": {%s}}' % b", ".join(b'"f%d": 1' % n for n in range(500)),
+    "a thousand levels": b'{"id": 7, "deep": ' + b"[" * 1_000 + b"]" * 1_000 + b"}",
+}
+ODD = SHOWN | LEFT_OUT | IN_PART
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_one_record_does_not_change_what_the_others_are(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """Wherever it is: their rows are as without it, and what is left out of it is told."""
+    before, _ = read_rows(monkeypatch, GOOD)
+    for at in 0, 10, 20:
+        rows, told = read_rows(monkeypatch, [*GOOD[:at], ODD[odd], *GOOD[at:]])
+        others = [{name: row[name] for name in FIELDS} for row in rows if row["offset"] != at]
+        assert others == [{name: row[name] for name in FIELDS} for row in before]
+        assert (len(told), len(rows)) == (0 if odd in SHOWN else 1, 20 if odd in LEFT_OUT else 21)
+
+
+def read_rows(monkeypatch: pytest.MonkeyPatch, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what `headrace sql` finds in a topic of one partition with these values, and what it says of them."""
+
+    async def window(*_: object) -> AsyncIterator[list[Record]]:
+        yield [Record("t", 0, at, 1_700_000_000_000, b"k", value) for at, value in enumerate(values)]
+
+    monkeypatch.setattr("headrace.queries.slice.read_window", window)
+
+    async def read() -> tuple[SliceReader, list[str]]:
+        registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
+        reader = SliceReader(Codecs(registry), registry)
+        return reader, await reader.add(KafkaConfig(), SliceSpec("t", {}, {}))
+
+    reader, told = asyncio.run(read())
+    return [json.loads(row) for row in reader.rows('SELECT * FROM t ORDER BY "offset"')[1]], told
 
 
 @pytest.mark.parametrize(("sizes", "most", "expected"), table(__file__, "shares"))

@@ -28,6 +28,7 @@ from headrace.queries.engine.filter import Filters
 from headrace.queries.engine.pull import Pulls, RowWriter
 from headrace.queries.engine.push import Pushes
 from headrace.queries.engine.statements import Statements
+from headrace.queries.engine.table_feed import TableFeed
 from headrace.queries.engine.table_file import TableFile
 from headrace.queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
 from headrace.queries.push_statement import read_push
@@ -59,8 +60,8 @@ COUNT = len(AMONG)
 class Kept:
     """Tables of a folder as the engine has them, without Kafka."""
 
-    def __init__(self, folder: Path, tables: Mapping[str, Any]) -> None:
-        settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": tables}
+    def __init__(self, folder: Path, tables: Mapping[str, Any], **sql: Any) -> None:
+        settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": tables, "sql": sql}
         self.config = HeadraceConfig.model_validate(settings)
         self.connection, paths = open_database(self.config, lossless=True)
         self.codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
@@ -266,3 +267,38 @@ def test_a_file_that_could_not_be_checkpointed_ends_the_engine(tmp_path: Path, m
             connection.execute(sql)
     end_if_broken(caught.value)
     assert ends
+
+
+class Taker:
+    """Takes the records of each transaction, as push queries do."""
+
+    def __init__(self, file: TableFile) -> None:
+        self.file = file
+        self.taken: list[tuple[int, dict[int, int]]] = []
+
+    def take_arrived(self) -> int:
+        return len(self.file.arrived())
+
+    async def applied(self, arrived: int, positions: Mapping[int, int]) -> None:
+        self.taken.append((arrived, {**positions}))
+
+
+async def test_a_batch_that_needs_too_much_memory_is_applied_in_parts(tmp_path: Path) -> None:
+    """Each part in its own transaction with its positions, and push queries get the records of each."""
+    tables = {"large": {"topic": "t", "kind": "log", "schema": "tags ARRAY<STRUCT<a: STRING, b: STRING>>"}}
+    kept = Kept(tmp_path, tables, memory_bytes=64 << 20)
+    registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())
+    admin: Any = None  # nothing is read here
+    feed = TableFeed(kept.files["large"], "large", kept.config.tables["large"], admin, kept.codecs, registry)
+    taker = feed.pushes = Taker(feed.file)
+    tags = b",".join([b'{"a": "%s", "b": "y"}' % (b"x" * 24)] * 10_000)
+    records = [(b'"k"', b'{"tags": [%s]}' % tags, NOW, None)] * 12
+    decoded = Decoder(kept.config.tables["large"], kept.codecs).to_arrow([batch_of(5, records)])
+    await feed.apply_records(decoded)
+    assert sum(count for count, _ in taker.taken) == feed.file.rows == 12
+    ends = [positions[0] for _, positions in taker.taken]
+    assert len(ends) > 1
+    assert ends == sorted(ends)
+    assert feed.file.positions() == {0: ends[-1]} == {0: 17}
+    assert json.loads(kept.rows("large")[0])["tags"][0] == {"a": "x" * 24, "b": "y"}
+    await kept.close()

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError, FormatError, HeadraceError, KafkaUnavailable
@@ -227,17 +228,7 @@ class TableFeed(Service):
             if await decoder.prepare(part.batches) and needs_registry(self._config):
                 await self._take_up()
             records = await run_blocking(decoder.to_arrow, part.batches)
-            positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
-            applied, arrived, seconds = await self.file.run(self._apply_records, records, positions)
-            done = time.monotonic()
-            if self.pushes and arrived is not None:
-                await self.pushes.applied(arrived, positions)
-            spread = _SPREAD * seconds if len(records) < _FEW_RECORDS else 0.0
-            rest = _REST * (time.monotonic() - done)
-            least_pause = max(_LEAST_SECONDS, min(_MOST_SECONDS, max(spread, rest)))
-            if applied.corrupt:
-                log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
-            self._progress.read(positions)
+            least_pause = await self.apply_records(records)
             self._progress.age_seconds = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
             pause = least_pause - (time.monotonic() - began)
         self._progress.read({partition.partition: at for partition, at in part.reached.items()})
@@ -246,6 +237,32 @@ class TableFeed(Service):
         else:
             self._show("catching up", self._progress.text)
         return max(0.0, pause)
+
+    async def apply_records(self, records: pa.Table) -> float:
+        """Apply decoded records in one transaction, or in one for each half if that needs too much memory.
+
+        Returns:
+            The seconds that the next transaction is to begin after this one.
+        """
+        last = records.group_by("partition").aggregate([("offset", "max")])
+        ends = pc.add(last["offset_max"], 1)
+        positions = dict(zip(last["partition"].to_pylist(), ends.to_pylist(), strict=True))
+        try:
+            applied, arrived, seconds = await self.file.run(self._apply_at_once, records, positions)
+        except duckdb.OutOfMemoryException:
+            if len(records) == 1:
+                raise
+            middle = len(records) // 2
+            return max([await self.apply_records(part) for part in (records.slice(0, middle), records.slice(middle))])
+        done = time.monotonic()
+        if self.pushes and arrived is not None:
+            await self.pushes.applied(arrived, positions)
+        if applied.corrupt:
+            log.warning("%s: left out %d records: %s", self.name, applied.corrupt, self.file.corrupt.last)
+        self._progress.read(positions)
+        spread = _SPREAD * seconds if len(records) < _FEW_RECORDS else 0.0
+        rest = _REST * (time.monotonic() - done)
+        return max(_LEAST_SECONDS, min(_MOST_SECONDS, max(spread, rest)))
 
     async def _take_up(self) -> None:
         """Take up columns of a schema that was registered since the start, before its records are applied."""
@@ -258,7 +275,7 @@ class TableFeed(Service):
         except (FormatError, ConfigError) as cause:
             log.warning("%s keeps its columns until the next start: %s", self.name, cause.description)
 
-    def _apply_records(self, records: pa.Table, positions: Positions) -> tuple[Applied, Any, float]:
+    def _apply_at_once(self, records: pa.Table, positions: Positions) -> tuple[Applied, Any, float]:
         """Apply records on the thread of the file; return also those for push queries, and the seconds of the first."""
         began = time.monotonic()
         applied = self.file.apply(records, positions)

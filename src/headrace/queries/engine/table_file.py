@@ -221,9 +221,14 @@ class TableFile:
         """Change rows by records, and the positions with them. `arrived` has the records until the next call.
 
         A record that the table cannot take, as it shows when it is applied alone, is corrupt.
+
+        Raises:
+            OutOfMemoryException: These records need too much memory together.
         """
         try:
             return self._apply(records, positions)
+        except duckdb.OutOfMemoryException:
+            raise
         except duckdb.Error:
             _, failed = in_parts(lambda start, end: self._try(records.slice(start, end - start)), len(records))
             if not failed or any(isinstance(cause, duckdb.OutOfMemoryException) for cause in failed.values()):

@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import config_option, find_settings
-from headrace.cli.trust import ca_option, certificates_of
+from headrace.cli.trust import ca_option, certificates_of, trust
 
 
 @click.command()
@@ -29,11 +29,19 @@ from headrace.cli.trust import ca_option, certificates_of
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its private key.")
 @click.option("--allowed-host", "hosts", multiple=True, help="Host name that browsers may use; may be repeated.")
 @click.option(
-    "--server-certificate", "server_certificates", hidden=True, multiple=True, help="All that the API may have."
+    "--server-certificate", "pinned", type=Path, hidden=True, multiple=True, help="All that the API may have."
 )
 @click.option("--management-url", default="", hidden=True)
 @config_option
-def console(urls: Sequence[str], config: Path | None, certificate: str | None, key: str | None, **given: Any) -> None:
+def console(
+    urls: Sequence[str],
+    config: Path | None,
+    certificate: str | None,
+    key: str | None,
+    ca: Path | None,
+    pinned: Sequence[Path],
+    **given: Any,
+) -> None:
     """Serve the web console: what runs, what needs a person, and the buttons that help.
 
     It prints its address when it serves. Ctrl-C ends it.
@@ -42,12 +50,11 @@ def console(urls: Sequence[str], config: Path | None, certificate: str | None, k
     """
     settings = None if urls else find_settings(config)
     management = given.pop("management_url") or (address_of(settings, management=True) if settings else "")
-    if settings and not given["server_certificates"]:
-        given["server_certificates"] = [str(file) for file in certificates_of(settings)]
+    trusted = trust(ca, pinned or certificates_of(settings))
     found = [Api(url).url for url in urls or [address_of(settings)]]
     if bool(certificate) != bool(key):
         raise click.UsageError("--certificate and --key belong together")
     from headrace.console.serve import ConsoleSettings, serve
 
     apart = "" if management in found else management
-    serve(ConsoleSettings(found, apart, certificate=certificate or "", key=key or "", **given), click.echo)
+    serve(ConsoleSettings(found, apart, trusted, certificate=certificate or "", key=key or "", **given), click.echo)

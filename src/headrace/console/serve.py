@@ -8,8 +8,8 @@ import os
 import pkgutil
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import uvicorn
@@ -39,23 +39,21 @@ class ConsoleSettings(NamedTuple):
 
     urls: Sequence[str]
     management: str = ""
+    trusted: ssl.SSLContext | None = None
+    """Whose certificates the API may have; by default those of the system's authorities."""
     token: str = ""
     host: str = "127.0.0.1"
     port: int = 8090
     certificate: str = ""
     key: str = ""
     hosts: Sequence[str] = ()
-    server_certificates: Sequence[str] = ()
-    """The only certificates that the API may have; without them, the authorities decide."""
-    ca: Path | None = None
-    """Authorities of the API, in PEM; by default, the system's."""
 
 
 class Console:
     """What all pages of a process share."""
 
     def __init__(self, settings: ConsoleSettings) -> None:
-        self.servers = Servers(settings.urls, settings.management, settings.server_certificates, settings.ca)
+        self.servers = Servers(settings.urls, settings.management, settings.trusted)
         self.sessions = Sessions(settings.token)
         self.history = History()
         self._feeds = Feeds(self.servers, self.sessions)
@@ -169,7 +167,7 @@ def _listen(settings: ConsoleSettings) -> socket.socket:
 
 
 async def _check_open(settings: ConsoleSettings) -> None:
-    servers = Servers(settings.urls, settings.management, settings.server_certificates, settings.ca)
+    servers = Servers(settings.urls, settings.management, settings.trusted)
     try:
         protected = bool(settings.certificate) and not settings.token and await servers.needs_token()
     finally:

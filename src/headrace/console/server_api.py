@@ -8,7 +8,6 @@ import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx
@@ -47,24 +46,19 @@ class ApiReply(NamedTuple):
 class Servers:
     """The processes of one deployment. If one does not respond, the next gets the request."""
 
-    def __init__(
-        self, urls: Sequence[str], management: str = "", certificates: Sequence[str] = (), ca: Path | None = None
-    ) -> None:
+    def __init__(self, urls: Sequence[str], management: str = "", trusted: ssl.SSLContext | None = None) -> None:
         """Prepare without connecting.
 
         Args:
             urls: Base URLs of the processes.
             management: That of a listener for administration, if there is one.
-            certificates: Files of the only certificates that they may have, if no authority decides.
-            ca: The authorities; by default, the system's.
+            trusted: Whose certificates they may have; by default those of the system's authorities.
         """
         settings: dict[str, Any] = {
             "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
             "timeout": httpx.Timeout(REQUEST_SECONDS, connect=_CONNECT_SECONDS),
-            "verify": _only(certificates) if certificates and not ca else True,
+            "verify": trusted or True,
         }
-        if ca:
-            settings["verify"] = ssl.create_default_context(cafile=ca)
         self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
         self._management = httpx.AsyncClient(base_url=management, **settings) if management else None
         self._present = 0
@@ -168,16 +162,6 @@ class Servers:
 def _lacks_path(response: httpx.Response) -> bool:
     """Return whether this listener does not have the path; that for administration may have it."""
     return response.status_code in (404, 405) and _problem_of(response).code in _NOT_HERE
-
-
-def _only(certificates: Sequence[str]) -> ssl.SSLContext:
-    """Return TLS that accepts these certificates, under any host name, and no others."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for file in certificates:
-        context.load_verify_locations(file)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.check_hostname = False
-    return context
 
 
 def _without_surrogates(found: Any) -> Any:

@@ -43,6 +43,10 @@ FILES = yaml.safe_load(Path(__file__).with_name("flows.yaml").read_text())
 BEHIND = [text.encode() for text in table(__file__, "objects_with_something_after_them")]
 """Spark ignores what follows the object."""
 WHOLE = [b'{"id": 300, "cents": 2}\n', b' {"id": 301, "cents": 2} ', b'{"id": 302, "cents": 2, "x": {"y": [{}, "}"]}}']
+OTHERS = str(Path(__file__).parents[2] / "unit" / "queries" / "test_one_record.py")
+"""Has values that are hard for tables of SQL, too."""
+HOSTILE = [text.encode("utf-8", "surrogatepass") for name in ("fitting", "unfit") for text in table(OTHERS, name)]
+HOSTILE += [b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}", b"\xff", b"x" * 100_000, b""]
 NOT_PASSAGES = [b"{bad", b'{"id": "many"}', *BEHIND]
 PRICED = {n: (n % 50 - 5) * (10 if n % 3 == 1 else 1) for n in range(300)} | dict.fromkeys(range(300, 303), 2)
 
@@ -97,7 +101,7 @@ def dead_letter(record: Record, header: str) -> str:
 def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory: Any) -> Iterator[Flows]:
     """Run the pipeline until it has read everything; a third schema of its trips arrives while it runs."""
     servers, prefix, folder = kafka_secured.bootstrap_servers, f"f{uuid.uuid4().hex[:6]}", tmp_path_factory.mktemp("f")
-    for name in ("passages", "flights", "trips", "visits", "other"):
+    for name in ("passages", "flights", "trips", "visits", "hostile", "other"):
         kafka_secured.cluster.create_topic(f"{prefix}-{name}", 1 if name == "trips" else 2)
 
     def send(name: str, values: Iterable[bytes | None]) -> None:
@@ -120,7 +124,7 @@ def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory:
         process.start()
         stack.callback(process.kill)
         process.wait_ready(LIMIT_SECONDS)
-        counts = {"passages": 312, "flights": 302, "trips": 10, "visits": 240}
+        counts = {"passages": 312, "hostile": 2 * len(HOSTILE), "flights": 302, "trips": 10, "visits": 240}
         wait_until_read(process, counts)
         newest = register("trips", schema(GATE, CREW))
         later = AvroCodec(schema(GATE, CREW)).encode_python(trip(6, gate="g6", crew=3))
@@ -136,6 +140,8 @@ def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Call
     gates = [json.dumps({"id": n, "gate": f"g{n % 3}", "cents": n % 50 - 5}).encode() for n in range(300)]
     send("passages", [*gates, *WHOLE, *NOT_PASSAGES, None])
     flights = [json.dumps({"id": n, "carrier": f"C{n}", "arr_delay": float(n)}).encode() for n in range(300)]
+    goods = [json.dumps({"seq": n, "a": "good", "k": [n]}).encode() for n, _ in enumerate(HOSTILE)]
+    send("hostile", itertools.chain.from_iterable(zip(goods, HOSTILE, strict=True)))
     send("flights", [*flights, b"{bad", None])
     visit = {"at": "2026-01-01T10:00:00Z", "tags": ["a", None], "raw": "AAE="}
     send("visits", (json.dumps({"id": n, "gate": f"G{n % 4}", **visit}).encode() for n in range(240)))
@@ -155,7 +161,12 @@ def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServe
     shutil.copytree(ROOT / "examples" / "function", folder / "example")
     (folder / "out.avsc").write_text(schema(GATE))
     for name, text in FILES.items():
-        filled = text.format(p=prefix, folder=folder, backend=backend) if name in ("main.py", "flows.yaml") else text
+        columns = f"seq INT, {table(OTHERS, 'tables')['typed']['schema']}"
+        filled = (
+            text.format(p=prefix, folder=folder, backend=backend, columns=columns)
+            if name in ("main.py", "flows.yaml")
+            else text
+        )
         (folder / name).write_text(filled)
     file = folder / "flows.yaml"
     if postgres:
@@ -173,6 +184,7 @@ def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServe
 def wait_until_read(process: HeadraceProcess, counts: dict[str, int]) -> dict[str, dict[str, Any]]:
     """Wait until each flow has read and done all of its source. Returns their status."""
     sources = {"ids": "visits", "gates": "visits", **dict.fromkeys(("out", "files", "passages-corrupt"), "passages")}
+    sources |= dict.fromkeys(("hostile", "hostile-corrupt"), "hostile")
     sources |= dict.fromkeys(("several", "waits", "example"), "flights")
     end = time.monotonic() + LIMIT_SECONDS
     while True:
@@ -213,6 +225,17 @@ def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(flows: Flows) ->
         b'{"id": "many"}': f'{head}id: "many" is not INT',
         **dict.fromkeys(BEHIND, f"{head}text follows the JSON object"),
     }
+
+
+def test_one_record_decides_about_itself(flows: Flows) -> None:
+    """Between values that are hard to read each good one is a row, and of the others each is a row or a dead letter."""
+    written = [json.loads(record.value or b"") for record in flows.records("hostile-out")]
+    dead = [record.value for record in flows.records("hostile.dlq")]
+    good = {row["seq"]: json.loads(row["row"]) for row in written if "seq" in row}
+    assert good == {n: {"seq": n, "a": "good", "k": [n]} for n, _ in enumerate(HOSTILE)}
+    assert len(written) + len(dead) == 2 * len(HOSTILE)
+    assert {*dead} < {*HOSTILE}
+    assert {text.encode() for text in table(OTHERS, "unfit") if text.startswith('{"j')} <= {*dead}
 
 
 def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> None:

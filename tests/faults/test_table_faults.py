@@ -18,7 +18,7 @@ from tests.table_process import TableProcess
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 PARTITIONS, KEYS, PART = 3, 5_000, 100
-KILLS = ["Headrace", "engine", "Headrace"] * 5
+KILLS = ["Headrace", "engine", "Headrace"]
 COUNTED = 'SELECT count(*), count(DISTINCT (partition, "offset")), sum(n)::BIGINT FROM moves'
 
 
@@ -73,11 +73,12 @@ class Filled:
         Scenario.wait_until(has_more, f"more than {self.seen} rows")
 
 
-def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any) -> None:
-    """Ten of Headrace and five of its engine, each while records arrive and after some were applied."""
+@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any, rounds: int) -> None:
+    """Of Headrace and of its engine, each while records arrive and after some were applied."""
     filled = Filled(ledger, headrace)
     with filled.filler:
-        for victim in KILLS:
+        for victim in KILLS * rounds:
             filled.wait_for_more()
             if victim == "engine":
                 filled.made.kill_engine()

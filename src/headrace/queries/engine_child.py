@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import pickle
 import socket
 import sys
@@ -184,7 +183,6 @@ class EngineChild(Service):
                 [sys.executable, "-P", "-m", "headrace.queries.engine", str(engine_end.fileno()), *self._role],
                 ended.set_result,
                 pass_fds=(engine_end.fileno(),),
-                env={name: value for name, value in os.environ.items() if not name.upper().startswith("HEADRACE_")},
             )
         finally:
             engine_end.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -92,15 +93,23 @@ class TableProcess:
         pid = self.process.server.id.pid
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-                if "headrace.queries.engine" in words and ("statements" in words) == statements:
-                    return int(child)
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+                    if "headrace.queries.engine" in words and ("statements" in words) == statements:
+                        return int(child)
         return 0
 
     def kill_engine(self) -> None:
         """SIGKILL the engine, once there is one."""
-        Scenario.wait_until(lambda: self.engine, "an engine")
-        os.kill(self.engine, signal.SIGKILL)
+
+        def kill() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                if engine := self.engine:
+                    os.kill(engine, signal.SIGKILL)
+                    return True
+            return False
+
+        Scenario.wait_until(kill, "an engine")
 
 
 def principals(scopes: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def test_no_secret_is_seen_anywhere(
 ) -> None:
     """Every kind of secret, in every use of it, also where it is wrong, with the log at its most detailed level."""
     name, seen, records = "canary", Seen(), json.dumps(RECORDS).encode()
-    for topic in (name, f"{name}-avro", f"{name}-more"):
+    for topic in (name, f"{name}-avro", f"{name}-more", f"{name}-out"):
         kafka_secured.cluster.create_topic(topic)
     site = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     backend.response = PlannedResponse(fails=lambda record: record["offset"] == 2)

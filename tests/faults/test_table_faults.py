@@ -75,7 +75,7 @@ class Filled:
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any, rounds: int) -> None:
-    """Of Headrace and of its engine, each while records arrive and after some were applied."""
+    """Headrace and its engine are killed in turn, each time while records arrive and after some were applied."""
     filled = Filled(ledger, headrace)
     with filled.filler:
         for victim in KILLS * rounds:

@@ -96,9 +96,12 @@ def usual(found: Iterable[tuple[Structure, int]], levels: int = _MOST_LEVELS) ->
 
 
 def _usual_fields(found: Iterable[tuple[Structure, int]], levels: int) -> Structure:
-    """Return the fields of objects. If they cannot be columns because of a few objects, their fields are left out."""
+    """Return the fields of objects. If they cannot be columns because of a few objects, their fields are left out.
+
+    If most of them cannot be columns, as the keys of maps, it is an object without fields.
+    """
     objects = [(kind, count) for kind, count in found if isinstance(kind, dict)]
-    fields: defaultdict[str, list[tuple[Structure, int]]] = defaultdict(list)
+    fields: dict[str, list[tuple[Structure, int]]] = defaultdict(list)
     for kind, count in objects:
         for name, inner in kind.items():
             fields[name].append((inner, count))
@@ -106,8 +109,9 @@ def _usual_fields(found: Iterable[tuple[Structure, int]], levels: int) -> Struct
         total = sum(count for _, count in objects)
         kept = {name for name, inner in fields.items() if not _is_rare(sum(count for _, count in inner), total)}
         odd = sum(count for kind, count in objects if not kind.keys() <= kept)
-        if _is_rare(odd, total) and _is_row(kept):
-            fields = defaultdict(list, {name: inner for name, inner in fields.items() if name in kept})
+        if not (_is_rare(odd, total) and _is_row(kept)):
+            return {}  # whatever their types are, they cannot be columns
+        fields = {name: fields[name] for name in fields if name in kept}
     return {name: usual(inner, levels - 1) for name, inner in fields.items()}
 
 

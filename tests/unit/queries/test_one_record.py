@@ -294,7 +294,7 @@ async def test_a_batch_that_needs_too_much_memory_is_applied_in_parts(tmp_path: 
     tags = b",".join([b'{"a": "%s", "b": "y"}' % (b"x" * 24)] * 10_000)
     records = [(b'"k"', b'{"tags": [%s]}' % tags, NOW, None)] * 12
     decoded = Decoder(kept.config.tables["large"], kept.codecs).to_arrow([batch_of(5, records)])
-    await feed.apply_records(decoded)
+    await feed.apply_records(decoded, {0: 17})
     assert sum(count for count, _ in taker.taken) == feed.file.rows == 12
     ends = [positions[0] for _, positions in taker.taken]
     assert len(ends) > 1

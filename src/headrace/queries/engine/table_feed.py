@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.config.tables import TableConfig
 from headrace.errors import ConfigError, FormatError, HeadraceError, KafkaUnavailable
@@ -228,7 +227,8 @@ class TableFeed(Service):
             if await decoder.prepare(part.batches) and needs_registry(self._config):
                 await self._take_up()
             records = await run_blocking(decoder.to_arrow, part.batches)
-            least_pause = await self.apply_records(records)
+            positions = {batch.topic_partition.partition: batch.offsets[-1] + 1 for batch in part.batches}
+            least_pause = await self.apply_records(records, positions)
             self._progress.age_seconds = max(0.0, time.time() - part.batches[-1].timestamps_ms[-1] / 1000)
             pause = least_pause - (time.monotonic() - began)
         self._progress.read({partition.partition: at for partition, at in part.reached.items()})
@@ -238,22 +238,21 @@ class TableFeed(Service):
             self._show("catching up", self._progress.text)
         return max(0.0, pause)
 
-    async def apply_records(self, records: pa.Table) -> float:
+    async def apply_records(self, records: pa.Table, positions: Positions) -> float:
         """Apply decoded records in one transaction, or in one for each half if that needs too much memory.
 
         Returns:
             The seconds that the next transaction is to begin after this one.
         """
-        last = records.group_by("partition").aggregate([("offset", "max")])
-        ends = pc.add(last["offset_max"], 1)
-        positions = dict(zip(last["partition"].to_pylist(), ends.to_pylist(), strict=True))
         try:
             applied, arrived, seconds = await self.file.run(self._apply_at_once, records, positions)
         except duckdb.OutOfMemoryException:
             if len(records) == 1:
                 raise
-            middle = len(records) // 2
-            return max([await self.apply_records(part) for part in (records.slice(0, middle), records.slice(middle))])
+            first, second = records.slice(0, len(records) // 2), records.slice(len(records) // 2)
+            offsets = zip(first["partition"].to_pylist(), first["offset"].to_pylist(), strict=True)
+            reached = {partition: offset + 1 for partition, offset in offsets}  # the last of each partition counts
+            return max(await self.apply_records(first, reached), await self.apply_records(second, positions))
         done = time.monotonic()
         if self.pushes and arrived is not None:
             await self.pushes.applied(arrived, positions)

@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from bench.machine import TICKS_PER_SECOND, process_times
-from headrace.control.health.consumer_status import BreakerDetails, Details, PartitionDetails
+from headrace.commands.consumer_status import BreakerDetails, Details, PartitionDetails
 from headrace.delivery.status import SettingsInForce
 from headrace.runtime import LoopThread
 from tests.chromium import chromium, tab

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import aiohttp
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend
 from headrace.errors import NotFound
 from headrace.kafka import Admin

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from headrace.admin.process.chaos import Chaos
+from headrace.admin.process.modules import Module, Modules
+from headrace.admin.process.pass_through import PassThrough
+from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
-from headrace.control.administration.chaos import Chaos
-from headrace.control.administration.modules import Module, Modules
-from headrace.control.administration.pass_through import PassThrough
-from headrace.control.administration.routes import AdministrationEndpoints
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs

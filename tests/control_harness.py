@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from headrace.commands import consumer_control
+from headrace.commands.consumer_control import ConsumerControl
 from headrace.config.consumers import DeliveryConfig, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.section import fits_any
-from headrace.control.running_consumer import RunningConsumer
-from headrace.control.table import consumer_control
-from headrace.control.table.consumer_control import ConsumerControl
+from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere

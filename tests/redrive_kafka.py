@@ -12,16 +12,16 @@ import pytest
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters import completed_offsets, pages
-from headrace.control.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
-from headrace.control.running_consumer import RunningConsumer
-from headrace.control.runs import redrive, redrive_writers, replay
-from headrace.control.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
-from headrace.control.runs.replay import RunContext
+from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
+from headrace.runs import redrive, redrive_writers, replay
+from headrace.runs.dead_letters import completed_offsets, pages
+from headrace.runs.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
+from headrace.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
+from headrace.runs.replay import RunContext
 from headrace.testing import ManualClock
 from headrace.testing.memory_cluster import MemoryCluster
 from tests.control_harness import running

@@ -14,8 +14,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import errors
+from headrace.admin.cluster.group_administration import GroupAdministration, OffsetsResponse
+from headrace.admin.cluster.registered_schemas import RegisteredSchemas
+from headrace.admin.cluster.routes import ClusterEndpoints
+from headrace.admin.cluster.schema_routes import SchemaEndpoints
+from headrace.admin.cluster.topic_administration import TopicAdministration, TopicChanges
+from headrace.admin.health.routes import HealthEndpoints
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.documents import written
+from headrace.commands.consumer_control import CommandResponse
+from headrace.commands.consumer_status import BreakerDetails, Details, Summary
+from headrace.commands.registration_routes import RegistrationEndpoints
+from headrace.commands.registrations import Registration
+from headrace.commands.routes import ControlEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
@@ -23,23 +34,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.config.tables import SqlConfig, TableConfig
 from headrace.config.topic_names import kind_by_name
-from headrace.control.cluster.group_administration import GroupAdministration, OffsetsResponse
-from headrace.control.cluster.registered_schemas import RegisteredSchemas
-from headrace.control.cluster.routes import ClusterEndpoints
-from headrace.control.cluster.schema_routes import SchemaEndpoints
-from headrace.control.cluster.topic_administration import TopicAdministration, TopicChanges
-from headrace.control.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
-from headrace.control.dead_letters.routes import DeadLetterEndpoints
-from headrace.control.health.consumer_status import BreakerDetails, Details, Summary
-from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ControlEndpoints
-from headrace.control.runs.jobs import JobView
-from headrace.control.runs.redelivery import RedeliveryRequest, RedeliveryResponse
-from headrace.control.runs.replay_requests import DryRun
-from headrace.control.runs.routes import JobEndpoints
-from headrace.control.table.consumer_control import CommandResponse
-from headrace.control.table.registration_routes import RegistrationEndpoints
-from headrace.control.table.registrations import Registration
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry, SubjectVersion
@@ -55,6 +49,12 @@ from headrace.queries.ksqldb_routes import KsqldbEndpoints
 from headrace.queries.ksqldb_statements import KsqldbStatements
 from headrace.queries.routes import QueryEndpoints
 from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.runs.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
+from headrace.runs.dead_letters.routes import DeadLetterEndpoints
+from headrace.runs.jobs import JobView
+from headrace.runs.redelivery import RedeliveryRequest, RedeliveryResponse
+from headrace.runs.replay_requests import DryRun
+from headrace.runs.routes import JobEndpoints
 from headrace.runtime import Readiness, SystemClock
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.tls import TlsFiles

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from confluent_kafka.admin import AdminClient
 
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition

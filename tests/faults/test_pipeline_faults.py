@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.kafka import Admin
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec

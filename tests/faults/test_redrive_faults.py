@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from headrace.control.runs.redrive import REPEATS_AT_MOST
 from headrace.records import TopicPartition
+from headrace.runs.redrive import REPEATS_AT_MOST
 from headrace.testing.forked import ForkedCommand
 from tests.faults.ledger import Ledger, dead_letter
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.control.runs.redrive import REPEATS_AT_MOST
 from headrace.devcluster.certificates import Authority
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
+from headrace.runs.redrive import REPEATS_AT_MOST
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Response, send
 from tests.faults.ledger import Background, Ledger, dead_letter

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace.app.context import inner_settings
 from headrace.app.process_services import App
 from headrace.app.ready_announcer import ReadyAnnouncer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
+from headrace.consumers.process_context import inner_settings
 from headrace.errors import ConfigError
 from headrace.runtime import Readiness, Service, Supervisor, SystemClock
 from headrace.runtime.notification import Notifications

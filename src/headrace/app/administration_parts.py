@@ -3,15 +3,15 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from headrace.admin.process.chaos import Assault, Chaos, Disturbance
+from headrace.admin.process.modules import Module, Modules
+from headrace.admin.process.pass_through import PassThrough
+from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.app.assembly import Assembly
-from headrace.app.context import ProcessContext
 from headrace.app.shared_work import Several
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
-from headrace.control.administration.chaos import Assault, Chaos, Disturbance
-from headrace.control.administration.modules import Module, Modules
-from headrace.control.administration.pass_through import PassThrough
-from headrace.control.administration.routes import AdministrationEndpoints
+from headrace.consumers.process_context import ProcessContext
 from headrace.http.application import Gate
 from headrace.http.auth import Authenticator
 from headrace.runtime import Service, run_blocking

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.app.consumer_parts import ConsumerParts
-from headrace.app.context import ProcessContext
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.running_consumer import RunningConsumer
+from headrace.consumers.consumer_parts import ConsumerParts
+from headrace.consumers.process_context import ProcessContext
+from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import ConfigError, EnvironmentProblem

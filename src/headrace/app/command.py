@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from headrace.app.context import make_context
 from headrace.app.job_services import dead_letter_jobs_of
 from headrace.config.audit import AuditConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.control.runs.dead_letter_jobs import DeadLetterJobRequest, Kind
-from headrace.control.runs.redrive import OnProgress
-from headrace.control.runs.redrive_spec import Redriven, Target
+from headrace.consumers.process_context import make_context
 from headrace.errors import InvalidRequest
 from headrace.functions.load import load_function
 from headrace.functions.spec import triggers_of
 from headrace.kafka import Producer
 from headrace.kafka.internal_topics import InternalTopics
+from headrace.runs.dead_letter_jobs import DeadLetterJobRequest, Kind
+from headrace.runs.redrive import OnProgress
+from headrace.runs.redrive_spec import Redriven, Target
 from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
 

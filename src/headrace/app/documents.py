@@ -7,15 +7,13 @@ from typing import Final
 import msgspec
 import yaml
 
+from headrace.admin.cluster.routes import ClusterEndpoints
+from headrace.admin.cluster.schema_routes import SchemaEndpoints
+from headrace.admin.health.routes import HealthEndpoints
+from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.app.document_routes import DocumentEndpoints
-from headrace.control.administration.routes import AdministrationEndpoints
-from headrace.control.cluster.routes import ClusterEndpoints
-from headrace.control.cluster.schema_routes import SchemaEndpoints
-from headrace.control.dead_letters.routes import DeadLetterEndpoints
-from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ControlEndpoints
-from headrace.control.runs.routes import JobEndpoints
-from headrace.control.table.registration_routes import RegistrationEndpoints
+from headrace.commands.registration_routes import RegistrationEndpoints
+from headrace.commands.routes import ControlEndpoints
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.endpoint import JSON, YAML, Endpoint, endpoints_of
 from headrace.http.openapi import Json, document, older
@@ -23,6 +21,8 @@ from headrace.pipelines.routes import PipelineEndpoints
 from headrace.queries.ksqldb_routes import KsqldbEndpoints
 from headrace.queries.routes import QueryEndpoints
 from headrace.records import Produced
+from headrace.runs.dead_letters.routes import DeadLetterEndpoints
+from headrace.runs.routes import JobEndpoints
 from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.routes import ActiveEndpoints

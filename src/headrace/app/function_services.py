@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.app.consumer_parts import INTERNAL, ConsumerParts
-from headrace.app.context import ProcessContext, inner_settings, transactional_id
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.config.model import HeadraceConfig
-from headrace.control.health.lag import GroupTopics
-from headrace.control.running_consumer import RunningConsumer
+from headrace.consumers.consumer_parts import INTERNAL, ConsumerParts
+from headrace.consumers.lag import GroupTopics
+from headrace.consumers.process_context import ProcessContext, inner_settings, transactional_id
+from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
@@ -138,7 +138,9 @@ class FunctionAssembly:
         whole = {"max_records": trigger.batch.batch_size, "linger_seconds": trigger.batch.timeout}
         batch = _BATCH.model_copy(update=whole if trigger.batch.mode == "enable" else {})
         delivery = DeliveryConfig(batch=batch, retry=trigger.retry, max_in_flight=_IN_FLIGHT, ordering=trigger.ordering)
-        dead_letters = self._parts.dead_letters(trigger.dead_letters, like, held)
+        dead_letters = self._parts.dead_letters(trigger.dead_letters, like, held.produce if held else None)
+        if held:
+            held.dead_letters = dead_letters
         admin = self._parts.topics_of(kafka.cluster(config.kafka), name).admin
         if trigger.retry.topics and (kafka.security or not all(like.values())):
             raise FunctionInvalid(f"{name}: {_RETRY_TOPICS_OF_ANOTHER_CLUSTER}")

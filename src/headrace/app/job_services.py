@@ -3,20 +3,20 @@
 import socket
 from typing import Any
 
-from headrace.app.context import ProcessContext
-from headrace.control.dead_letters.origins import Origins
-from headrace.control.dead_letters.pages import DeadLetterPages
-from headrace.control.dead_letters.routes import DeadLetterEndpoints
-from headrace.control.running_consumer import RunningConsumers
-from headrace.control.runs.dead_letter_jobs import DeadLetterJobs
-from headrace.control.runs.jobs import Jobs
-from headrace.control.runs.redelivery import Redelivery
-from headrace.control.runs.redrive_spec import TO_ORIGIN, Target
-from headrace.control.runs.replay import RunContext
-from headrace.control.runs.replay_requests import Replays, conflict
-from headrace.control.runs.routes import JobEndpoints
+from headrace.consumers.process_context import ProcessContext
+from headrace.consumers.running_consumer import RunningConsumers
 from headrace.kafka import CompactedTable, Lease
 from headrace.kafka.internal_topics import InternalTopics
+from headrace.runs.dead_letter_jobs import DeadLetterJobs
+from headrace.runs.dead_letters.origins import Origins
+from headrace.runs.dead_letters.pages import DeadLetterPages
+from headrace.runs.dead_letters.routes import DeadLetterEndpoints
+from headrace.runs.jobs import Jobs
+from headrace.runs.redelivery import Redelivery
+from headrace.runs.redrive_spec import TO_ORIGIN, Target
+from headrace.runs.replay import RunContext
+from headrace.runs.replay_requests import Replays, conflict
+from headrace.runs.routes import JobEndpoints
 
 
 def jobs_of(

@@ -4,12 +4,12 @@ import functools
 import logging
 from collections.abc import Callable
 
-from headrace.app.consumer_parts import INTERNAL, ConsumerParts
-from headrace.app.context import ProcessContext
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
-from headrace.control.health.lag import GroupTopics
+from headrace.consumers.consumer_parts import INTERNAL, ConsumerParts
+from headrace.consumers.lag import GroupTopics
+from headrace.consumers.process_context import ProcessContext
 from headrace.errors import PipelineInvalid
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.pipelines.driver_process import check_heaps

@@ -13,11 +13,17 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from headrace.admin.cluster.group_administration import GroupAdministration
+from headrace.admin.cluster.registered_schemas import RegisteredSchemas
+from headrace.admin.cluster.routes import ClusterEndpoints
+from headrace.admin.cluster.schema_routes import SchemaEndpoints
+from headrace.admin.cluster.topic_administration import TopicAdministration
+from headrace.admin.health.examination import Durability, require
+from headrace.admin.health.routes import HealthEndpoints
 from headrace.app.administration_parts import Administration
 from headrace.app.assembly import Assembly
 from headrace.app.changed_files import ChangedFiles
 from headrace.app.console_process import ConsoleProcess
-from headrace.app.context import ProcessContext, make_context, transactional_id
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.app.job_services import dead_letters, jobs_of
 from headrace.app.ready_announcer import ReadyAnnouncer
@@ -25,24 +31,18 @@ from headrace.app.registered_consumers import RegisteredConsumers
 from headrace.app.shared_work import Several
 from headrace.app.topic_requirements import examination
 from headrace.app.user_program import UserProgram
+from headrace.commands.commands import Commands
+from headrace.commands.consumer_control import ConsumerControl
+from headrace.commands.consumer_status import ConsumerStatuses
+from headrace.commands.instance_owners import InstanceOwners
+from headrace.commands.routes import ControlEndpoints
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.http import HttpConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.config.model import HeadraceConfig
-from headrace.control.cluster.group_administration import GroupAdministration
-from headrace.control.cluster.registered_schemas import RegisteredSchemas
-from headrace.control.cluster.routes import ClusterEndpoints
-from headrace.control.cluster.schema_routes import SchemaEndpoints
-from headrace.control.cluster.topic_administration import TopicAdministration
-from headrace.control.health.consumer_status import ConsumerStatuses
-from headrace.control.health.examination import Durability, require
-from headrace.control.health.lag import LagMonitor
-from headrace.control.health.routes import HealthEndpoints
-from headrace.control.routes import ControlEndpoints
-from headrace.control.running_consumer import RunningConsumer, RunningConsumers, groups_of
-from headrace.control.table.commands import Commands
-from headrace.control.table.consumer_control import ConsumerControl
-from headrace.control.table.instance_owners import InstanceOwners
+from headrace.consumers.lag import LagMonitor
+from headrace.consumers.process_context import ProcessContext, make_context, transactional_id
+from headrace.consumers.running_consumer import RunningConsumer, RunningConsumers, groups_of
 from headrace.errors import ConfigError, ServiceDied
 from headrace.functions.routes import FunctionEndpoints
 from headrace.http.application import Application, Router
@@ -409,7 +409,7 @@ def _preparation(context: ProcessContext, assembly: Assembly) -> list[Service]:
     if formats & SCHEMA_TYPES.keys() or "schema_registry" in config.model_fields_set:
         services.append(ServerWatch("schema registry", context.registry, clock))
     if url := config.health.downstream_url:
-        from headrace.control.health.backend_check import BackendCheck
+        from headrace.admin.health.backend_check import BackendCheck
 
         origin = urlsplit(url)[:2]
         same = (

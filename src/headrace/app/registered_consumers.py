@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.app.assembly import Assembly
-from headrace.app.context import ProcessContext
 from headrace.app.topic_requirements import topic_requirements
-from headrace.control.table.consumer_control import ConsumerControl
-from headrace.control.table.registration_routes import RegistrationEndpoints
-from headrace.control.table.registrations import Registration, RegistrationRules, Registrations
+from headrace.commands.consumer_control import ConsumerControl
+from headrace.commands.registration_routes import RegistrationEndpoints
+from headrace.commands.registrations import Registration, RegistrationRules, Registrations
+from headrace.consumers.process_context import ProcessContext
 from headrace.kafka import CompactedTable, TopicCreator
 from headrace.runtime import GroupSpec, Service, ServiceGroups
 

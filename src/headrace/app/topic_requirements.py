@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.admin.health.examination import examine
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.control.health.examination import examine
-from headrace.control.health.preconditions import Finding, TopicRequirement
+from headrace.consumers.preconditions import Finding, TopicRequirement
 from headrace.kafka import Admin
 from headrace.kafka.internal_topics import InternalTopics
 

@@ -51,7 +51,7 @@ def consumer_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> l
         from headrace.cli.api import Api, address_of
         from headrace.cli.cluster_options import find_settings
         from headrace.cli.trust import certificates_of, trust
-        from headrace.control.routes import ControlEndpoints
+        from headrace.commands.routes import ControlEndpoints
 
         given = ctx.params
         settings = None if given.get("url") else find_settings(given.get("config"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from headrace.admin.health.routes import HealthEndpoints
 from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
 from headrace.cli.file_schemas import SCHEMA_KINDS, schema_of
@@ -19,7 +20,6 @@ from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath
-from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 
 _POLL_SECONDS = 0.2

@@ -25,7 +25,11 @@ from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.trust import ca_option, certificates_of, trust
 from headrace.config.model import HeadraceConfig
-from headrace.control.dead_letters.pages import (
+from headrace.delivery.dead_letter import MAX_REDRIVES
+from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
+from headrace.kafka import Admin
+from headrace.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
+from headrace.runs.dead_letters.pages import (
     DeadLetterPage,
     DeadLetterPages,
     DeadLetterRecord,
@@ -33,13 +37,9 @@ from headrace.control.dead_letters.pages import (
     ScanOptions,
     State,
 )
-from headrace.control.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
-from headrace.control.runs.redrive_spec import TO_ORIGIN, Redriven, Target
-from headrace.control.runs.routes import JobEndpoints
-from headrace.control.runs.selection import Selection
-from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
-from headrace.kafka import Admin
+from headrace.runs.redrive_spec import TO_ORIGIN, Redriven, Target
+from headrace.runs.routes import JobEndpoints
+from headrace.runs.selection import Selection
 from headrace.runtime import LoopThread, SystemClock
 
 T = TypeVar("T")

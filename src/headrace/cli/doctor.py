@@ -5,14 +5,14 @@ from importlib.metadata import version
 
 import click
 
+from headrace.admin.health.examination import examine
 from headrace.app.topic_requirements import examination
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.completion import topic_names
 from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
-from headrace.control.health.examination import examine
-from headrace.control.health.preconditions import Finding, TopicRequirement
+from headrace.consumers.preconditions import Finding, TopicRequirement
 from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnauthorized
 from headrace.formats.registry import SchemaRegistry
 from headrace.functions.load import load_function

@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 import click
 
+from headrace.admin.cluster.group_administration import GroupAdministration, OffsetsRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import group_names
 from headrace.cli.options import MOMENT
 from headrace.cli.output import print_rows
 from headrace.config.topic_names import kind_by_name
-from headrace.control.cluster.group_administration import GroupAdministration, OffsetsRequest
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.kafka import Admin
 from headrace.runtime import SystemClock
 

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
-from headrace.config.model import HeadraceConfig
-from headrace.control.health.machine import (
+from headrace.admin.health.machine import (
     judge_backend,
     judge_certificate,
     judge_clock,
@@ -22,7 +20,9 @@ from headrace.control.health.machine import (
     judge_memory,
     judge_open_files,
 )
-from headrace.control.health.preconditions import Finding
+from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
+from headrace.config.model import HeadraceConfig
+from headrace.consumers.preconditions import Finding
 from headrace.http.server import open_files
 from headrace.pipelines.driver_process import memory_bytes
 from headrace.pipelines.load import load_pipelines

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from headrace.control.runs.selection import Selection, Span
 from headrace.kafka.timestamps import parse_time
+from headrace.runs.selection import Selection, Span
 
 
 class AliasedOption(click.Option):

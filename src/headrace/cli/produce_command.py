@@ -29,12 +29,12 @@ from headrace.cli.record_input import (
 from headrace.cli.record_output import unescaped
 from headrace.cli.record_values import open_codecs
 from headrace.config.format_list import FORMATS
-from headrace.control.runs.selection import to_bytes
 from headrace.errors import HeadraceError
 from headrace.formats.choice import SchemaChoice
 from headrace.kafka import Admin, Producer
 from headrace.kafka.timestamps import milliseconds
 from headrace.records import OutgoingRecord
+from headrace.runs.selection import to_bytes
 
 _FORMAT: Final = click.Choice([*FORMATS])
 _TURNS_PER_SECOND: Final = 10

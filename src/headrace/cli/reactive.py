@@ -16,10 +16,10 @@ from headrace.cli.completion import consumer_names
 from headrace.cli.options import MOMENT, with_options
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.cli.removed import WithRemoved
+from headrace.commands.registration_routes import RegistrationEndpoints
+from headrace.commands.routes import ControlEndpoints
 from headrace.config.references import ReferenceProblem, resolve
 from headrace.config.yaml_tree import Problems, read_text, read_tree
-from headrace.control.routes import ControlEndpoints
-from headrace.control.table.registration_routes import RegistrationEndpoints
 from headrace.errors import ConfigError, HeadraceError
 from headrace.http.endpoint import Endpoint
 

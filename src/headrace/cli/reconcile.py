@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from headrace.admin.health.account import FATES, Account, Evidence, account
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.options import MOMENT
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.config.consumers import RetryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.spelling import hint
-from headrace.control.health.account import FATES, Account, Evidence, account
 from headrace.delivery import offset_map
 from headrace.delivery.dead_letter import origin_of
 from headrace.delivery.retry_topics import delayed_of

@@ -10,8 +10,8 @@ from headrace.cli.api import Api, api_options
 from headrace.cli.completion import topic_names
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
-from headrace.control.runs.routes import JobEndpoints
-from headrace.control.runs.selection import Span
+from headrace.runs.routes import JobEndpoints
+from headrace.runs.selection import Span
 
 _FINISHED = ("done", "failed", "stopped")
 POLL_SECONDS = 0.5

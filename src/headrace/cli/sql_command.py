@@ -18,7 +18,7 @@ from headrace.cli.output import print_columns
 from headrace.cli.sql_sources import ServerTables, SliceOptions, SqlRows, SqlSource, TopicSlices
 from headrace.cli.trust import ca_option, trust
 from headrace.config.format_list import FORMATS
-from headrace.control.runs.selection import Span
+from headrace.runs.selection import Span
 
 _MOST_SHOWN: Final = 1_000
 """Rows of a table for people, which is aligned as a whole."""

@@ -10,13 +10,13 @@ import msgspec
 
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import ClusterSettings
-from headrace.control.runs.selection import Span, Window
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.kafka.timestamps import milliseconds
 from headrace.queries.engine_process import require_duckdb
 from headrace.queries.routes import ARROW, QueryEndpoints
+from headrace.runs.selection import Span, Window
 from headrace.runtime import SystemClock
 
 

@@ -19,9 +19,9 @@ from headrace.cli.output import aligned, cell, counted, print_json, printable
 from headrace.cli.trust import START
 from headrace.client.attention import PARTS, Need, kafka_outage, needs_of
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters.counts import DeadLetterTopics
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.kafka import Admin
+from headrace.runs.dead_letters.counts import DeadLetterTopics
 
 _LIMIT_SECONDS: Final = 10.0
 _KAFKA_SECONDS: Final = 5.0

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from headrace.admin.cluster.topic_administration import TopicAdministration, TopicChangeRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import topic_names
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.topic_names import kind_by_name
-from headrace.control.cluster.topic_administration import TopicAdministration, TopicChangeRequest
-from headrace.control.runs.selection import unhealthy
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 
@@ -39,7 +38,7 @@ async def list_topics(cluster: ClusterSettings, output: str) -> None:
             "topic": topic.name,
             "partitions": len(topic.partitions),
             "replication_factor": topic.replication_factor,
-            "unhealthy_partitions": sum(1 for partition in topic.partitions if unhealthy(partition)),
+            "unhealthy_partitions": sum(1 for partition in topic.partitions if partition.problem),
         }
         for topic in found
     ]
@@ -64,7 +63,7 @@ async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
             "in_sync": list(partition.in_sync),
             "first_offset": offsets[TopicPartition(topic, partition.partition)][0],
             "end_offset": offsets[TopicPartition(topic, partition.partition)][1],
-            "problem": unhealthy(partition) or None,
+            "problem": partition.problem or None,
         }
         for partition in info.partitions
     ]

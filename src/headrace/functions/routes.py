@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from headrace import errors
-from headrace.control.health.lag import PartitionLag
+from headrace.consumers.lag import PartitionLag
 from headrace.errors import FunctionInvalid, InvalidRequest, KafkaUnavailable, NotFound
 from headrace.http.endpoint import ADMINISTER, SEE, Call, CallEvent, Endpoint, may_control
 from headrace.http.other_processes import OtherProcesses

@@ -14,6 +14,13 @@ class PartitionInfo(NamedTuple):
     replicas: Sequence[int]
     in_sync: Sequence[int]
 
+    @property
+    def problem(self) -> str:
+        """`no leader`, `under-replicated`, or an empty string."""
+        if self.leader < 0:
+            return "no leader"
+        return "under-replicated" if len(self.in_sync) < len(self.replicas) else ""
+
 
 class TopicInfo(NamedTuple):
     """A topic and its partitions in ascending order."""

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.admin.health.backend_check import BackendCheck
+from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.administration import HealthConfig
 from headrace.config.backend import ClientTls
-from headrace.control.administration.routes import AdministrationEndpoints
-from headrace.control.health.backend_check import BackendCheck
 from headrace.errors import DestinationUnavailable
 from headrace.http.endpoint import endpoints_of
 from headrace.runtime.tls import ClientTlsFiles

@@ -67,7 +67,7 @@ def warnings(process: Any) -> list[dict[str, Any]]:
         for line in lines
         if (line["level"] in ("warning", "error") or "exception" in line)
         and not line["message"].startswith("CONFWARN")
-        and line["logger"] != "headrace.control.health.examination"  # it examines the cluster once it is reached
+        and line["logger"] != "headrace.admin.health.examination"  # it examines the cluster once it is reached
     ]
 
 

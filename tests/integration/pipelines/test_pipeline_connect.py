@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.devcluster.ports import free_ports
 from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
 from headrace.testing import PlannedResponse

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from headrace.app.assembly import Assembly
-from headrace.app.context import make_context
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.model import HeadraceConfig
+from headrace.consumers.process_context import make_context
 from headrace.errors import FunctionInvalid
 from headrace.functions.triggers.trigger import Trigger
 from headrace.testing import ManualClock

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from headrace.cli.api import Api, api_options
 from headrace.cli.main import main
 from headrace.cli.trust import trust
-from headrace.control.dead_letters.routes import DeadLetterEndpoints
-from headrace.control.runs.routes import JobEndpoints
-from headrace.control.table.registration_routes import RegistrationEndpoints
+from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.runs.dead_letters.routes import DeadLetterEndpoints
+from headrace.runs.routes import JobEndpoints
 from tests.command_line import headrace
 from tests.raw_server import Authority
 

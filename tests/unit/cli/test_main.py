@@ -111,7 +111,7 @@ from headrace.runtime import SystemClock
 async def make(): App(HeadraceConfig(), SystemClock())
 asyncio.run(make())
 files = {name.split(".")[0]: str(getattr(one, "__file__", "")) for name, one in sys.modules.items()}
-optional = ("headrace.functions.", "headrace.pipelines.", "headrace.queries.", "headrace.control.health.backend_check")
+optional = ("headrace.functions.", "headrace.pipelines.", "headrace.queries.", "headrace.admin.health.backend_check")
 print(*[name for name, file in files.items() if "-packages" in file])
 print(*[name for name in sys.modules if name.startswith(optional)])
 """

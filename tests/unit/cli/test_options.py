@@ -11,7 +11,7 @@ from yaml_table import table
 
 from headrace.cli.dlq import dlq
 from headrace.cli.options import RATE, selection_options
-from headrace.control.runs.selection import Selection, to_bytes
+from headrace.runs.selection import Selection, to_bytes
 
 
 def selected(*words: str) -> Any:

@@ -9,8 +9,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.app.retry_path import RetryPath
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
+from headrace.consumers.retry_path import RetryPath
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from yaml_table import table
 
+from headrace.admin.health.routes import HealthEndpoints
+from headrace.admin.process.chaos import AssaultRequest, Chaos
+from headrace.admin.process.routes import AdministrationEndpoints, ContentQuery
+from headrace.admin.process.server_info import server_info
 from headrace.config.administration import HealthConfig
 from headrace.config.explain import mask
 from headrace.config.known_secrets import MASK, SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.config.registrations import refused_address
-from headrace.control.administration.chaos import AssaultRequest, Chaos
-from headrace.control.administration.routes import AdministrationEndpoints, ContentQuery
-from headrace.control.administration.server_info import server_info
-from headrace.control.health.routes import HealthEndpoints
 from headrace.errors import ConfigError, DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
 from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
@@ -50,7 +50,7 @@ async def test_hostile_requests(server: Any) -> None:
 
 async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other URL is contacted, however it is written; no redirect is followed; an answer is small, whole and soon."""
-    monkeypatch.setattr("headrace.control.administration.pass_through._SECONDS", 0.3)
+    monkeypatch.setattr("headrace.admin.process.pass_through._SECONDS", 0.3)
 
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")

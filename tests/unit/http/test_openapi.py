@@ -12,10 +12,10 @@ import pytest
 import yaml
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
+from headrace.admin.health import routes
 from headrace.app.documents import ENDPOINTS, whole_document
-from headrace.control.dead_letters.routes import DeadLetterEndpoints
-from headrace.control.health import routes
 from headrace.http.endpoint import endpoints_of
+from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runtime import Readiness
 from headrace.sidecar.active.routes import ActiveEndpoints
 

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.control.dead_letters.counts import DeadLetterTopics
-from headrace.control.health.lag import lag_of
+from headrace.consumers.lag import lag_of
 from headrace.devcluster import RecordingBackend
 from headrace.errors import NotFound
 from headrace.extras import not_installed
 from headrace.kafka import Admin, read_window, window
 from headrace.records import Record
+from headrace.runs.dead_letters.counts import DeadLetterTopics
 
 LONG_DELAY_MINUTES = 120
 REFUSED_CARRIER = "HA"

@@ -19,13 +19,13 @@ from headrace.cli.cluster_options import quiet_client
 from headrace.cli.demo.flights import REFUSED_CARRIER, Expected, FlightCounts, Ledger, Requests, requests, rows
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
-from headrace.control.runs.routes import JobEndpoints
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, Registry, start_together
 from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.extras import missing_of
 from headrace.kafka import Admin
 from headrace.queries.routes import QueryEndpoints
+from headrace.runs.routes import JobEndpoints
 from headrace.runtime import run_blocking
 
 FILES = Path(__file__).with_name("files")

@@ -15,7 +15,7 @@ import msgspec
 from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.control.running_consumer import RunningConsumer, RunningConsumers
+from headrace.consumers.running_consumer import RunningConsumer, RunningConsumers
 from headrace.delivery.dead_letter import STACK_TRACE, DeadLetterTopic, headers_of, origin_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.formats.choice import Codecs, SchemaChoice

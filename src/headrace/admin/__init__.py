@@ -1,0 +1,1 @@
+"""Administration: topics, groups, schemas and the cluster; the health of all; the process itself."""

@@ -1,0 +1,1 @@
+"""Health: readiness, metrics, and what `headrace doctor` and `headrace reconcile` examine."""

@@ -1,0 +1,318 @@
+"""`/adm`: a process, its loggers, its reloads, its end, and assaults on it. All need the scope `admin`."""
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from headrace.admin.process.chaos import ASSAULTS, Assault, AssaultRequest, AssaultView, Chaos
+from headrace.admin.process.modules import ALL, Modules, ModuleView, Reloads
+from headrace.admin.process.pass_through import DESCRIBED, PASSED_ON, PassThrough
+from headrace.admin.process.server_info import ServerInfo, server_info
+from headrace.config.backend import is_this_machine
+from headrace.config.known_secrets import SecretMask
+from headrace.config.model import HeadraceConfig
+from headrace.errors import Forbidden, InvalidRequest, NotFound, RequestBodyMissing, RequestError
+from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors, caller_name
+from headrace.http.messages import HttpResponse, unknown_name
+from headrace.http.other_processes import OtherProcesses
+from headrace.runtime import run_blocking
+from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.runtime.telemetry.recent_logs import RecentLogs
+
+T = TypeVar("T")
+Level = Literal["DEBUG", "INFO", "WARN", "ERROR"]
+_LEVELS: Final = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+_NAMES: Final = {level: name for name, level in _LEVELS.items()}
+_WINDOW_MS: Final = 600_000
+_LOCAL: Final[Errors] = (RequestError,)
+_BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing, RequestError)
+_adm = functools.partial(Endpoint, rule=ADMINISTER)
+_passed = functools.partial(_adm, headers=DESCRIBED)
+"""Operations that can be passed on to a backend."""
+
+
+class LoggerChange(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """A level for a logger and all below it."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    level: Level
+    for_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """After this time the earlier level returns. By default the level stays until the process ends."""
+
+
+_decode_changes: Final = msgspec.json.Decoder(Annotated[list[LoggerChange], Meta(max_length=100)]).decode
+_decode_names: Final = msgspec.json.Decoder(Annotated[list[str], Meta(max_length=100)]).decode
+
+
+class LoggerLevel(msgspec.Struct, rename="camel"):
+    """A logger that has a level."""
+
+    name: str
+    level: str
+    until: float | None
+    """When the earlier level returns, in seconds since the epoch; null if never."""
+
+
+class ContentQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """Which records of the log to return."""
+
+    logger_name: Annotated[str, Meta(max_length=200)] = ""
+    """This logger and those below it; by default all."""
+    logger_level: Level = "ERROR"
+    """Lowest level."""
+    start_time: Annotated[int, Meta(ge=0)] | None = None
+    """Milliseconds since the epoch; by default ten minutes before the end."""
+    end_time: Annotated[int, Meta(ge=0)] | None = None
+    """Milliseconds since the epoch; by default now."""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    """Matching records to leave out, the oldest first."""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class LogEntry(msgspec.Struct, rename="camel"):
+    """A record of the log, with secrets masked."""
+
+    timestamp: int
+    level: str
+    message: str
+    correlation_id: str
+
+
+class LoggerContent(msgspec.Struct):
+    """The records of one logger."""
+
+    total: int
+    """Matching records of this logger in memory."""
+    logs: list[LogEntry]
+    """Those of this page."""
+
+
+class ModuleList(msgspec.Struct):
+    """The parts of a process."""
+
+    modules: list[ModuleView]
+
+
+class ShutdownReport(msgspec.Struct, rename="camel"):
+    """The process ends."""
+
+    time: int
+    """Milliseconds since the epoch."""
+    service_id: str
+    drain_seconds: float
+    """How long it waits for work in flight."""
+
+
+@dataclasses.dataclass(eq=False)
+class AdministrationEndpoints:
+    """Administration of this process."""
+
+    config: HeadraceConfig
+    """The settings in force."""
+    _levels: LogLevels
+    _logs: RecentLogs
+    _modules: Modules
+    _chaos: Chaos
+    _shut_down: Callable[[], None]
+    _mask: SecretMask
+    _backend: PassThrough
+    _others: OtherProcesses | None = None
+    """The other processes of the run, if there are several."""
+
+    @_passed(
+        "GET",
+        "/adm/server/info",
+        "getServerInfo",
+        "Version, machine, libraries and settings",
+        responses={200: ServerInfo},
+        errors=PASSED_ON,
+    )
+    async def info(self, call: Call[None, None]) -> ServerInfo | HttpResponse:
+        passed = await self._backend.answer(call)
+        return passed if passed else await run_blocking(server_info, self.config)
+
+    @_passed(
+        "GET",
+        "/adm/logger",
+        "getLoggers",
+        "Loggers that have a level",
+        responses={200: list[LoggerLevel]},
+        errors=PASSED_ON,
+    )
+    async def loggers(self, call: Call[None, None]) -> list[LoggerLevel] | HttpResponse:
+        return await self._backend.answer(call) or self._states()
+
+    @_passed(
+        "POST",
+        "/adm/logger",
+        "setLoggers",
+        "Change levels of loggers, for a time or until the process ends",
+        responses={200: list[LoggerLevel]},
+        request={JSON: list[LoggerChange]},
+        example=[{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 600}],
+        errors=(*_BODY, *PASSED_ON),
+        audited="change log levels",
+        decoded=False,
+    )
+    async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel] | HttpResponse:
+        if passed := await self._backend.answer(call, call.body):
+            return passed
+        changes, names = _decode(call.body, _decode_changes), self._levels.names
+        for change in changes:
+            if change.name not in names:
+                raise unknown_name("logger", change.name, names)
+        detail = ", ".join(f"{one.name} {one.level} {one.for_seconds or ''}".rstrip() for one in changes)
+        call.event = CallEvent("loggers", detail=detail)
+        for change in changes:
+            self._levels.change(change.name, _LEVELS[change.level], change.for_seconds)
+        await self._ask_others(call)
+        return self._states()
+
+    async def _ask_others(self, call: Call[bytes, None]) -> Mapping[int, bytes | None]:
+        """Have the other processes do the same; return their responses by number, None of one that gives none."""
+        others = self._others
+        if not others or not others.concern(call.request):
+            return {}
+        return {**dict.fromkeys(others.numbers), **await others.responses(call.request, call.body)}
+
+    def _states(self) -> list[LoggerLevel]:
+        return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
+
+    @_passed(
+        "GET",
+        "/adm/logger/content",
+        "getLoggerContent",
+        "Latest records of the log, by logger",
+        responses={200: JSON},
+        errors=PASSED_ON,
+    )
+    async def content(self, call: Call[None, ContentQuery]) -> HttpResponse:
+        return await self._backend.answer(call) or HttpResponse(await run_blocking(self._content, call.query))
+
+    def _content(self, query: ContentQuery) -> dict[str, LoggerContent]:
+        end = int(time.time() * 1000) if query.end_time is None else query.end_time
+        start = max(0, end - _WINDOW_MS) if query.start_time is None else query.start_time
+        name = "" if query.logger_name == "ROOT" else query.logger_name
+        records = self._logs.find(name, _LEVELS[query.logger_level], start, end)
+        self._mask.look()
+        found: dict[str, LoggerContent] = {}
+        for index, record in enumerate(records):
+            logger = found.setdefault(record.logger, LoggerContent(0, []))
+            logger.total += 1
+            if query.offset <= index < query.offset + query.limit:
+                text = self._mask(record.message)
+                logger.logs.append(LogEntry(record.timestamp, _name_of(record.level), text, record.correlation_id))
+        return found
+
+    @_passed(
+        "GET",
+        "/adm/modules",
+        "getModules",
+        "What a running process reloads, and what needs a restart",
+        responses={200: ModuleList},
+        errors=PASSED_ON,
+    )
+    async def modules(self, call: Call[None, None]) -> ModuleList | HttpResponse:
+        return await self._backend.answer(call) or ModuleList([*self._modules.list()])
+
+    @_passed(
+        "POST",
+        "/adm/modules",
+        "reloadModules",
+        "Reload parts of the process by their names, or ALL",
+        responses={200: Reloads},
+        request={JSON: list[str]},
+        example=[ALL],
+        errors=(*_BODY, *PASSED_ON),
+        audited="reload",
+        decoded=False,
+    )
+    async def reload(self, call: Call[bytes, None]) -> Reloads | HttpResponse:
+        if passed := await self._backend.answer(call, call.body):
+            return passed
+        names, known = _decode(call.body, _decode_names), {ALL, *(module.name for module in self._modules.list())}
+        for name in names:
+            if name not in known:
+                raise unknown_name("module", name, known)
+        call.event = CallEvent("modules", detail=", ".join(dict.fromkeys(names)))
+        result = await self._modules.reload(names)
+        for number, text in (await self._ask_others(call)).items():
+            failed = msgspec.json.decode(text, type=Reloads).failed if text else {"ALL": "it does not respond"}
+            result.failed |= {f"{name} of process {number}": why for name, why in failed.items()}
+        if result.failed:
+            call.event = call.event._replace(outcome="FAILURE", reason=f"failed: {', '.join(result.failed)}")
+        return result
+
+    @_adm(
+        "DELETE",
+        "/adm/shutdown",
+        "shutDown",
+        "End the process as SIGTERM does: it accepts no new work and finishes what is in flight",
+        errors=_LOCAL,
+        audited="shut down",
+    )
+    async def shut_down(self, call: Call[None, None]) -> ShutdownReport:
+        self._backend.refuse(call)
+        call.event = CallEvent("process")
+        self._shut_down()
+        return ShutdownReport(int(time.time() * 1000), self.config.audit.service_id, self.config.drain_seconds)
+
+    @_adm("GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", responses={200: JSON}, errors=_LOCAL)
+    async def assaults(self, call: Call[None, None]) -> HttpResponse:
+        self._backend.refuse(call)
+        return HttpResponse({name: self._chaos.running().get(name) for name in ASSAULTS})
+
+    @_adm(
+        "POST",
+        "/adm/chaosmonkey/{assault}",
+        "startAssault",
+        "Start an assault on this process, which ends by itself",
+        example={"seconds": 30, "level": 2, "milliseconds": 500},
+        errors=(*_BODY, Forbidden, NotFound),
+        audited="assault",
+    )
+    async def assault(self, call: Call[AssaultRequest, None]) -> AssaultView:
+        self._backend.refuse(call)
+        assault, by = _assault_of(call.parameters["assault"]), caller_name()
+        self._check_chaos(call)
+        call.event = CallEvent("process", detail=f"{assault} {msgspec.json.encode(call.body).decode()}")
+        if not call.body.seconds:
+            self._chaos.end(assault)
+            return AssaultView(0.0, by, call.body)
+        self._chaos.begin(assault, call.body, by)
+        return self._chaos.running()[assault]
+
+    def _check_chaos(self, call: Call[Any, Any]) -> None:
+        """Return if the settings allow this caller to start assaults."""
+        allowed, client = self.config.admin.chaos, call.request.client_address
+        if allowed == "none":
+            raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
+        if allowed == "loopback" and not (client and is_this_machine(client)):
+            raise Forbidden("only callers on this machine may start assaults (admin.chaos)")
+
+
+def _assault_of(name: str) -> Assault:
+    for assault in ASSAULTS:
+        if name == assault:
+            return assault
+    raise NotFound(f"assault {name[:60]!r} does not exist: use {', '.join(ASSAULTS)}")
+
+
+def _name_of(level: int) -> str:
+    return _NAMES.get(level) or logging.getLevelName(level)
+
+
+def _decode(body: bytes, decode: Callable[[bytes], T]) -> T:
+    """Return a body that is a list."""
+    if not body:
+        raise RequestBodyMissing()
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise InvalidRequest(f"the body is not valid for this endpoint: {str(cause)[:200]}") from cause

@@ -1,0 +1,1 @@
+"""What push and functions share: running consumers, their pumps and retry topics, lag, and preconditions."""

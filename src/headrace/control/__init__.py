@@ -1,1 +1,0 @@
-"""What operators do: live control of consumers, dead letters, replays, jobs, registrations, doctor."""

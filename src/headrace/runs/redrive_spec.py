@@ -1,0 +1,116 @@
+"""Specification and result of a redrive, as they are stored and sent."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from headrace.delivery.dead_letter import MAX_REDRIVES, PREFIX, Origin, redriven_headers, restored
+from headrace.delivery.outcomes import DeadLetter, Reply
+from headrace.delivery.retry_topics import delayed_headers
+from headrace.errors import InvalidRequest
+from headrace.records import Header, OutgoingRecord, Record
+from headrace.runs.dead_letters.origins import QUARANTINE
+from headrace.runs.selection import Selection
+
+
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where dead letters go."""
+
+    kind: Literal["origin", "retry_topic", "quarantine", "drop"] = "origin"
+    topic: str = ""
+    """The retry topic of `retry_topic`; empty for the other kinds."""
+    delay_seconds: int = 0
+    """Of the retry topic."""
+    reason: str = ""
+    """Why dead letters are dropped or in quarantine; stored with them."""
+
+    @property
+    def returns(self) -> bool:
+        """Whether a record that is sent there may become a dead letter again."""
+        return self.kind in ("origin", "retry_topic")
+
+    def topic_for(self, source: str, origin: Origin) -> str:
+        """Return the topic a dead letter goes to; empty for none."""
+        if self.kind == "origin":
+            return origin.partition.topic
+        if self.kind == "quarantine":
+            return source + QUARANTINE
+        return self.topic
+
+    def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin, now: float) -> OutgoingRecord:
+        """Return the record to write for a dead letter; `own` are the headers that its record had when it failed."""
+        if self.kind == "quarantine":
+            position = f"{record.topic}:{record.partition}:{record.offset}"
+            headers = [
+                *record.headers,
+                (f"{PREFIX}quarantined_from", position.encode()),
+                (f"{PREFIX}quarantined_why", self.reason.encode()),
+            ]
+            return OutgoingRecord(topic, record.key, record.value, headers, record.partition)
+        headers = redriven_headers(own, origin)
+        if self.kind == "retry_topic":
+            failed = Reply(origin.error)
+            dead_letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
+            headers += delayed_headers(dead_letter, now + self.delay_seconds)
+        return OutgoingRecord(topic, record.key, record.value, headers, origin.partition.partition)
+
+
+TO_ORIGIN = Target()
+
+
+class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How dead letters are sent."""
+
+    dry_run: bool = False
+    """Count what would be sent, and write nothing."""
+    exactly_once: bool = False
+    """Write records and completed offsets in one transaction: a run that is killed repeats nothing."""
+    rate_records: float | None = None
+    """Records per second at most."""
+    max_redrives: int = MAX_REDRIVES
+    """Dead letters whose record was already redriven this often are kept back: they would return forever."""
+    by: str = ""
+    """Who requested it; stored with the completed offsets."""
+
+
+class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which dead letters of a topic go where, and how.
+
+    A job with fields that this version does not know does not run here.
+    """
+
+    topic: str
+    select: Selection = Selection()
+    target: Target = TO_ORIGIN
+    options: RedriveOptions = RedriveOptions()
+    topic_id: str = ""
+    """Id of the topic at the time of the request; empty for any."""
+    ends: dict[int, int] | None = None
+    """Partition to the offset at which the run ends; None for the ends of the log at its start."""
+
+    def check(self) -> None:
+        """Raise InvalidRequest if dead letters of the topic would return to it."""
+        if self.target.topic == self.topic:
+            raise InvalidRequest(f"{self.topic} is the dead letter topic itself: choose another target")
+        if self.target.kind == "quarantine" and self.topic.endswith(QUARANTINE):
+            raise InvalidRequest(f"{self.topic} is already a quarantine topic: redrive or drop its dead letters")
+
+
+class Redriven(msgspec.Struct, frozen=True, rename="camel"):
+    """The result of a run, or of a dry run."""
+
+    records: int
+    """Dead letters that were completed: sent, moved or dropped."""
+    targets: Mapping[str, int]
+    """Number of dead letters by the topic they were sent to."""
+    errors: Mapping[str, int]
+    """Number of dead letters by error class."""
+    hours: Mapping[str, int]
+    """Number of dead letters by the hour in which they were written: ISO 8601, UTC."""
+    kept_back: int
+    """Dead letters that are left because they were redriven too often."""
+    too_large: Sequence[str]
+    """Dead letters that are left because the target refuses them, each with the reason."""
+    unproved: Mapping[str, int] = {}
+    """Number of dead letters that are left because their origin is not proved, by reason."""

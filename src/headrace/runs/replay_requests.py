@@ -1,0 +1,292 @@
+"""Requests for replays: checked, then made into jobs. Nothing starts unless the whole request is valid."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from headrace import errors
+from headrace.consumers.running_consumer import RunningConsumer, RunningConsumers, find_consumer
+from headrace.kafka import Admin, check_topic
+from headrace.kafka.internal_topics import InternalTopics
+from headrace.runs.jobs import Job, JobRunner, Jobs, JobView, spec_of
+from headrace.runs.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
+from headrace.runs.selection import Moment, Selection, Span, Window
+
+
+class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A window of one partition: from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A window of time, ISO 8601 with a zone: from `since` to before `until`."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class ReplayTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Exactly one destination, by its name."""
+
+    consumer: str = ""
+    function: str = ""
+    topic: str = ""
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A window of a topic, and where to deliver it again."""
+
+    topic: str
+    dead_letter: bool = False
+    """Replay the dead letters of that topic instead."""
+    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    offsets: Offsets | None = None
+    time: Times | None = None
+    to: ReplayTarget
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Records per second at most."""
+    last_retry: bool = False
+    """A record that fails is counted, and does not become a dead letter."""
+    dry_run: bool = False
+    """Report what would be replayed, and start nothing."""
+
+
+class DryRun(msgspec.Struct, frozen=True, rename="camel"):
+    """What a replay would do."""
+
+    total: int
+    """Number of offsets."""
+    spec: dict[str, Any]
+    dry_run: bool = True
+
+
+class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The body of `POST /adm/messagereplaymetadata`, as in light-4j kafka-sidecar."""
+
+    topic_name: str = ""
+    dlq_indicator: bool = False
+    partition: int = -1
+    start_offset: int = -1
+    end_offset: int = -1
+    consumer_group: str = ""
+    timeout: int = 0
+    streaming_app: bool = False
+    destination_topic: str = ""
+    last_retry: bool = False
+
+
+class Replays:
+    """Starts replays, and makes their runners."""
+
+    def __init__(
+        self, context: RunContext, consumers: RunningConsumers, internal: InternalTopics, *, producing: bool = True
+    ) -> None:
+        """Prepare; `consumers` are those of this process and may change, nothing is replayed to `internal` topics.
+
+        `begin_by_metadata` needs `producing`.
+        """
+        self._context, self._consumers, self._producing = context, consumers, producing
+        self._internal = internal
+
+    def make(self, job: Job) -> JobRunner | None:
+        """Return the runner of a replay, or None if its target does not run in this process."""
+        spec: ReplaySpec = spec_of(job, ReplaySpec)
+        if "topic" not in spec.to and self._target_of(spec.to) is None:
+            return None
+        return ReplayJob(job, spec, self._context, self._target_of).run
+
+    def _target_of(self, to: Mapping[str, str]) -> RunningConsumer | None:
+        return find_consumer(self._consumers.values(), *next(iter(to.items()), ("", "")))
+
+    async def begin(self, jobs: Jobs, request: ReplayRequest, by: str) -> JobView | DryRun:
+        """Start a replay and return its job, or the result of a dry run.
+
+        Raises:
+            InvalidRequest: The request is not valid; the text says why.
+            NotFound: The topic, partition, consumer or function does not exist.
+            JobConflict: It is already running.
+        """
+        spec = await self._spec(request)
+        if request.dry_run:
+            return DryRun(spec.window.total, msgspec.to_builtins(spec, str_keys=True))
+        return await jobs.create("replay", msgspec.to_builtins(spec, str_keys=True), by)
+
+    async def redrive_spec(
+        self, topic: str, selection: Selection, consumer: str, rate: float | None, last_retry: bool
+    ) -> ReplaySpec:
+        """Return the job that redrives dead letters to a consumer: those of its group unless groups are selected.
+
+        Raises:
+            NotFound: The consumer, topic or partition does not exist.
+            InvalidRequest: They are not the consumer's, or the window has none.
+        """
+        target = self._target("consumer", consumer)
+        if not self._check(target, topic, f"consumer {consumer}"):
+            raise errors.InvalidRequest(f"consumer {consumer} reads {topic}, so it is not a dead letter topic")
+        selection = msgspec.structs.replace(selection, groups=selection.groups or [target.group])
+        return ReplaySpec(
+            window=await self._window(target.admin, topic, selection, cut_until=False),
+            to={"consumer": consumer},
+            rate=rate,
+            last_retry=last_retry,
+            dead_letters=True,
+            select=selection,
+            repeats_at_most=repeats_of(target.flow),
+        )
+
+    async def begin_by_metadata(self, jobs: Jobs, metadata: ReplayMetadata, by: str) -> JobView | DryRun:
+        """Start the replay that the metadata describes and return its job.
+
+        Raises:
+            ProducerNotEnabled: Producing is off.
+            ReplayMetadataInvalid: The request is not valid; the text says why in one line.
+            JobConflict: It is already running.
+        """
+        if not self._producing:
+            raise errors.ProducerNotEnabled()
+        try:
+            return await self.begin(jobs, self._as_request(metadata), by)
+        except (errors.JobConflict, errors.ReplayMetadataInvalid):
+            raise
+        except errors.RequestError as error:
+            raise errors.ReplayMetadataInvalid(error.description) from error
+
+    def _as_request(self, metadata: ReplayMetadata) -> ReplayRequest:
+        topic, group = metadata.topic_name[:249], metadata.consumer_group[:100]
+        readers = [each for each in self._consumers.values() if each.reads(metadata.topic_name)]
+        chosen = [each for each in readers if each.group == metadata.consumer_group]
+        if not any(each.group == metadata.consumer_group for each in self._consumers.values()):
+            chosen = readers  # a new group, as light-4j kafka-sidecar advises; it stays unused
+        several = len(chosen) > 1 and (metadata.dlq_indicator or not metadata.streaming_app)
+        problems = {
+            "topicName is missing": not topic,
+            "partition must be 0 or greater": metadata.partition < 0,
+            "startOffset and endOffset must be 0 or greater": min(metadata.start_offset, metadata.end_offset) < 0,
+            "startOffset must be less than endOffset": metadata.start_offset >= metadata.end_offset,
+            "consumerGroup is missing": not group,
+            f"no consumer here reads topicName {topic}": not readers,
+            f"group {group} does not read topicName {topic}": not chosen,
+            f"several groups read topicName {topic}: set consumerGroup to one of them": several,
+            "destinationTopic is missing, and streamingApp is true": metadata.streaming_app
+            and not metadata.destination_topic,
+        }
+        if problem := next((text for text, holds in problems.items() if holds), ""):
+            raise errors.ReplayMetadataInvalid(problem)
+        target = chosen[0]
+        source = metadata.topic_name
+        if metadata.dlq_indicator:
+            if target.dead_letters is None:
+                raise errors.ReplayMetadataInvalid(f"the group {target.group} has no dead letters")
+            source = target.dead_letters.topic_for(source)
+        kind = "consumer" if target.kind == "reactive" else "function"
+        to = {"topic": metadata.destination_topic} if metadata.streaming_app else {kind: target.name}
+        return ReplayRequest(
+            topic=source,
+            partition=metadata.partition,
+            offsets=Offsets(metadata.start_offset, metadata.end_offset),
+            to=ReplayTarget(**to),
+            last_retry=metadata.last_retry,
+        )
+
+    async def _spec(self, request: ReplayRequest) -> ReplaySpec:
+        to: dict[str, str] = msgspec.to_builtins(request.to)
+        if len(to) != 1:
+            raise errors.InvalidRequest("set exactly one destination in to: consumer, function or topic")
+        if request.offsets and request.time:
+            raise errors.InvalidRequest("set offsets or time, not both")
+        ((kind, name),) = to.items()
+        target = self._target(kind, name) if kind != "topic" else None
+        topic = check_topic(request.topic)
+        admin = self._context.admin
+        holds_dead_letters = False
+        if request.dead_letter:
+            if not (target and target.dead_letters):
+                raise errors.InvalidRequest(
+                    "deadLetter needs a consumer or function that has dead letters: set topic to their topic"
+                )
+            topic = target.dead_letters.topic_for(topic)
+        if target:
+            admin = target.admin
+            holds_dead_letters = self._check(target, topic, f"{kind} {name}")
+        elif topic == name:
+            raise errors.InvalidRequest(f"{topic} is also the source: replay it to another topic", topic=topic)
+        else:
+            if self._internal.kind_of(check_topic(name)):
+                raise errors.InvalidRequest(f"{name} is internal, only Headrace writes to it: choose another topic")
+            await admin.describe_topic(name, "Write")
+        return ReplaySpec(
+            window=await self._window(admin, topic, self._span(request)),
+            to=to,
+            rate=request.rate,
+            last_retry=request.last_retry,
+            dead_letters=holds_dead_letters,
+            repeats_at_most=repeats_of(target.flow if target else TO_TOPIC_FLOW),
+        )
+
+    def _span(self, request: ReplayRequest) -> Span:
+        """Return the part of a topic that a request names."""
+        times = request.time or Times()
+        offsets = request.offsets
+        if times.until is not None and times.until.timestamp() > self._context.clock.time():
+            raise errors.InvalidRequest("the window ends in the future: omit until to replay up to the newest record")
+        if offsets is None:
+            return Span(partition=request.partition, since=times.since, until=times.until)
+        if request.partition is None:
+            raise errors.InvalidRequest("offsets need a partition: they count within one")
+        if offsets.start < 0 or offsets.start >= offsets.end:
+            what = "empty" if offsets.start == offsets.end else "reversed or negative"
+            raise errors.InvalidRequest(
+                f"offsets {offsets.start} to {offsets.end} are {what}: end is the offset after the last"
+            )
+        return Span(partition=request.partition, first=offsets.start, last=offsets.end - 1)
+
+    async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
+        """Return a window that is not empty."""
+        window = await Window.resolve(admin, topic, span, self._context.clock.time(), cut_until=cut_until)
+        ranges = {number: bounds for number, bounds in window.ranges.items() if bounds[0] < bounds[1]}
+        if not ranges:
+            raise errors.InvalidRequest(f"the window is empty: {topic} has no records in it", topic=topic)
+        return msgspec.structs.replace(window, ranges=ranges)
+
+    def _target(self, kind: str, name: str) -> RunningConsumer:
+        if target := find_consumer(self._consumers.values(), kind, name):
+            return target
+        running = [each for each in self._consumers.values() if (each.kind == "function") == (kind == "function")]
+        names = sorted({each.name for each in running}.union(each.function for each in running) - {""})
+        known = ", ".join(names) or "none"
+        raise errors.NotFound(f"{kind} {name[:100]!r} does not run in this process; running: {known}")
+
+    def _check(self, target: RunningConsumer, topic: str, label: str) -> bool:
+        """Return whether a topic has the dead letters of a target; False if the target reads it."""
+        if target.no_replay:
+            raise errors.InvalidRequest(f"{label} does not accept replays: {target.no_replay}")
+        if target.reads(topic):
+            return False
+        if target.writes_dead_letters_to(topic):
+            return True
+        raise errors.InvalidRequest(
+            f"{label} neither reads {topic} nor writes its dead letters there: replay one of its topics"
+        )
+
+
+def conflict(one: Job, other: Job) -> bool:
+    """Return whether two jobs must not run at the same time: they would send the same records to the same target."""
+    try:
+        if topic := _dead_letter_topic(one):
+            return topic == _dead_letter_topic(other)
+        if one.kind != "replay" or other.kind != "replay":
+            return False
+        first, second = spec_of(one, ReplaySpec), spec_of(other, ReplaySpec)
+    except (errors.InvalidRequest, LookupError, TypeError):  # such a job of another version does not run
+        return False
+    return bool(first.to == second.to and first.window.overlaps(second.window))
+
+
+def _dead_letter_topic(job: Job) -> str:
+    """Return the topic whose dead letters a job completes; empty for a replay."""
+    if job.kind == "replay":
+        return ""
+    return str(job.spec.get("topic") or job.spec["window"]["topic"])

@@ -1,0 +1,115 @@
+"""Dead letters on a real broker as operators look at them: by the command and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import confluent_kafka
+
+from headrace.delivery.outcomes import DeadLetter, Reply
+from headrace.kafka import Admin
+from headrace.records import Header, OutgoingRecord, Record
+from headrace.runs.dead_letters.completed_offsets import CompletedOffsets
+from tests.dead_letter_records import written_for
+
+OWN: list[Header] = [("tenant", b"acme"), ("bytes", b"\xff")]
+
+
+def letters_of(topic: str, values: Sequence[bytes], group: str = "g") -> list[OutgoingRecord]:
+    """Return records as a reactive consumer writes them: every third is an HTTP 500, the others a ValueError."""
+    letters = []
+    for n, value in enumerate(values):
+        error, status = ("HTTP 500", 500) if n % 3 == 0 else ("ValueError", None)
+        details = (("key", f"order-{n}"), ("correlation_id", "c-1"))
+        outcome = Reply(error, f"no such order {n}", status, details)
+        record = Record(topic, 0, n, 1_700_000_000_000 + n, b"k%d" % n, value, lambda: OWN)
+        letters.append(DeadLetter(record, group, 5, outcome, 1.0, 2.0))
+    return written_for(letters)
+
+
+def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partitions: int = 1) -> str:
+    """Make a dead letter topic with these letters, in turns over its partitions."""
+    dlq = f"{topic}.dlq"
+    kafka.create_topic(dlq, partitions, {})
+    letters = letters_of(topic, values)
+    site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
+    return dlq
+
+
+def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> None:
+    """Marks count by topic and partition, and one reading serves all topics; markers of transactions do not."""
+    one, other = (buried(site, kafka, topic(), [b"v"] * 6, 2) for _ in range(2))
+
+    async def main() -> list[Any]:
+        admin = Admin(site.kafka)
+        ended = CompletedOffsets(admin, one)
+        await ended.prepare(None)
+        await ended.load()
+        return ended.records_for({0: [0, 2], 1: [1]})
+
+    site.write("_headrace-redriven", *asyncio.run(main()))
+    writer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": other})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    writer.produce(other, b"v", partition=0)
+    writer.commit_transaction(60)
+    rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
+    assert (rows[one]["deadLetters"], rows[one]["left"]) == (6, 3)
+    assert (rows[other]["deadLetters"], rows[other]["left"]) == (8, 7)
+    left = json.loads(site.cli("dlq", "show", one, "--state", "left", "--output", "json").stdout)
+    assert sorted((x["partition"], x["offset"]) for x in left["deadLetters"]) == [(0, 1), (1, 0), (1, 2)]
+    assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")
+
+
+def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: Any, topic: Any) -> None:
+    """History, result, own headers; JSON, text and bytes each as what they are."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b'{"count": 12345678901234567890.10}', b"plain", b"\xfe\x01"])
+    page = json.loads(site.cli("dlq", "show", dlq, "--order", "oldest", "--output", "json").stdout)
+    first, second, third = page["deadLetters"]
+    assert (first["error"], first["status"], first["reason"]) == ("HTTP 500", "500", "no such order 0")
+    assert (first["group"], first["attempts"], first["ended"], first["redrives"]) == ("g", 5, False, 0)
+    assert first["origin"] == {"topic": name, "partition": 0, "offset": 0, "timestamp": "2023-11-14T22:13:20.000+00:00"}
+    assert first["result"] == {"key": "order-0", "correlationId": "c-1"}
+    assert first["headers"] == [["tenant", "acme"], ["bytes", "\\xff"]]
+    assert (first["keyFormat"], first["key"], first["valueFormat"]) == ("string", "k0", "json")
+    assert (second["valueFormat"], second["value"]) == ("string", "plain")
+    assert (third["valueFormat"], third["value"]) == ("binary", base64.b64encode(b"\xfe\x01").decode())
+    said = site.cli("dlq", "show", dlq, "--order", "oldest", "--max", "1")
+    assert 'value (json)     {"count": 12345678901234567890.10}' in said.stdout
+    assert "continue with --cursor oldest.0-1" in said.stderr
+
+
+def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:
+    """Each is said clearly."""
+    ordinary, empty = topic(), buried(site, kafka, topic(), [])
+    site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
+    assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
+    for command in ("list", "stats", "show"):
+        assert "is not a dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
+        assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
+
+
+def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) -> None:
+    """List, page, search and statistics, for administrators only."""
+    name = topic()
+    dlq = buried(site, kafka, name, [b'{"n": %d}' % n for n in range(30)], 2)
+    url = headrace(site.config).url
+    rows = {row["topic"]: row for row in site.ask(f"{url}/adm/dead-letters").body["topics"]}
+    assert rows[dlq]["left"] == 30
+    query = urlencode({"error": "HTTP 500", "limit": 4, "order": "oldest"})
+    page = site.ask(f"{url}/adm/dead-letters/{dlq}?{query}").body
+    # Of letters that were written in the same millisecond any may be first.
+    times = [letter["timestamp"] for letter in page["deadLetters"]]
+    assert (len(times), times) == (4, sorted(times))
+    assert {letter["error"] for letter in page["deadLetters"]} == {"HTTP 500"}
+    assert page["cursor"].startswith("oldest.")
+    assert site.ask(f"{url}/adm/dead-letters/{dlq}/statistics").body["errors"]["ValueError"] == 20
+    assert "did you mean limit?" in site.ask(f"{url}/adm/dead-letters/{dlq}?limt=4").body["description"]
+    assert site.ask(f"{url}/adm/dead-letters/{dlq}?since=2001-01-01T00:00:00Z&until=2000-01-01T00:00:00Z").status == 400
+    assert site.ask(f"{url}/adm/dead-letters/{name}.none").status == 404

@@ -1,0 +1,212 @@
+"""Live control: a seek or a skip is done by the process that has the partition, once, and waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.commands import consumer_control
+from headrace.commands.commands import Commands, PartitionsRequest, SettingsRequest
+from headrace.commands.entries import key_of
+from headrace.errors import HeadraceError
+from tests.control_harness import P0, P1, ControlHarness, FakePump, ask, live
+from tests.raw_server import until
+from tests.staged import staged
+
+
+@staged(live)
+async def test_a_command_waits_for_a_process_and_can_be_cancelled(harness: ControlHarness, /) -> None:
+    """Until somebody is assigned the partition."""
+    process, pump = await harness.start_with()
+    consumer = process.consumers["orders/a b"]
+    identity, [result] = await ask(process, "seek", {P0: 3}, wait_seconds=0)
+    assert result.outcome == "pending"
+    assert [command.id for command in process.commands_of(consumer)] == [identity]
+    assert await process.cancel(consumer, identity) == [P0]
+    assert await process.cancel(consumer, identity) == []
+    await ask(process, "seek", {P0: 4}, wait_seconds=0)
+    pump.assign(P0)
+    await until(lambda: not process.commands_of(consumer))
+    assert pump.sought == [(P0, 4)]
+
+
+@staged(live)
+async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: ControlHarness, /) -> None:
+    """The first one waits for what is in flight, and its end takes away its own entry and no other.
+
+    A command for another partition does not wait for it.
+    """
+    process, pump = await harness.start_with(P0, P1)
+    pump.idle.clear()
+    first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
+    await until(lambda: process._busy)
+    second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
+    await until(lambda: len(harness.log.records) == 2)
+    assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
+    pump.idle.set()
+    outcomes = [(await call)[1][0].outcome for call in (first, second)]
+    assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
+    await until(lambda: not process.table.items("seek/"))
+
+
+@staged(live)
+async def test_commands_that_began_with_a_long_one_end_before_it(harness: ControlHarness, /) -> None:
+    """Later ones of their partitions are done too, though both became due at the same moment."""
+    process, pump = await harness.start_with()
+    pump.idle.clear()
+    await ask(process, "seek", {P0: 3}, wait_seconds=0)
+    await ask(process, "skip", {P1: 5}, wait_seconds=0)
+    pump.assign(P0, P1)
+    await until(lambda: process._busy)
+    assert (await ask(process, "skip", {P1: 6}))[1][0].outcome == "skipped"
+    pump.idle.set()
+    await until(lambda: not process._busy and not process.table.items("s"))
+
+
+@staged(live)
+async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
+    harness: ControlHarness, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a skip which waits for its record, when a seek ends it: it must not skip the record afterwards."""
+    process = await harness.start(FakePump(P0))
+    outcomes = process._unwritten["orders/a b"] = {"skip/x": {"outcome": "will be skipped"}}
+
+    async def put_all(entries: dict[str, Any], *_: float) -> None:
+        outcomes["skip/x"] = {"outcome": "cancelled"}
+
+    monkeypatch.setattr(process.table, "put_all", put_all)
+    await process._round(process.consumers["orders/a b"], {None})
+    assert outcomes == {"skip/x": {"outcome": "cancelled"}}
+
+
+@staged(live)
+async def test_what_another_process_wrote_just_before_counts(harness: ControlHarness, /) -> None:
+    """Whoever pauses here and resumes there, a moment later, means what was paused."""
+    process = await harness.start(FakePump(P0))
+    consumer = process.consumers["orders/a b"]
+    harness.log.views.clear()  # from here on it reads late
+    harness.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
+    harness.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
+    commands = Commands(process, harness.clock)
+    calls = asyncio.gather(
+        commands.resume(consumer, PartitionsRequest()),
+        commands.change(consumer, SettingsRequest(rate_records=5), "bob"),
+    )
+    await asyncio.sleep(0.01)
+    harness.log.views.append(process.table)
+    process.table.read(harness.log.records, len(harness.log.records))
+    await calls
+    assert process.hold_of(consumer) is None
+    [settings] = process.table.items("settings/").values()
+    assert (settings["max_records"], settings["rate_records"]) == (7, 5)
+
+
+@staged(live)
+async def test_a_record_that_is_not_here_yet_is_skipped_when_it_is(harness: ControlHarness, /) -> None:
+    """By the process that has the partition then; until then the command stays in the table."""
+    first, pump = await harness.start_with(P0, last_offset=5)
+    _, [result] = await ask(first, "skip", {P0: 9})
+    assert result.outcome == "will be skipped"
+    assert first.death is None
+    await harness.stop(first)
+    second, pump = await harness.start_with(P0)
+    await until(lambda: pump.skipped == [(P0, 9)])
+    await until(lambda: not second.table.items("skip/"))
+
+
+@staged(live)
+async def test_a_seek_ends_the_skips_that_wait_for_their_record(harness: ControlHarness, /) -> None:
+    """After a seek back all records are delivered again."""
+    process, pump = await harness.start_with(P0, last_offset=5)
+    await ask(process, "skip", {P0: 9})
+    await ask(process, "seek", {P0: 3})
+    await until(lambda: not process.commands_of(process.consumers["orders/a b"]))
+    assert (pump.sought, pump.skipped) == ([(P0, 3)], [])
+
+
+def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process holds them in memory."""
+    monkeypatch.setattr(consumer_control, "_MAX_UNFINISHED", 2)
+
+    async def test(harness: ControlHarness) -> None:
+        process = await harness.start(FakePump())
+        await ask(process, "seek", {P0: 1, P1: 2}, wait_seconds=0)
+        with pytest.raises(HeadraceError, match="2 seeks and skips of orders/a b are pending"):
+            await ask(process, "skip", {P0: 3}, wait_seconds=0)
+
+    live(test)
+
+
+@staged(live)
+async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harness: ControlHarness, /) -> None:
+    """The process ended between writing the outcome and removing the entry."""
+    process, pump = await harness.start_with(P0)
+    entry = msgspec.json.encode({"offset": 3, "outcome": "sought"})
+    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    await until(lambda: not process.table.items("seek/"))
+    assert pump.sought == []
+
+
+@staged(live)
+async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(harness: ControlHarness, /) -> None:
+    """The table cannot be written for a while after the seek."""
+    process, pump = await harness.start_with(P0)
+    entry = msgspec.json.encode({"offset": 3})
+    harness.log.broken = True
+    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    await until(lambda: pump.sought)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    harness.log.broken = False
+    await until(lambda: not process.table.items("seek/"))
+    assert pump.sought == [(P0, 3)]
+
+
+@staged(live)
+async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(harness: ControlHarness, /) -> None:
+    """It reads the table to its end before it does anything."""
+    process, pump = await harness.start_with(P0)
+    harness.log.views.clear()  # from here on it reads late
+    key = key_of("seek/", "orders/a b", *P0, "i").encode()
+    harness.log.append(key, msgspec.json.encode({"offset": 3}))
+    harness.log.append(key, None)
+    process.table.read(harness.log.records[:1], 1)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert pump.sought == []
+    process.table.read(harness.log.records[1:], 2)
+    await until(lambda: not process._busy)
+    assert pump.sought == []
+    harness.log.views.append(process.table)
+
+
+@staged(live)
+async def test_what_cannot_be_done_is_refused_once(harness: ControlHarness, /) -> None:
+    """And does not stay in the table to be tried for ever."""
+    pump = FakePump(P0)
+    pump.elsewhere = True
+    process = await harness.start(pump)
+    _, [result] = await ask(process, "seek", {P0: 3})
+    assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
+    await until(lambda: not process.table.items("seek/"))
+
+
+@staged(live)
+async def test_processes_with_the_same_partitions_all_do_it_once(harness: ControlHarness, /) -> None:
+    """Also one that reads late, when another has done it."""
+    pumps = [FakePump(P0), FakePump(P0)]
+    for pump in pumps:
+        consumers = (await harness.start(pump)).consumers
+        consumers["orders/a b"] = dataclasses.replace(consumers["orders/a b"], partitions=[0])
+    late = harness.log.views.pop()
+    await ask(harness.started[0], "seek", {P0: 3})
+    late.read(harness.log.records, len(harness.log.records))
+    harness.log.views.append(late)
+    await ask(harness.started[0], "skip", {P0: 5})
+    await until(lambda: not any(process._busy or process.table.items("s") for process in harness.started))
+    await until(lambda: pumps[1].skipped)
+    assert [(pump.sought, pump.skipped) for pump in pumps] == [([(P0, 3)], [(P0, 5)])] * 2

@@ -1,0 +1,385 @@
+"""Jobs: their states, which process runs them, and what they report; table and leases in memory, time virtual."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.delivery.dead_letter import iso
+from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
+from headrace.kafka import JSON_OBJECTS
+from headrace.runs.jobs import Job, Jobs, SaveProgress
+from headrace.runtime import Deadline
+from headrace.testing import ManualClock
+from tests.control_harness import Log
+from tests.memory_table import memory_table
+from tests.staged import staged
+
+
+class JobsHarness:
+    """Processes with jobs, their leases, and the work that is done under these."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.behind: dict[Any, int] = {}
+        """Tables that read nothing more before somebody asks for the end, and how far they have come."""
+        self.clock = ManualClock(1_000_000.0)
+        self.holders: dict[str, Lease] = {}
+        self.runs: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.end: Callable[[SaveProgress, asyncio.Event], Awaitable[str]] = until_stopped
+        self.processes: list[Jobs] = []
+
+    async def process(self, name: str, able: bool = True) -> Jobs:
+        def make(job: Job) -> Any:
+            return Runner(self, name, job).run if able else None
+
+        def end() -> int:
+            records, seen = self.log.records, self.behind.pop(table, None)
+            if seen is not None:
+                table.read(records[seen:], len(records))
+            return len(records)
+
+        table: Any = memory_table("c", JSON_OBJECTS, self.log.produce, end, loaded=False)
+        table.read(self.log.records, end())
+        table.loaded(end())
+        self.log.views.append(table)
+        jobs = Jobs(
+            table,
+            lambda lease: Lease(self, lease),  # type: ignore[arg-type,return-value]
+            make,
+            lambda one, other: one.spec["place"] == other.spec["place"],
+            self.clock,
+        )
+        self.processes.append(jobs)
+        await jobs.start()
+        return jobs
+
+    async def create(self, jobs: Jobs) -> str:
+        """Return the id of a new job."""
+        return (await jobs.create("replay", {"place": 1}, "ann")).id
+
+    async def begin(self) -> tuple[Jobs, str]:
+        """Start a process, and a job in it."""
+        jobs = await self.process("a")
+        return jobs, await self.create(jobs)
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if condition():
+                return
+            await asyncio.sleep(0)
+            await self.clock.advance(0.5)
+        raise AssertionError("the condition was not reached")
+
+    def put(self, key: str, entry: Any) -> None:
+        """Write an entry as somebody else."""
+        self.log.append(key.encode(), msgspec.json.encode(entry))
+
+    async def kill(self, jobs: Jobs) -> None:
+        """End a process without a word; its lease is free."""
+        self.log.views.remove(jobs.table)
+        for task in list(jobs._tasks):
+            task.cancel()
+        await self.clock.settle()
+        self.holders.clear()
+
+
+class Lease:
+    def __init__(self, harness: JobsHarness, name: str) -> None:
+        self.harness, self.name, self.lost = harness, name, asyncio.Event()
+
+    async def acquire(self, limit_seconds: float = 0.0) -> bool:
+        return self.harness.holders.setdefault(self.name, self) is self
+
+    async def check(self) -> None:
+        if self.harness.holders.get(self.name) is not self:
+            self.lost.set()
+            raise LeaseLost("gone")
+
+    async def release(self) -> None:
+        if self.harness.holders.get(self.name) is self:
+            del self.harness.holders[self.name]
+
+
+class Runner:
+    def __init__(self, harness: JobsHarness, process: str, job: Job) -> None:
+        self.harness, self.process, self.job = harness, process, job
+
+    async def run(self, progress: Mapping[str, Any], save: SaveProgress, stop: asyncio.Event) -> str:
+        self.harness.runs.append((self.job.id, self.process, dict(progress)))
+        return await self.harness.end(save, stop)
+
+
+async def until_stopped(save: SaveProgress, stop: asyncio.Event) -> str:
+    await save({"done": 5})
+    await stop.wait()
+    return ""
+
+
+async def at_once(save: SaveProgress, stop: asyncio.Event) -> str:
+    await save({"done": 9, "positions": {"0": [9, ""]}})
+    return "all of it"
+
+
+def run(test: Callable[[JobsHarness], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        harness = JobsHarness()
+        try:
+            await test(harness)
+        finally:
+            for jobs in harness.processes:
+                await jobs.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@staged(run)
+async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
+    """At once in the process that got the request; positions are not shown."""
+    harness.end = at_once
+    jobs = await harness.process("a")
+    begun = await jobs.create("replay", {"place": 1}, "ann")
+    assert (begun.state, begun.by, begun.owner) == ("waiting", "ann", "")
+    await harness.wait(lambda: jobs.show(begun.id).state == "done")
+    shown = jobs.show(begun.id)
+    assert (shown.message, shown.progress) == ("all of it", {"done": 9})
+    assert [job.id for job in jobs.list()] == [begun.id]
+    with pytest.raises(JobConflict, match="already done"):
+        await jobs.change(begun.id, "pause", "ann")
+    with pytest.raises(NotFound, match="job 'x' does not exist"):
+        jobs.show("x")
+
+
+@staged(run)
+async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(harness: JobsHarness, /) -> None:
+    """It goes on where it was, and who wished that is said."""
+    jobs, other = await harness.process("a"), await harness.process("b")
+    job = await harness.create(jobs)
+    await harness.wait(lambda: len(harness.runs) == 1 and bool(jobs.show(job).progress))
+    paused = await other.change(job, "pause", "bob")
+    assert (paused.state, paused.desired_by) == ("paused", "bob")
+    await harness.wait(lambda: not harness.holders)
+    await harness.clock.advance(60)
+    assert len(harness.runs) == 1
+    await other.change(job, "run", "bob")
+    await harness.wait(lambda: len(harness.runs) == 2)
+    assert harness.runs[1] == (job, "b", {"done": 5})
+    await jobs.change(job, "stop", "ann")
+    await harness.wait(lambda: not harness.holders)
+    assert {jobs.show(job).state, other.show(job).state} == {"stopped"}
+
+
+@staged(run)
+async def test_another_process_goes_on_when_one_is_killed(harness: JobsHarness, /) -> None:
+    """After a silence, and only one that has what the job needs; a job that nobody can run waits and says so."""
+    jobs = await harness.process("a")
+    unable = await harness.process("b", able=False)
+    job = await harness.create(jobs)
+    await harness.wait(lambda: harness.runs != [] and bool(unable.show(job).progress))
+    await harness.kill(jobs)
+    await harness.clock.advance(30)
+    shown = unable.show(job)
+    assert (len(harness.runs), shown.state) == (1, "waiting")
+    assert "no process" in shown.message
+    await harness.process("c")
+    await harness.wait(lambda: len(harness.runs) == 2)
+    assert harness.runs[1] == (job, "c", {"done": 5})
+
+
+@staged(run)
+async def test_a_process_that_drains_leaves_its_jobs_to_others(harness: JobsHarness, /) -> None:
+    """They wait, and go on elsewhere or after a restart."""
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.runs != [])
+    await jobs.drain(Deadline(harness.clock, 10))
+    assert jobs.show(job).state == "waiting"
+    await harness.kill(jobs)
+    again = await harness.process("a again")
+    await harness.wait(lambda: len(harness.runs) == 2)
+    assert again.show(job).state == "running"
+
+
+@staged(run)
+async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -> None:
+    """A process that slept finds another run there, whose word counts, also if its own comes later."""
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.runs != [] and bool(jobs.show(job).progress))
+    sleeper = harness.holders.pop(f"job.{job}")
+    late = jobs.table.get(f"job/{job}/report")
+    other = await harness.process("b")
+    harness.end = at_once
+    await harness.wait(lambda: other.show(job).state == "done")
+    sleeper.lost.set()
+    await harness.clock.settle()
+    harness.put(f"job/{job}/report", late)
+    assert {jobs.show(job).state, other.show(job).state} == {"done"}
+    await harness.wait(lambda: jobs.table.get(f"job/{job}/report")["state"] == "done")
+    runs, later = len(harness.runs), await harness.process("c")  # which reads the last status only
+    await harness.clock.advance(30)
+    assert (later.show(job).state, len(harness.runs)) == ("done", runs)
+
+
+@staged(run)
+async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(harness: JobsHarness, /) -> None:
+    """It has the lease at once, for nobody has it; only then is its view of the table as late as it can be."""
+    jobs, sleeper = await harness.process("a"), await harness.process("b")
+    job = await harness.create(jobs)
+    await harness.wait(lambda: harness.runs != [] and bool(sleeper.show(job).progress))
+    harness.log.views.remove(sleeper.table)
+    harness.behind[sleeper.table] = len(harness.log.records)
+    await harness.kill(jobs)
+    other = await harness.process("c")
+    sleeper._make, able = lambda job: None, sleeper._make
+    harness.end = at_once
+    await harness.wait(lambda: other.show(job).state == "done" and not harness.holders)
+    runs, sleeper._make = len(harness.runs), able
+    await harness.wait(lambda: sleeper.show(job).state == "done")
+    await harness.clock.advance(30)
+    assert len(harness.runs) == runs
+
+
+@staged(run)
+async def test_a_process_runs_so_many_jobs_and_no_more(harness: JobsHarness, /) -> None:
+    """What waits begins when one has ended."""
+    jobs = await harness.process("a")
+    for place in range(12):
+        await jobs.create("replay", {"place": place}, "ann")
+    await harness.clock.advance(30)
+    assert len(harness.runs) == 10
+    await jobs.change(harness.runs[0][0], "stop", "ann")
+    await harness.wait(lambda: len(harness.runs) == 11)
+
+
+def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it is; the process goes on and takes the next one. Only of a defect the log has a traceback."""
+
+    async def test(harness: JobsHarness) -> None:
+        jobs = await harness.process("a")
+        for cause, said in (
+            (InvalidRequest("the topic is gone"), "the topic is gone"),
+            (ZeroDivisionError("by 0"), "ZeroDivisionError: by 0"),
+        ):
+
+            async def fail(save: SaveProgress, stop: asyncio.Event, cause: Exception = cause) -> str:
+                raise cause
+
+            harness.end = fail
+            job = await harness.create(jobs)
+            await harness.wait(lambda job=job: jobs.show(job).state == "failed")  # type: ignore[misc]
+            assert (jobs.show(job).message, jobs.death) == (said, None)
+
+    run(test)
+    assert [bool(line.exc_info) for line in caplog.records if line.levelname == "ERROR"] == [False, True]
+
+
+@staged(run)
+async def test_what_may_pass_is_tried_again(harness: JobsHarness, /) -> None:
+    """A broker that is away ends no job; what it waits for is said."""
+
+    async def away(save: SaveProgress, stop: asyncio.Event) -> str:
+        harness.end = at_once
+        raise KafkaUnavailable("no broker answers")
+
+    harness.end = away
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: jobs.show(job).message == "no broker answers")
+    assert jobs.show(job).state == "waiting"
+    await harness.wait(lambda: jobs.show(job).state == "done")
+
+
+@staged(run)
+async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) -> None:
+    """At any process, also for two requests at one time: the first in the table wins. Later it is allowed."""
+    jobs, other = await harness.process("a"), await harness.process("b")
+    first = (await jobs.create("replay", {"place": 1}, "ann")).id
+    with pytest.raises(JobConflict, match=f"job {first} already does that"):
+        await other.create("replay", {"place": 1}, "bob")
+    await other.create("replay", {"place": 2}, "bob")
+    await jobs.change(first, "stop", "ann")
+
+    put = other.table.put
+
+    async def slow(key: str, entry: Any) -> int:
+        other.table.put = put  # type: ignore[method-assign]
+        await jobs.create("replay", {"place": 1}, "ann")
+        return await put(key, entry)
+
+    other.table.put = slow  # type: ignore[method-assign]
+    with pytest.raises(JobConflict):
+        await other.create("replay", {"place": 1}, "bob")
+    assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
+
+
+@staged(run)
+async def test_what_is_not_written_down_is_told_again(harness: JobsHarness, /) -> None:
+    """The end of a job must be known, or it would run once more."""
+
+    async def end(save: SaveProgress, stop: asyncio.Event) -> str:
+        harness.log.broken = True
+        return ""
+
+    harness.end = end
+    jobs, job = await harness.begin()
+    await harness.wait(lambda: harness.log.broken)
+    await harness.clock.advance(30)
+    harness.log.broken = False
+    await harness.wait(lambda: jobs.show(job).state == "done")
+
+
+@staged(run)
+async def test_old_jobs_are_taken_away(harness: JobsHarness, /) -> None:
+    """Those that ended a week ago, and all but the newest hundred; what has not ended, or not for so long, stays."""
+
+    def put(name: str, days: float, desired: str) -> None:
+        since = iso(harness.clock.time() - days * 86_400)
+        entry = {"id": name, "kind": "replay", "spec": {}, "by": "ann", "since": since, "desired": desired}
+        harness.put(f"job/{name}", entry)
+
+    put("old", 8, "stop")
+    put("paused", 8, "pause")
+    put("long", 8, "run")
+    now = iso(harness.clock.time())
+    harness.put("job/long/report", {"state": "done", "run": 1, "at": now})
+    for n in range(100):
+        put(f"new-{n}", 1 + n / 1000, "stop")
+    jobs = await harness.process("a")
+    await harness.wait(lambda: len(jobs.list()) == 101)
+    left = {job.id for job in jobs.list()}
+    assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
+    removed = [record.key for record in harness.log.records if record.value is None]
+    assert removed.index(b"job/old") < removed.index(b"job/old/report"), "a job without its status would run again"
+
+
+@staged(run)
+async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(harness: JobsHarness, /) -> None:
+    """A newer version may have ended it, in a way that this one does not know."""
+    entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
+    harness.put("job/x", entry)
+    harness.put("job/x/report", {"state": "asleep", "run": 3})
+    harness.put("job/y", {"id": 3})
+    jobs = await harness.process("a")
+    await harness.clock.advance(30)
+    assert (harness.runs, [job.id for job in jobs.list()], jobs.show("x").state) == ([], ["x"], "waiting")
+    assert "status was written by another version" in jobs.show("x").message
+    harness.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
+    await harness.wait(lambda: harness.runs != [])
+    assert harness.runs == [("x", "a", {"done": 7})]
+
+
+@staged(run)
+async def test_a_job_that_nobody_can_read_waits_and_ends_no_process(harness: JobsHarness, /) -> None:
+    """A newer version may have written it."""
+    jobs = await harness.process("a")
+
+    def make(job: Job) -> Any:
+        raise InvalidRequest("written by another version")
+
+    jobs._make = make
+    job = await harness.create(jobs)
+    await harness.clock.advance(60)
+    assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
+    assert jobs.death is None

@@ -1,0 +1,395 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
+from yaml_table import table
+
+from headrace.config.consumers import ReactiveConsumerConfig
+from headrace.config.model import HeadraceConfig
+from headrace.delivery.dead_letter import Origin, origin_of
+from headrace.delivery.retry_topics import delayed_of
+from headrace.errors import (
+    HeadraceError,
+    InvalidRequest,
+    KafkaError,
+    KafkaTimeout,
+    LeaseLost,
+    RecordTooLarge,
+    TopicNotFound,
+    TransactionAborted,
+)
+from headrace.kafka.internal_topics import InternalTopics
+from headrace.records import Record, TopicPartition
+from headrace.runs import redrive
+from headrace.runs.dead_letters import completed_offsets
+from headrace.runs.dead_letters.completed_offsets import COMPLETED_TOPIC
+from headrace.runs.dead_letters.origins import Origins
+from headrace.runs.redrive import Redrive
+from headrace.runs.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
+from headrace.runs.redrive_writers import AcknowledgedWriter, Item, Tally, WriteContext
+from headrace.runs.selection import Selection
+from headrace.testing import ManualClock
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    made = FakeKafka()
+    with pytest.MonkeyPatch.context() as patch:
+        install(made, patch)
+        yield made
+
+
+class Impatient(ManualClock):
+    """A clock that moves by the time of each sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        self._now += max(0.0, seconds)
+
+
+def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
+    origins = chosen.pop("origins", None)
+    selecting = {name: chosen.pop(name) for name in list(chosen) if name in Selection.__struct_fields__}
+    spec = RedriveSpec(DLQ, Selection(**selecting), target or Target(), RedriveOptions(**chosen))
+    return run_of(fake, spec, clock, origins)
+
+
+def dropped(fake: FakeKafka, topic_id: str, end: int) -> Redriven:
+    """Run a drop that was requested when partition 0 ended here."""
+    return run_of(fake, RedriveSpec(DLQ, target=Target("drop", reason="r"), topic_id=topic_id, ends={0: end}))
+
+
+def run_of(fake: FakeKafka, spec: RedriveSpec, clock: Any = None, origins: Origins | None = None) -> Redriven:
+    origins = origins or Origins(InternalTopics(HeadraceConfig()))
+    one = Redrive(fake, fake.produce, clock or Impatient(), spec, origins)  # type: ignore[arg-type]
+    return asyncio.run(one.run(asyncio.Event()))
+
+
+def test_dry_run_changes_nothing(fake: FakeKafka) -> None:
+    """A dry run counts what would go where, by error and hour, also while another run has the lease."""
+    fake.holder = "somebody"
+    fake.letter(1)
+    fake.letter(2, at_ms=3 * HOUR_MS)
+    found = run(fake, dry_run=True)
+    assert (found.records, found.targets, found.errors) == (2, {"orders": 2}, {"E1": 1, "E0": 1})
+    assert found.hours == {"1970-01-01T00:00:00.000+00:00": 1, "1970-01-01T03:00:00.000+00:00": 1}
+    assert fake.sends == []
+    assert COMPLETED_TOPIC not in fake.partitions
+
+
+@given(failures=st.sets(st.integers(1, 60)), letters=st.integers(0, 30), rate=st.sampled_from([None, 1000.0]))
+def test_no_letter_is_passed_over_whatever_fails(failures: set[int], letters: int, rate: float | None) -> None:
+    """Runs repeated until success deliver every letter; each failed one repeats as many as may be unsaved at most."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake = FakeKafka()
+        install(fake, patch)
+        patch.setattr(redrive, "REPEATS_AT_MOST", 7)
+        for number in range(letters):
+            fake.letter(number)
+        fake.fail_at, failed = failures, 0
+        while failed < 100:
+            try:
+                run(fake, rate_records=rate)
+                break
+            except HeadraceError:
+                failed += 1
+                assert {f"v{offset}".encode() for offset in fake.ended()} <= {*fake.values}
+        assert {*fake.values} == {f"v{number}".encode() for number in range(letters)}
+        assert len(fake.values) - letters <= 7 * failed
+        assert fake.ended() == set(range(letters))
+
+
+@given(
+    commits=st.lists(st.sampled_from(["commit", "abort", "doubt"]), max_size=8),
+    letters=st.integers(0, 20),
+    large=st.sets(st.integers(0, 19), max_size=2),
+)
+def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], letters: int, large: set[int]) -> None:
+    """Aborted and doubtful transactions, and letters that do not fit: each other letter is there once, and counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake = FakeKafka()
+        install(fake, patch)
+        patch.setattr(redrive, "_TRANSACTION_RECORDS", 3)
+        for number in range(letters):
+            fake.letter(number)
+        fake.commits, fake.too_large = [*commits], {f"v{number}".encode() for number in large}
+        counted = 0
+        for _ in range(10):
+            try:
+                done = run(fake, exactly_once=True)
+                counted += done.records
+                break
+            except (KafkaTimeout, TransactionAborted, RecordTooLarge):
+                counted = len(fake.ended())
+        stay = large & set(range(letters))
+        assert sorted(fake.values) == sorted(f"v{n}".encode() for n in set(range(letters)) - stay)  # type: ignore[type-var]
+        assert fake.ended() == set(range(letters)) - stay
+        assert counted == letters - len(stay)
+        assert len(done.too_large) == len(stay)
+
+
+def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, monkeypatch: Any) -> None:
+    """Also when another session, or another process, continues the run: what is dropped was there at the request."""
+    offsets = fake.topic_offsets
+
+    async def grows(topic: str, right: str = "") -> Any:
+        fake.letter(len(fake.logs.get(TopicPartition(DLQ, 0), ())))
+        return await offsets(topic)
+
+    fake.letter(0)
+    monkeypatch.setattr(fake, "topic_offsets", grows)
+    fake.commits = ["commit", "abort"]
+    assert (run(fake, exactly_once=True).records, fake.ended()) == (2, {0, 1})
+    for topic_id, number in (("", 1), ("first", 1)):
+        assert dropped(fake, topic_id, len(fake.ended()) + 1).records == number
+    with pytest.raises(InvalidRequest, match="created again"):
+        dropped(fake, "another", 9)
+
+
+def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(fake: FakeKafka, monkeypatch: Any) -> None:
+    """A slow run may be overtaken by the retention of the topic; what is still there goes."""
+    for number in range(4):
+        fake.letter(number)
+
+    async def expired(kafka: Any, starts: Any, ends: Any) -> Any:
+        if not fake.first:
+            fake.first[TopicPartition(DLQ, 0)] = 2
+            raise KafkaError("offset out of range")
+        async for batch in fake.read(kafka, starts, ends):
+            yield batch
+
+    monkeypatch.setattr(redrive, "read_window", expired)
+    assert (run(fake).records, fake.values) == (2, [b"v2", b"v3"])
+
+
+def test_a_dead_letter_without_an_origin_stays_and_the_others_go(fake: FakeKafka) -> None:
+    """Also where its group reads every topic: it must not count as dropped, and not end the run."""
+    consumer = {"topic_patterns": [".*"], "group": "billing", "dead_letter": {"topic": DLQ}}
+    config = HeadraceConfig.model_validate({"reactive_consumers": {"b": {**consumer, "backend": {"url": "http://h"}}}})
+    fake.letter(0, topic="")
+    fake.letter(1)
+    done = run(fake, origins=Origins(InternalTopics(config)))
+    assert (done.records, fake.ended()) == (1, {1})
+    assert sum(done.unproved.values()) == 1
+
+
+CONSUMERS = {
+    "billing": {"topics": ["orders"], "group": "billing", "retry": {"topics": [10]}},
+    "wide": {"topic_patterns": ["team-.*", "all.*"], "group": "wide"},
+    "shared": {"topics": ["a", "b"], "group": "shared", "dead_letter": {"topic": DLQ}},
+    "apart": {"topics": ["c"], "group": "apart", "dead_letter": {"topic": "c-dead"}},
+}
+
+
+def known() -> Origins:
+    """Return what a configuration with some consumers proves."""
+    consumers = {name: {"backend": {"url": "http://h"}, **consumer} for name, consumer in CONSUMERS.items()}
+    named = {"audit": {"topic": "trail"}, "reactive_consumers": consumers}
+    return Origins(InternalTopics(HeadraceConfig.model_validate(named)))
+
+
+@pytest.mark.parametrize(("topic", "group", "left"), table(__file__, "a_letter_goes_back_only_to_an_origin"))
+@pytest.mark.parametrize("target", [Target(), Target("retry_topic", "orders", 10)])
+def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
+    fake: FakeKafka, topic: str, group: str, left: str, target: Target
+) -> None:
+    """Its consumer reads the topic and writes its dead letters here; others are left with the reason."""
+    fake.partitions |= {"a": 2, "p1": 2}
+    fake.letter(1, topic=topic, group=group)
+    fake.letter(2)
+    done = run(fake, target, origins=known())
+    assert done.records == (1 if left else 2)
+    assert [why.endswith(left) or left in why for why in done.unproved] == ([True] if left else [])
+    assert sum(done.unproved.values()) == len(done.unproved)
+    assert len(fake.ended()) == done.records
+
+
+@pytest.mark.parametrize(("source", "topic", "group", "refusal"), table(__file__, "an_origin_is_one_that_is_read"))
+def test_an_origin_is_one_that_its_consumer_reads_and_that_is_not_internal(
+    source: str, topic: str, group: str, refusal: str
+) -> None:
+    """Also from quarantine; by the usual name where the group is not known; never Headrace's own topics."""
+    found = known().refusal(source, Origin(TopicPartition(topic, 0), 1, 1, group, 1, "E"))
+    assert refusal in found if refusal else found == ""
+
+
+def test_origins_are_proved_by_the_consumers_that_are_registered_now() -> None:
+    """A registration proves its topics at once; one that no longer reads a topic proves it no longer."""
+    internal = InternalTopics(HeadraceConfig())
+    origins = Origins(internal)
+
+    def refusal() -> str:
+        return origins.refusal("team-a.dlq", Origin(TopicPartition("p1", 0), 1, 1, "team-a", 1, "E"))
+
+    def register(*topics: str) -> None:
+        settings = {"group": "team-a", "dead_letter": {"topic": "team-a.dlq"}, "backend": {"url": "http://h"}}
+        internal.register([ReactiveConsumerConfig.model_validate({**settings, "topics": topics})])
+
+    assert "not known here" in refusal()
+    register("p1")
+    assert refusal() == ""
+    register("other")
+    assert "which their group team-a does not read" in refusal()
+
+
+def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) -> None:
+    """What a run says stays small."""
+    for number in range(50):
+        fake.letter(number, topic=f"p{number}")
+    done = run(fake, origins=known())
+    assert (done.records, sum(done.unproved.values()), len(done.unproved)) == (0, 50, 21)
+    assert done.unproved["others of this kind"] == 30
+
+
+def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
+    """Letters of a topic that was deleted stay where they are, as do all when the named target is not there."""
+    fake.letter(1)
+    del fake.partitions["orders"]
+    with pytest.raises(TopicNotFound, match="topic orders does not exist"):
+        run(fake)
+    with pytest.raises(TopicNotFound, match="topic gone does not exist"):
+        run(fake, Target("retry_topic", "gone", 10))
+    assert fake.ended() == set()
+
+
+def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: FakeKafka) -> None:
+    """A partition that is no longer there is replaced by the partitioner's choice."""
+    fake.partitions["orders"] = 1
+    fake.letter(1)
+    run(fake)
+    assert fake.produced[0].partition is None
+
+
+def test_letters_that_expired_are_behind_the_start_and_their_marks_go(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log whose first records were deleted is redriven from its first; marks of whole blocks below are taken back."""
+    monkeypatch.setattr(completed_offsets, "BLOCK_OFFSETS", 8)
+    monkeypatch.setattr(completed_offsets, "_BLOCK_BYTES", 1)
+    for number in range(20):
+        fake.letter(number)
+    run(fake)
+    fake.first[TopicPartition(DLQ, 0)] = 17
+    fake.letter(20)
+    assert run(fake).records == 1
+    log = fake.logs[TopicPartition(COMPLETED_TOPIC, 0)]
+    assert [record.key for record in log if record.value is None] == [b"first:0:0", b"first:0:1"]
+    assert run(fake).records == 0
+
+
+def test_a_record_that_was_redriven_too_often_is_kept_back(fake: FakeKafka) -> None:
+    """At the limit it is not sent and stays left; it can be moved to quarantine. Below, it keeps its first identity."""
+    first = ("headrace.redrive.of", b"orders:0:3")
+    for count in (b"1", b"2", b"3"):
+        fake.letter(int(count), headers=[("headrace.redrive.count", count), first, ("x", b"y")])
+    assert run(fake, max_redrives=2).kept_back == 2
+    assert fake.values == [b"v1"]
+    assert fake.produced[0].headers == [("x", b"y"), ("headrace.redrive.count", b"2"), first]
+    moved = run(fake, Target("quarantine"), max_redrives=2)
+    assert (moved.records, moved.targets, moved.kept_back) == (2, {f"{DLQ}.quarantine": 2}, 0)
+    assert fake.partitions[f"{DLQ}.quarantine"] == 2
+
+
+def test_quarantine_moves_letters_as_they_are(fake: FakeKafka) -> None:
+    """The letter in quarantine is a dead letter of the same origin, with where it was and why; it can be redriven."""
+    fake.letter(3, headers=[("a", b"1")])
+    moved = run(fake, Target("quarantine", reason="ticket 17"))
+    assert moved.targets == {f"{DLQ}.quarantine": 1}
+    (record,) = fake.produced
+    before = fake.logs[TopicPartition(DLQ, 0)][0]
+    assert (record.key, record.value, record.partition) == (before.key, before.value, 0)
+    assert (record.headers or [])[: len(before.headers)] == before.headers
+    assert (record.headers or [])[len(before.headers) :] == [
+        ("headrace.dlq.quarantined_from", b"orders.dlq:0:0"),
+        ("headrace.dlq.quarantined_why", b"ticket 17"),
+    ]
+    assert origin_of(record.headers or [])
+    assert fake.ended() == {0}
+
+
+def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
+    """Dropped letters have ended; the mark has headers with who did it and why."""
+    fake.letter(1)
+    assert run(fake, Target("drop", reason="test data"), by="ann@desk").records == 1
+    assert fake.produced == []
+    assert fake.ended() == {0}
+    (mark,) = fake.logs[TopicPartition(COMPLETED_TOPIC, 0)]
+    assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
+
+
+def test_a_retry_topic_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
+    """What goes to a retry topic is what a consumer would have put there, due after the delay, with a new deadline."""
+    fake.partitions["billing.retry.60s"] = 2
+    fake.letter(3, headers=[("a", b"1")])
+    fake.letter(4, group="other")
+    clock = Impatient()
+    assert run(fake, Target("retry_topic", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
+    (record,) = fake.produced
+    headers = record.headers or []
+    waiting = delayed_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))
+    assert (waiting.origin.topic, waiting.origin.partition, waiting.origin.offset) == ("orders", 1, 3)
+    assert waiting.origin.headers[:2] == [("a", b"1"), ("headrace.redrive.count", b"1")]
+    assert (waiting.attempts, waiting.first_failed_at) == (5, 0.0)
+    assert 0 <= clock.time() + 60 - waiting.due < 2
+    assert record.partition == 1
+
+
+def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:
+    """The next run would send it again."""
+    saved: list[dict[int, list[int]]] = []
+
+    async def drop(offset: int) -> None:
+        await writer.write([Item(Record(DLQ, 0, offset, 0, None, b""), None, "E")])
+
+    async def save(produce: Any, offsets: dict[int, list[int]], headers: Any) -> None:
+        saved.append(dict(offsets))
+        if len(saved) == 1:
+            await drop(2)
+
+    async def saves() -> None:
+        await drop(1)
+        await writer.save()
+        await writer.save()
+
+    completed: Any = SimpleNamespace(save=save)
+    writer = AcknowledgedWriter(WriteContext(RedriveSpec(DLQ), completed, Tally(), AsyncMock()), AsyncMock())
+    asyncio.run(saves())
+    assert saved == [{0: [1]}, {0: [2]}]
+
+
+def test_a_lost_lease_ends_it_before_the_next_delivery(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in flight is saved as ended; nothing more is sent."""
+    monkeypatch.setattr(redrive, "REPEATS_AT_MOST", 2)
+    for number in range(5):
+        fake.letter(number)
+    fake.lease_checks = 1
+    with pytest.raises(LeaseLost):
+        run(fake)
+    assert fake.values == [b"v0"]
+    assert fake.ended() == {0}
+
+
+def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> None:
+    """Foreign records stop a redrive with partition and offset."""
+    fake.letter(1)
+    fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])
+    with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is not a dead letter"):
+        run(fake)
+    assert fake.produced == []
+
+
+def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large dead letters go a few at a time."""
+    monkeypatch.setattr(redrive, "_DELIVERY_BYTES", 8)
+    for number in range(5):
+        fake.letter(number)  # 4 bytes each
+    assert run(fake).records == 5
+    assert max(fake.sends) <= 2

@@ -17,7 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
@@ -39,7 +39,7 @@ MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: e
 _MADE = "This page is written by `make docs`; change the code it is made from.\n"
 _WIDTH = 100
 _OPEN_FIRST = {
-    "app": "process_services assembly job_services",
+    "app": "app listeners",
     "cli": "main reactive",
     "client": "",
     "config": "model load",
@@ -72,6 +72,7 @@ _OPEN_FIRST = {
     "sidecar/produce": "routes produce produce_request",
     "sidecar/active": "routes instance",
     "sidecar/reactive": "http_destination client",
+    "sidecar/registered": "",
     "runtime/telemetry": "metrics audit",
     "testing": "plugin scenario",
     "http": "server application endpoint",
@@ -364,7 +365,7 @@ def errors_page() -> str:
 def scopes_page() -> str:
     """Return the table of every operation with the scopes and patterns that it needs."""
     rows = []
-    for endpoint in ENDPOINTS:
+    for endpoint in every_endpoint():
         rule = endpoint.rule
         actions = [f"`{rule.action}:` of the {rule.parameter or 'body'}"] if rule.action else []
         actions += [f"`{rule.also}:` of the body"] if rule.also else []

@@ -3,12 +3,13 @@
 from typing import Any
 
 from headrace.admin.process.chaos import Chaos
-from headrace.admin.process.modules import Module, Modules
+from headrace.admin.process.modules import Modules
 from headrace.admin.process.pass_through import PassThrough
 from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.runtime import SystemClock
+from headrace.runtime.feature_parts import Reload
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.sidecar.reactive.client import BackendClient
@@ -17,8 +18,10 @@ from headrace.sidecar.reactive.client import BackendClient
 def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
     """Return the administration of a process without functions; its end has no effect."""
     config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
-    modules = {name: Module("does it", reload) for name, reload in reloads.items()}
+    modules = {name: Reload("does it", reload) for name, reload in reloads.items()}
     chaos = Chaos(clock, lambda disturbance: None)
     levels, mask = LogLevels(clock), SecretMask(config)
     backend = PassThrough(config.admin.pass_through, BackendClient)
-    return AdministrationEndpoints(config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask, backend)
+    return AdministrationEndpoints(
+        lambda: config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask, backend
+    )

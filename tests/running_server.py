@@ -458,7 +458,9 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         *_further_endpoints(kafka, Codecs(registry)),
     ]
     application = Application(config, Router.of(families, config, events), metrics, authenticator, events)
-    web = WebService(config, application, produce_route.stream, tls=tls.context if tls else None)
+    web = WebService(config, application, tls=tls.context if tls else None)
+    produce_route.stream.spawn = web.spawn
+    web.before_drain.append(produce_route.stream.drain)
     await idempotency.start()
     await web.start()
     server = RunningServer(web, kafka, metrics, services)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from headrace.app.process_services import App
+from headrace.app.app import App
 from headrace.app.ready_announcer import ReadyAnnouncer
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.consumers.process_context import inner_settings
 from headrace.errors import ConfigError
+from headrace.process_context import inner_settings
 from headrace.runtime import Readiness, Service, Supervisor, SystemClock
 from headrace.runtime.notification import Notifications
 from headrace.testing import ManualClock
@@ -79,5 +79,5 @@ def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -
     async def make() -> None:
         App(HeadraceConfig.model_validate(settings), SystemClock())
 
-    with pytest.raises(ConfigError, match=r"work\.in names a reactive consumer and a trigger of a function"):
+    with pytest.raises(ConfigError, match=r"work\.in names a trigger of a function and a reactive consumer"):
         asyncio.run(make())

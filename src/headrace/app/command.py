@@ -7,19 +7,18 @@ from typing import Any
 
 import msgspec
 
-from headrace.app.job_services import dead_letter_jobs_of
+from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit import AuditConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
-from headrace.consumers.process_context import make_context
 from headrace.errors import InvalidRequest
-from headrace.functions.load import load_function
-from headrace.functions.spec import triggers_of
 from headrace.kafka import Producer
 from headrace.kafka.internal_topics import InternalTopics
+from headrace.process_context import make_context
 from headrace.runs.dead_letter_jobs import DeadLetterJobRequest, Kind
 from headrace.runs.redrive import OnProgress
 from headrace.runs.redrive_spec import Redriven, Target
+from headrace.runs.run_parts import dead_letter_jobs_of
 from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
 
@@ -44,7 +43,8 @@ class CommandRuns:
             FunctionInvalid: A function file is not usable.
         """
         clock, self._by = SystemClock(), by
-        internal = InternalTopics(config, triggers_of(load_function(file, config) for file in config.functions))
+        internal = InternalTopics(config)
+        topic_requirements(config, internal)
         audit = config.audit if config.audit.to == "topic" else AuditConfig(to="none")
         context = make_context(config.model_copy(update={"audit": audit, "producer": ProducerConfig()}), clock)
         context = dataclasses.replace(context, inner_producer=Producer(config.kafka, ProducerConfig(), "command"))

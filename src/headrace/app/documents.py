@@ -1,69 +1,38 @@
-"""The API document of every endpoint."""
+"""The API document of the endpoints of every feature."""
 
 import functools
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import yaml
 
-from headrace.admin.cluster.routes import ClusterEndpoints
-from headrace.admin.cluster.schema_routes import SchemaEndpoints
-from headrace.admin.health.routes import HealthEndpoints
-from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.app.document_routes import DocumentEndpoints
-from headrace.commands.registration_routes import RegistrationEndpoints
-from headrace.commands.routes import ControlEndpoints
-from headrace.functions.routes import FunctionEndpoints
+from headrace.feature import features, imported
 from headrace.http.endpoint import JSON, YAML, Endpoint, endpoints_of
 from headrace.http.openapi import Json, document, older
-from headrace.pipelines.routes import PipelineEndpoints
-from headrace.queries.ksqldb_routes import KsqldbEndpoints
-from headrace.queries.routes import QueryEndpoints
-from headrace.records import Produced
-from headrace.runs.dead_letters.routes import DeadLetterEndpoints
-from headrace.runs.routes import JobEndpoints
-from headrace.sidecar.active.audit_routes import AuditEndpoints
-from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
-from headrace.sidecar.active.routes import ActiveEndpoints
-from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
-from headrace.sidecar.active.topic_routes import TopicEndpoints
-from headrace.sidecar.produce.produce_response import ProduceError
-from headrace.sidecar.produce.routes import ProduceRoute
-from headrace.sidecar.produce.transaction_routes import TransactionRoute
+from headrace.process_context import ProcessContext
+from headrace.runtime.feature_parts import NeededParts, Parts
 
-ENDPOINTS: Final[Sequence[Endpoint]] = [
-    endpoint
-    for family in (
-        ProduceRoute,
-        TransactionRoute,
-        ActiveEndpoints,
-        HealthEndpoints,
-        DocumentEndpoints,
-        AuditEndpoints,
-        ControlEndpoints,
-        FunctionEndpoints,
-        PipelineEndpoints,
-        QueryEndpoints,
-        KsqldbEndpoints,
-        ActiveStatusEndpoints,
-        ActiveDeadLetterEndpoints,
-        DeadLetterEndpoints,
-        JobEndpoints,
-        RegistrationEndpoints,
-        TopicEndpoints,
-        AdministrationEndpoints,
-        ClusterEndpoints,
-        SchemaEndpoints,
-    )
-    for endpoint in endpoints_of(family)
-]
-"""Every endpoint of the product."""
+
+class DocumentParts(Parts):
+    """The endpoints of the API document."""
+
+    def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
+        self.endpoints = [DocumentEndpoints(written)]
+
+
+@functools.cache
+def every_endpoint() -> Sequence[Endpoint]:
+    """Return every endpoint that the installed features declare."""
+    return [one for family in _families() for one in endpoints_of(family)]
 
 
 def whole_document() -> Json:
     """Return the document of every endpoint."""
-    return document(ENDPOINTS, (Produced, ProduceError))
+    tags = {tag: begins for feature in features() for tag, begins in feature.tags.items()}
+    parameters = {name: text for feature in features() for name, text in feature.parameters.items()}
+    types = [kind for family in _families() for kind in getattr(family, "described_types", ())]
+    return document(every_endpoint(), tags, parameters, types)
 
 
 @functools.cache
@@ -76,3 +45,8 @@ def written(version: str, media_type: str) -> bytes:
         return yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False).encode()
     made = whole_document()
     return msgspec.json.encode(older(made) if version == "3.0" else made)
+
+
+@functools.cache
+def _families() -> Sequence[type]:
+    return [imported(where) for feature in features() for where in feature.endpoints]

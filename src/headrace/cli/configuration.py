@@ -173,7 +173,7 @@ def problems_of_files(files: Mapping[str, Sequence[Path]], settings: HeadraceCon
 
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
-    from headrace.app.process_services import App
+    from headrace.app.app import App
     from headrace.queries.standing import with_standing_queries
     from headrace.runtime import SystemClock
 

@@ -71,16 +71,13 @@ def _start_kafka(file: Path | None, settings: HeadraceConfig, servers: Sequence[
 async def _make_topics(settings: HeadraceConfig) -> None:
     """Make the missing topics of this machine's Kafka that the files read, each with one partition."""
     from headrace.app.topic_requirements import topic_requirements
-    from headrace.functions.load import load_function
     from headrace.pipelines.load import load_pipelines
 
-    functions = [load_function(path, settings) for path in settings.functions]
     needed = {
         topic
-        for kafka, required in topic_requirements(settings, functions)
-        if kafka is settings.kafka
-        for one in required
-        for topic in one.topics
+        for kafka, required in topic_requirements(settings)
+        if kafka.model_dump() == settings.kafka.model_dump()
+        for topic in required.topics
     }
     for pipeline in load_pipelines(settings.pipelines):
         if pipeline.cluster(settings.kafka) is settings.kafka:

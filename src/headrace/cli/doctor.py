@@ -5,8 +5,8 @@ from importlib.metadata import version
 
 import click
 
-from headrace.admin.health.examination import examine
-from headrace.app.topic_requirements import examination
+from headrace.admin.health.examination import examination, examine
+from headrace.app.topic_requirements import topic_requirements
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.completion import topic_names
 from headrace.cli.machine_checks import machine_checks
@@ -15,7 +15,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.consumers.preconditions import Finding, TopicRequirement
 from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnauthorized
 from headrace.formats.registry import SchemaRegistry
-from headrace.functions.load import load_function
 from headrace.kafka import Admin
 from headrace.queries.engine_process import require_duckdb
 from headrace.queries.ksqldb_server import KsqldbServer
@@ -41,11 +40,11 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
         if cluster.file:
             config = cluster.file.model_copy(update={"kafka": cluster.kafka})
             found += [*await _machine(config), *await machine_checks(config)]
-            functions = [load_function(file, config) for file in config.functions]
-            found += await examination(config, functions, Admin(cluster.kafka))()
+            required = topic_requirements(config)
+            found += await examination(config.kafka, Admin(cluster.kafka), lambda: required)()
         if topics or not cluster.file:
-            required = [TopicRequirement("", "(any)", topics)] if topics else []
-            found += await examine(Admin(cluster.kafka), required, creates_topics=True)
+            of_topics = [TopicRequirement("", "(any)", topics)] if topics else []
+            found += await examine(Admin(cluster.kafka), of_topics, creates_topics=True)
     except HeadraceError as error:
         check = "rights" if isinstance(error, KafkaUnauthorized) else "reachable"
         found.append(Finding("cluster", check, "failing", "no", error.description))

@@ -53,7 +53,7 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
 
     Example: headrace function run orders/function.yaml --reload
     """
-    from headrace.app.process_services import run as run_everything
+    from headrace.app.app import run as run_everything
 
     settings = _settings(cluster)
     with collected_warnings():  # the start logs them

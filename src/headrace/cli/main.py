@@ -3,12 +3,12 @@
 import atexit
 import contextlib
 import errno
-import importlib
+import functools
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 
 import click
@@ -17,40 +17,9 @@ from click.shell_completion import CompletionItem
 from headrace.cli.removed import WithRemoved
 from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
+from headrace.feature import CliCommand, features, imported
 
-_COMMANDS = {
-    "init": "Write a small project that runs: push, function, pipeline, query, or all of them.",
-    "demo": "The whole story on this machine, on real flight data.",
-    "dev": "A real Kafka and schema registry on this machine: up, down, status, logs, reset.",
-    "run": "Run everything a headrace.yaml names.",
-    "status": "One page: Kafka, consumers, functions, pipelines, tables, dead letters, and what needs you.",
-    "reconcile": "Prove what became of each record of a topic: delivered, dead-lettered, skipped or waiting.",
-    "ready": "Wait until a running Headrace is ready.",
-    "function": "Functions: run, check, install, test and serve a function.yaml.",
-    "pipeline": "Pipelines: check, plan, show, test and run a file; status, pause and state of running ones.",
-    "config": "Check and show the configuration; print the schema of the file.",
-    "topics": "List, describe, create, alter and delete topics.",
-    "groups": "List consumer groups; show their lag; reset their offsets.",
-    "produce": "Write lines to a topic.",
-    "consume": "Read a topic.",
-    "sql": "Ask topics, or the tables of a running Headrace, in SQL.",
-    "tables": "Tables kept from topics: list, show, rebuild.",
-    "dlq": "Dead letters: list, show, search, stats, redrive, quarantine, drop.",
-    "replay": "Deliver a window of a topic again: to a backend, a function or a topic.",
-    "jobs": "Replays and other jobs: show, pause, resume, stop.",
-    "reactive": "Reactive consumers: show why one stalls, pause, seek, skip.",
-    "console": "The web console of a running Headrace.",
-    "generate": "Print a Grafana dashboard, alert rules for Prometheus, or completion for a shell.",
-    "doctor": "Check the preconditions of durability, and print what to do.",
-}
-"""Command to its line in the help. Each is the object of this name in its module."""
-_MODULES = {"ready": "configuration", "config": "configuration"}
-_MODULES |= {"sql": "sql_command", "tables": "sql_tables", "produce": "produce_command", "consume": "consume_command"}
-_MODULES |= {"jobs": "replay_jobs", "replay": "replay_jobs"}
-"""Modules of commands that share one; any other has the command's name."""
 _OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_EXTRAS = {"demo": "demo", "sql": "queries"}
-"""Commands and the extra that has all that they need, where a missing module alone may name another one."""
 
 _WELCOME = """\
 Headrace carries Kafka to people's code. Three commands to start with:
@@ -62,35 +31,42 @@ Headrace carries Kafka to people's code. Three commands to start with:
 All commands: headrace --help"""
 
 
+@functools.cache
+def _commands() -> Mapping[str, CliCommand]:
+    """Return the commands of every feature by name, in the order of their names."""
+    found = {name: command for feature in features() for name, command in feature.commands.items()}
+    return dict(sorted(found.items()))
+
+
 class _Lazy(WithRemoved):
     """Imports a command's module only when the command is used, so that help and completion are fast."""
 
     instead: ClassVar = {"consumers": "headrace status"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _commands():
             return None
-        module = importlib.import_module(f"headrace.cli.{_MODULES.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = imported(_commands()[cmd_name].where)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in (*_COMMANDS, *self.instead) and (near := nearest(args[0], _COMMANDS)):
+        if args and args[0] not in (*_commands(), *self.instead) and (near := nearest(args[0], _commands())):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        commands = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        fits = ((name, one.help) for name, one in _commands().items() if name.startswith(incomplete))
+        commands = [CompletionItem(name, help=text) for name, text in fits]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, one.help) for name, one in _commands().items()])
 
 
 @click.group(cls=_Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -198,9 +174,10 @@ def _missing_extra(module: str, words: Sequence[str]) -> HeadraceError | None:
     """Return the error that names the extra with a module, wherever its import failed; None if none has it."""
     from headrace.extras import extra_of, not_installed
 
-    command = next((word for word in words if word in _COMMANDS), "")
+    name = next((word for word in words if word in _commands()), "")
     extra = extra_of(module)
-    return not_installed(f"headrace {command}", module, _EXTRAS.get(command, extra)) if extra else None
+    whole = _commands()[name].extra if name else ""
+    return not_installed(f"headrace {name}", module, whole or extra) if extra else None
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
 
     Example: headrace pipeline run tolls.yaml
     """
-    from headrace.app.process_services import run as run_everything
+    from headrace.app.app import run as run_everything
 
     spec, settings = load_pipeline(file), cluster.file or HeadraceConfig()
     if spec.trigger.once:

@@ -87,7 +87,7 @@ def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...], *, 
         from headrace.app.several_processes import run_processes
 
         return run_processes(settings, file, read_again=lambda: load_settings(file), announce=click.echo), False
-    from headrace.app.process_services import run as run_everything
+    from headrace.app.app import run as run_everything
 
     code = run_everything(
         settings, announce=click.echo, read_again=lambda: load_settings(file), program=program, files=files
@@ -137,8 +137,7 @@ def _start_again() -> NoReturn:
 
 def _run_share(file: Path) -> int:
     """Run one of several processes, which gets its configuration from the one that started it."""
-    from headrace.app.process_services import run as run_everything
-    from headrace.app.shared_work import Several
+    from headrace.app.app import run as run_everything
     from headrace.runtime.process_link import ProcessLink
 
     link = ProcessLink()
@@ -148,7 +147,8 @@ def _run_share(file: Path) -> int:
         share.of(settings),
         announce=lambda line: setattr(link, "ready_line", line),
         read_again=lambda: share.of(load_settings(file)),
-        several=Several(share, link),
+        share=share,
+        link=link,
     )
 
 

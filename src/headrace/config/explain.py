@@ -14,6 +14,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.references import is_secret_name
 from headrace.config.section import Section
 from headrace.config.spelling import hint
+from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath, Problems
 
 
@@ -28,7 +29,7 @@ def json_schema() -> dict[str, Any]:
 
     Source: JSON Schema 2020-12.
     """
-    return document_schema("headrace.yaml", HeadraceConfig.model_json_schema())
+    return document_schema("headrace.yaml", WholeFile.model_json_schema())
 
 
 def document_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def explain(
     tree: Any,
     problems: Problems,
     reported: Collection[KeyPath] = (),
-    model: type[Section] = HeadraceConfig,
+    model: type[Section] = WholeFile,
     hidden: Collection[KeyPath] = (),
 ) -> None:
     """Turn the errors of a model that validated a tree into problems with location, path, remedy and value.
@@ -174,7 +175,7 @@ def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
     return path
 
 
-def known_keys(path: KeyPath, model: type[Section] = HeadraceConfig) -> list[str]:
+def known_keys(path: KeyPath, model: type[Section] = WholeFile) -> list[str]:
     """Return the names that the model has at a path; empty if any name is allowed."""
     kind: Any = model
     for part in path:

@@ -22,6 +22,7 @@ from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.remote_server import RemoteServer
 from headrace.config.section import Section
 from headrace.config.standing_query import StandingQueryConfig
+from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
 
@@ -114,7 +115,7 @@ class _FileReader:
         self._translate_properties()
         files = self._named_files()
         known = self._references
-        config = validated(HeadraceConfig, self._tree, self._problems, known.unresolved, {*known.texts, *self._hidden})
+        config = validated(WholeFile, self._tree, self._problems, known.unresolved, {*known.texts, *self._hidden})
         if config:
             config = self._with_absolute_paths(config)
             for path, sentence in (*unprotected(config), *(check(config) if check else ())):

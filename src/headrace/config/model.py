@@ -2,7 +2,7 @@
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -20,6 +20,8 @@ from headrace.config.remote_server import KsqldbConfig
 from headrace.config.section import Number, PositiveSeconds, Section, TopicName
 from headrace.config.standing_query import StandingQueryConfig
 from headrace.config.tables import SqlConfig, TableConfig, TableName
+
+S = TypeVar("S", bound=Section)
 
 
 class ControlConfig(Section):
@@ -99,6 +101,17 @@ class HeadraceConfig(Section):
     """Lowest severity that is logged."""
     log_format: Literal["auto", "json", "text"] = "auto"
     """Form of log lines. `auto`: text on a terminal, else JSON."""
+
+    def section(self, model: type[S]) -> S:
+        """Return the section of a feature by its model.
+
+        Raises:
+            LookupError: No installed feature adds it.
+        """
+        found = next((value for name in type(self).model_fields if type(value := getattr(self, name)) is model), None)
+        if found is None:
+            raise LookupError(f"{model.__name__} is not the model of a section: name it in the feature's declaration")
+        return found
 
     @field_validator("tables")
     @classmethod

@@ -90,8 +90,12 @@ class Section(BaseModel):
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    """Yield each attribute with a docstring, and that."""
-    (definition,) = ast.parse(inspect.getsource(model)).body
+    """Yield each attribute with a docstring, and that; none of a model without source, which is composed."""
+    try:
+        source = inspect.getsource(model)
+    except OSError:
+        return
+    (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     for attribute, text in itertools.pairwise(definition.body):
         match attribute, text:

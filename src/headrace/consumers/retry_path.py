@@ -3,13 +3,13 @@
 from collections.abc import Collection, Sequence
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.consumers.process_context import ProcessContext
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, PartitionListener
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
+from headrace.process_context import ProcessContext
 from headrace.records import Offsets, TopicPartition
 from headrace.runtime import Deadline, Service
 

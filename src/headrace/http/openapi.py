@@ -19,42 +19,9 @@ from headrace.http.request import ALWAYS_OPEN
 Json = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
-_INSTANCE: Final = "/consumers/{group}/instances/{instance}"
 _EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge, errors.TransferCodingUnknown)
-_TAGS: Final = (
-    ("Produce", ("/producers", "/transactions")),
-    ("Dead letters", ("/adm/dead-letters", "/consumers/deadLetter")),
-    ("Consumer control", ("/adm/reactive-consumers", "/adm/consumers", "/adm/functions")),
-    ("Pipelines", ("/adm/pipelines",)),
-    ("Registered consumers", ("/reactive-consumers",)),
-    ("Jobs and replays", ("/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata")),
-    ("Administration", ("/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown", "/adm/chaosmonkey")),
-    ("Audit", ("/consumers/active/audit",)),
-    ("Positions and commits", (f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions")),
-    ("Active consumers", ("/consumers",)),
-    ("Topics", ("/topics",)),
-    ("Groups and cluster", ("/groups", "/cluster")),
-    ("Schemas", ("/schemas",)),
-    ("Health and metrics", ("/health", "/live", "/ready", "/metrics")),
-    ("Documents", ("/",)),
-)
-"""Groups of operations by the prefix of their paths; the first match counts."""
 _RECORDS: Final = {"ProduceRecord", "CountedRecord"}
 """Types that need a key or a value."""
-_PARAMETERS: Final = {
-    "topic": "Name of the topic.",
-    "subject": "Name of the subject.",
-    "group": "Name of the consumer group.",
-    "partition": "Number of the partition.",
-    "instance": "Name of the instance.",
-    "serviceId": "`audit.service_id`.",
-    "name": "Name of the consumer, function, pipeline or table.",
-    "key": "Key of the row.",
-    "id": "Id of the command.",
-    "job": "Id of the job.",
-    "assault": "`latency`, `exception`, `memory` or `kill`.",
-    "action": "`pause`, `resume` or `stop`.",
-}
 _TYPES: Final[Mapping[str, Json]] = {JSON: {"type": "object"}, YAML: {"type": "object"}}
 """Schemas of bodies that have no type in the code."""
 _GATE: Final = (errors.Draining, errors.ServerBusy)
@@ -99,12 +66,26 @@ class Status(msgspec.Struct, rename="camel"):
     metadata: dict[str, Any]
 
 
-def document(endpoints: Iterable[Endpoint], parts: Sequence[type] = ()) -> Json:
-    """Return the OpenAPI 3.1 document of endpoints; `parts` are types that only descriptions name."""
+def document(
+    endpoints: Iterable[Endpoint],
+    tags: Mapping[str, Sequence[str]],
+    parameters: Mapping[str, str],
+    types: Sequence[type] = (),
+) -> Json:
+    """Return the OpenAPI 3.1 document of endpoints.
+
+    Args:
+        endpoints: What to describe.
+        tags: Groups of operations: the beginnings of the paths in each. The longest beginning counts.
+        parameters: The meanings of path parameters; one without is the name of something.
+        types: Types that only descriptions name.
+    """
     described = [endpoint for endpoint in endpoints if endpoint.described]
     paths: Json = {}
     for endpoint in described:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+        operation = _operation(endpoint, parameters)
+        operation["tags"] = [_tag(endpoint, tags)]
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     made = {
         "openapi": "3.1.0",
         "info": {
@@ -114,9 +95,9 @@ def document(endpoints: Iterable[Endpoint], parts: Sequence[type] = ()) -> Json:
             "whether the same request may succeed later.",
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": tag} for tag, _ in _TAGS],
+        "tags": [{"name": tag} for tag in tags],
         "paths": paths,
-        "components": {"schemas": _schemas(described, parts), "securitySchemes": _SECURITY},
+        "components": {"schemas": _schemas(described, types), "securitySchemes": _SECURITY},
     }
     plain: Json = msgspec.json.decode(msgspec.json.encode(made))
     return plain
@@ -143,12 +124,18 @@ def _schemas(endpoints: Sequence[Endpoint], parts: Sequence[type]) -> Json:
     return schemas
 
 
-def _operation(endpoint: Endpoint) -> Json:
+def _tag(endpoint: Endpoint, tags: Mapping[str, Sequence[str]]) -> str:
+    """Return the group of an operation."""
+    fits = [(len(begin), tag) for tag, begins in tags.items() for begin in begins if endpoint.path.startswith(begin)]
+    return max(fits)[1]
+
+
+def _operation(endpoint: Endpoint, parameters: Mapping[str, str]) -> Json:
     described: Json = {
         "operationId": endpoint.id,
         "summary": endpoint.summary,
-        "tags": [next(tag for tag, begins in _TAGS if endpoint.path.startswith(begins))],
-        "parameters": [*_parameters(endpoint)],
+        "tags": [],
+        "parameters": [*_parameters(endpoint, parameters)],
         "responses": _responses(endpoint),
         "security": [{"kafka_auth": [scope]} for scope in endpoint.rule.any_of],
     }
@@ -169,10 +156,11 @@ def _may_be_left_out(endpoint: Endpoint) -> bool:
     return True
 
 
-def _parameters(endpoint: Endpoint) -> Iterator[Json]:
+def _parameters(endpoint: Endpoint, meanings: Mapping[str, str]) -> Iterator[Json]:
     text = {"type": "string"}
     for name in endpoint.parameters:
-        yield {"name": name, "in": "path", "required": True, "description": _PARAMETERS[name], "schema": text}
+        meaning = meanings.get(name, f"Name of the {name}.")
+        yield {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
     if endpoint.query:
         components = msgspec.json.schema_components([endpoint.query], ref_template=_REF)[1]
         query = components[endpoint.query.__name__]

@@ -13,13 +13,13 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from headrace.config.http import HttpConfig
 from headrace.errors import EnvironmentProblem
 from headrace.http.application import Application
 from headrace.http.connection import ClientConnection
-from headrace.http.shared import RESERVED_CONNECTIONS, Kind, Shared, Spawn
+from headrace.http.shared import RESERVED_CONNECTIONS, Kind, Shared
 from headrace.runtime import Clock, Deadline, Service, SystemClock
 from headrace.runtime.held_port import listen_error
 from headrace.runtime.memory import give_back_memory
@@ -64,16 +64,6 @@ def allow_open_files(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Streams(Protocol):
-    """Serves requests without an end."""
-
-    spawn: Spawn
-    """Starts a task."""
-
-    def drain(self) -> None:
-        """End every request."""
-
-
 class WebService(Service):
     """Listens at `http.host:http.port` and serves an application."""
 
@@ -81,7 +71,6 @@ class WebService(Service):
         self,
         settings: HttpConfig,
         application: Application,
-        streams: Streams | None = None,
         *,
         name: str = "http",
         tls: ssl.SSLContext | None = None,
@@ -92,10 +81,8 @@ class WebService(Service):
         self._scheme = "https" if tls else "http"
         self._settings = settings
         self._application = application
-        self.before_drain: list[Callable[[], None]] = [streams.drain] if streams else []
+        self.before_drain: list[Callable[[], None]] = []
         """Called before the wait for requests in progress; ends those that would take long."""
-        if streams:
-            streams.spawn = self.spawn
         self._tls = tls
         self._listener: socket.socket | None = None
         self._acceptor: Acceptor | None = None

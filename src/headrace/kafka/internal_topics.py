@@ -56,6 +56,11 @@ class InternalTopics:
         """Consumers of the configuration, and registered ones."""
         return [*self._owners, *self._registered]
 
+    def add(self, owners: Iterable[Owner]) -> None:
+        """Add consumers of the configuration."""
+        self._owners += owners
+        self._known.clear()
+
     def register(self, owners: Iterable[Owner]) -> None:
         """Replace the registered consumers."""
         self._registered = list(owners)

@@ -114,7 +114,7 @@ def _with_consumers(config: HeadraceConfig) -> HeadraceConfig:
         for name, query in config.queries.items()
     }
     written = {field: getattr(config, field) for field in config.model_fields_set}
-    return HeadraceConfig(**{**written, "reactive_consumers": {**config.reactive_consumers, **made}})
+    return type(config)(**{**written, "reactive_consumers": {**config.reactive_consumers, **made}})
 
 
 def _sentence(cause: ValueError) -> str:

@@ -32,6 +32,9 @@ class Service:
     supervisor names the service.
     """
 
+    outlives = False
+    """Whether it drains and stops after all others."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.death: BaseException | None = None

@@ -46,7 +46,6 @@ class Supervisor:
 
     def __init__(self, services: Sequence[Service], clock: Clock, drain_seconds: float) -> None:
         self._services = list(services)
-        self._last: list[Service] = []
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._started: list[Service] = []
@@ -58,14 +57,9 @@ class Supervisor:
         """Every service, downstream first."""
         return self._services
 
-    def add(self, service: Service, *, outlives: bool = False) -> None:
-        """Add a service that starts after the others. Only before `start`.
-
-        It drains and stops before them; with `outlives` after them.
-        """
+    def add(self, service: Service) -> None:
+        """Add a service that starts after the others, and drains and stops before them. Only before `start`."""
         self._services.append(service)
-        if outlives:
-            self._last.append(service)
 
     async def start(self) -> None:
         """Start every service in order; if one fails, stop those that have started and raise its error."""
@@ -77,7 +71,7 @@ class Supervisor:
                 self._started.append(service)
                 await self.stop()
                 raise
-            self._started.insert(0 if service in self._last else len(self._started), service)
+            self._started.insert(0 if service.outlives else len(self._started), service)
 
     async def run(self, signals: Signals) -> None:
         """Wait for a signal or a death, then drain and stop.

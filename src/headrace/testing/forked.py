@@ -25,7 +25,8 @@ from headrace.runtime import failpoints
 _PRELOADED = [
     "__main__",
     "headrace.testing.forked",
-    "headrace.app.process_services",
+    "headrace.app.app",
+    "headrace.cli.main",
     *(f"headrace.cli.{module.name}" for module in pkgutil.iter_modules(headrace.cli.__path__)),
 ]
 _PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import JSON, NDJSON, Endpoint
 from headrace.http.endpoint import OPEN as OPEN_RULE
 from headrace.testing import HeadraceProcess
@@ -23,7 +23,9 @@ from headrace.testing import HeadraceProcess
 LONG = 5000
 TOKEN, SCOPES = "a-token-that-may-do-all", ["kafka:r", "kafka:w", "admin", "metrics", "consumers:w"]
 OPEN = tuple(
-    one.path.partition("{")[0] for one in ENDPOINTS if one.described and one.rule == OPEN_RULE and one.path != "/"
+    one.path.partition("{")[0]
+    for one in every_endpoint()
+    if one.described and one.rule == OPEN_RULE and one.path != "/"
 )
 UNREADABLE = (400, 403, 404, 414, 431)
 """Statuses of heads that are refused before their caller is asked for."""
@@ -180,7 +182,11 @@ def test_writing_is_as_documented_for_thousands(api: Any, topics: list[str], pat
 
 @pytest.mark.parametrize(
     "endpoint",
-    [one for one in ENDPOINTS if one.described and one.path not in WRITING and one.id not in {*MAKES, "shutDown"}],
+    [
+        one
+        for one in every_endpoint()
+        if one.described and one.path not in WRITING and one.id not in {*MAKES, "shutDown"}
+    ],
     ids=lambda one: one.id,
 )
 def test_the_other_endpoints_are_as_documented(api: Any, endpoint: Endpoint) -> None:

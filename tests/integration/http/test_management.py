@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 from headrace.devcluster.ports import free_ports
 from headrace.http.endpoint import OPEN
 from tests.active_client import send
@@ -52,7 +52,9 @@ def test_administration_has_its_own_listener_until_the_end(
     main, management = process.url, f"https://127.0.0.1:{port}"
     assert f"ready http={main} management={management}\n" in process.output
     trust = ssl.create_default_context(cafile=authority.file)
-    for endpoint in ENDPOINTS:  # a known caller without scopes learns by 403 where an operation is, and changes nothing
+    for (
+        endpoint
+    ) in every_endpoint():  # a known caller without scopes learns by 403 where an operation is, and changes nothing
         path = re.sub("{.*?}", "1", endpoint.path.replace("{serviceId}", "headrace"))
         if endpoint.rule == OPEN:
             continue

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.app.assembly import Assembly
+from headrace.admin.health.examination import by_cluster
+from headrace.app.app import App
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.model import HeadraceConfig
-from headrace.consumers.process_context import make_context
+from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.errors import FunctionInvalid
 from headrace.functions.triggers.trigger import Trigger
+from headrace.runtime.feature_parts import NeededParts
 from headrace.testing import ManualClock
 
 
@@ -21,8 +23,7 @@ def test_retry_topics_are_judged_as_what_their_group_reads() -> None:
     reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost/"}}
     consumers = {"a": {**reactive, "retry": {"topics": [1, 60]}}, "b": {**reactive, "group": "h"}}
     config = HeadraceConfig.model_validate({"reactive_consumers": consumers})
-    ((_, required),) = topic_requirements(config, [])
-    read = {each.group: ([*each.topics], [*each.retry_topics]) for each in required}
+    read = {each.group: ([*each.topics], [*each.retry_topics]) for _, each in topic_requirements(config)}
     assert read == {"g": (["t"], ["g.retry.1s", "g.retry.60s"]), "h": (["t"], [])}
 
 
@@ -48,12 +49,13 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
     logins = [{"enable": True, "user": "u", "password": password} for password in passwords]
     own: list[dict[str, object]] = [{"brokers": ["other:9092"], "sasl": sasl} for sasl in logins]
     config = HeadraceConfig.model_validate(write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own))
-    assembly = Assembly(make_context(config, ManualClock()), config)
-    admins = [consumer.admin for consumer in assembly.parts.consumers]
+    app = App(config, ManualClock())
+    consumers = NeededParts(app.process.parts).of(ConsumersParts).consumers
+    admins = [consumer.admin for consumer in consumers.consumers]
     assert [admins.index(admin) for admin in admins] == [0, 0, 2, 2, 4, 5, 6, 5]
-    names = [service.name for service in assembly.services if service.name.startswith("kafka")]
+    names = [service.name for service in app.process.supervisor.services if service.name.startswith("kafka ")]
     assert names == ["kafka other:9092", *(f"kafka other:9092 as f{number}.k" for number in (4, 5, 6))]
-    required = topic_requirements(config, assembly.function_specs)
+    required = by_cluster(config.kafka, topic_requirements(config))
     groups = [[each.group for each in found] for _, found in required]
     assert groups == [["g0", "g1"], ["g2", "g3", "g5", "g6", "g7"], ["g4"]]
     third_security = required[2][0].security
@@ -64,6 +66,6 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
 async def test_a_kind_of_trigger_without_a_service_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its function would start, and none of its events would be delivered."""
     config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
-    monkeypatch.setattr("headrace.app.function_services.KafkaTrigger", type("OtherTrigger", (Trigger,), {}))
+    monkeypatch.setattr("headrace.functions.running_functions.KafkaTrigger", type("OtherTrigger", (Trigger,), {}))
     with pytest.raises(FunctionInvalid, match=r"f0\.k: no service is made for triggers of this kind"):
-        Assembly(make_context(config, ManualClock()), config)
+        App(config, ManualClock())

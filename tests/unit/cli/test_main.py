@@ -66,7 +66,7 @@ def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.C
     ("words", "heavy"),
     [
         ("--help", ("pydantic", "confluent_kafka", "pyspark", "rich", "asyncio", "yaml")),
-        ("pipeline validate --help", ("pyspark", "rich", "uvicorn", "headrace.app")),
+        ("pipeline validate --help", ("pyspark", "rich", "uvicorn", "headrace.app.app")),
         (
             "config check -c /dev/null",
             ("joserfc", "jgo", "cryptography", "duckdb", "sqlglot", "headrace.devcluster"),
@@ -105,7 +105,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 BARE = """
 import asyncio, sys
 import headrace.cli.run
-from headrace.app.process_services import App
+from headrace.app.app import App
 from headrace.config.model import HeadraceConfig
 from headrace.runtime import SystemClock
 async def make(): App(HeadraceConfig(), SystemClock())
@@ -123,6 +123,9 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
     needed += " pydantic_core typing_extensions typing_inspection uvloop watchfiles yaml"
     parts = "headrace.functions.routes headrace.pipelines.report headrace.pipelines.routes"
+    parts += " headrace.functions.feature headrace.functions.function_parts"
+    parts += " headrace.pipelines.feature headrace.pipelines.pipeline_parts"
+    parts += " headrace.queries.feature headrace.queries.query_parts"
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
 
 

@@ -124,7 +124,7 @@ def test_bytes_that_were_cut_or_changed_end_as_a_decode_error_or_a_value(data: s
         try:
             decode(bytes(payload))
         except DecodeError as error:
-            assert "Avro" in str(error)
+            assert "Avro" in str(error) or str(error).startswith("$")  # or the path of a value
 
 
 def test_a_type_that_holds_itself_goes_both_ways() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import OPEN, Endpoint
 
 CALLERS = yaml.safe_load(Path(__file__).with_name("callers.yaml").read_text())
@@ -31,7 +31,7 @@ def bearer(name: str) -> str:
     return f"Authorization: Bearer {name:->16}\r\n"
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.id)
+@pytest.mark.parametrize("endpoint", every_endpoint(), ids=lambda endpoint: endpoint.id)
 async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
     """Row J5: 401 for strangers, 403 that names the scope and nothing else, a response of the endpoint for the rest."""
     rule, method, path = endpoint.rule, endpoint.method, endpoint.path
@@ -50,7 +50,9 @@ async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) 
 
 
 @pytest.mark.parametrize(
-    "endpoint", [e for e in ENDPOINTS if e.rule.also or (e.rule.action and not e.rule.parameter)], ids=lambda e: e.id
+    "endpoint",
+    [e for e in every_endpoint() if e.rule.also or (e.rule.action and not e.rule.parameter)],
+    ids=lambda e: e.id,
 )
 async def test_the_right_scope_on_another_topic(opened: Any, endpoint: Endpoint) -> None:
     """Row J5 for topics that a body or a query names: a route that is not in the table fails."""

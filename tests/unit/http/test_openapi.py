@@ -13,7 +13,7 @@ import yaml
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
 from headrace.admin.health import routes
-from headrace.app.documents import ENDPOINTS, whole_document
+from headrace.app.documents import every_endpoint, whole_document
 from headrace.http.endpoint import endpoints_of
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runtime import Readiness
@@ -24,9 +24,9 @@ NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "h
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
 POST = "/producers/{topic}"
-OPERATIONS = {(one.method, one.path): one for one in ENDPOINTS}
+OPERATIONS = {(one.method, one.path): one for one in every_endpoint()}
 DOCUMENT = json.loads(json.dumps(whole_document()))
-ALL = [one for one in ENDPOINTS if one.described]
+ALL = [one for one in every_endpoint() if one.described]
 
 
 def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: str = "Host: h\r\n") -> bytes:
@@ -60,12 +60,12 @@ def test_every_endpoint_is_in_the_document(opened: Any) -> None:
     for one in ALL:
         scopes = [alternative["kafka_auth"] for alternative in paths[one.path][one.method.lower()]["security"]]
         assert scopes == [[scope] for scope in one.rule.any_of]
-    assert len({one.id for one in ENDPOINTS}) == len(OPERATIONS) == len(ENDPOINTS)
+    assert len({one.id for one in every_endpoint()}) == len(OPERATIONS) == len(every_endpoint())
 
 
 def test_what_changes_state_is_audited() -> None:
     """Records have notes of their own, and a report is a note. A statement changes nothing."""
-    silent = {one.id for one in ENDPOINTS if one.changes and not one.audited}
+    silent = {one.id for one in every_endpoint() if one.changes and not one.audited}
     of_instances = {one.id for one in endpoints_of(ActiveEndpoints) if one.changes}
     assert silent - of_instances == {
         "postData",

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 
 LIMIT_BYTES = 1_048_576
 SLICE_SECONDS = 0.05
@@ -105,7 +105,7 @@ def flooded(example: object) -> Iterator[bytes]:
 
 def requests() -> Iterator[tuple[str, bytes]]:
     """Return every request, with a name."""
-    for operation in ENDPOINTS:
+    for operation in every_endpoint():
         method, path = operation.method, operation.path
         place = f"{method} {path}"
         path = re.sub(r"{\w+}", "t", path)

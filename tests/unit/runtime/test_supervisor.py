@@ -23,7 +23,9 @@ async def test_services_start_in_order_and_go_in_reverse() -> None:
     """Every service drains before the first one stops; one that outlives the others goes last."""
     notes: list[str] = []
     supervisor, signals = supervised(RecordedService("a", notes)), Signals()
-    supervisor.add(RecordedService("last", notes), outlives=True)
+    last = RecordedService("last", notes)
+    last.outlives = True
+    supervisor.add(last)
     supervisor.add(RecordedService("b", notes))
     await supervisor.start()
     signals.notice()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from headrace.config.kafka import KafkaConfig
 from headrace.config.tables import TableConfig
 from headrace.consumers.preconditions import (
     Finding,
@@ -41,6 +42,43 @@ async def examine(
     """
     examination = _Examination(admin, dead_letters or admin, creates_topics)
     return list(dict.fromkeys([judge_servers(admin.servers), *await examination.of(required)]))
+
+
+def by_cluster(
+    kafka: KafkaConfig, requirements: Iterable[tuple[KafkaConfig, TopicRequirement]]
+) -> Sequence[tuple[KafkaConfig, list[TopicRequirement]]]:
+    """Return requirements by cluster and login, those of `kafka` first."""
+    found: list[tuple[KafkaConfig, list[TopicRequirement]]] = [(kafka, [])]
+    for cluster, required in requirements:
+        same = next((each for known, each in found if known.model_dump() == cluster.model_dump()), None)
+        if same is None:
+            found.append((cluster, same := []))
+        same.append(required)
+    return found
+
+
+def examination(
+    kafka: KafkaConfig, admin: Admin, requirements: Callable[[], Iterable[tuple[KafkaConfig, TopicRequirement]]]
+) -> Examine:
+    """Return the function that examines the clusters of requirements; `admin` is the one for `kafka`."""
+    admins = [(kafka, admin)]
+
+    def admin_of(cluster: KafkaConfig) -> Admin:
+        known = next((each for other, each in admins if other is cluster), None)
+        if known is None:
+            admins.append((cluster, known := Admin(cluster)))
+        return known
+
+    async def run() -> list[Finding]:
+        return [
+            found
+            for cluster, required in by_cluster(kafka, requirements())
+            for found in await examine(
+                admin_of(cluster), required, creates_topics=kafka.create_topics, dead_letters=admin
+            )
+        ]
+
+    return run
 
 
 class _Examination:

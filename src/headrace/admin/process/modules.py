@@ -1,22 +1,15 @@
 """What a process can reload while it runs, and what needs a restart."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import HeadraceError
+from headrace.runtime.feature_parts import Reload
 
 ALL = "ALL"
-
-
-class Module(NamedTuple):
-    """A part that can be reloaded on request."""
-
-    how: str
-    """What a reload does, a sentence."""
-    reload: Callable[[], Awaitable[None]]
 
 
 class ModuleView(msgspec.Struct):
@@ -41,7 +34,7 @@ class Reloads(msgspec.Struct, rename="camel"):
 class Modules:
     """The parts of a process by name: those that can be reloaded, and the sections of `headrace.yaml`."""
 
-    def __init__(self, reloadable: Callable[[], Mapping[str, Module]]) -> None:
+    def __init__(self, reloadable: Callable[[], Mapping[str, Reload]]) -> None:
         """Prepare; `reloadable` returns the parts that can be reloaded now."""
         self._reloadable = reloadable
 
@@ -70,7 +63,7 @@ class Modules:
 
 _RESTART = "change headrace.yaml and restart the process"
 _SECTIONS = {
-    **dict.fromkeys(HeadraceConfig.model_fields, _RESTART),
+    **dict.fromkeys(WholeFile.model_fields, _RESTART),
     "http": f"{_RESTART}; changed files of http.tls are used within seconds",
     "reactive_consumers": f"{_RESTART}; PATCH /adm/reactive-consumers/{{name}}/settings changes some settings at once",
     "kafka": f"{_RESTART}; changed files of kafka.security are used within seconds",

@@ -113,8 +113,8 @@ class ShutdownReport(msgspec.Struct, rename="camel"):
 class AdministrationEndpoints:
     """Administration of this process."""
 
-    config: HeadraceConfig
-    """The settings in force."""
+    _config: Callable[[], HeadraceConfig]
+    """Returns the settings in force."""
     _levels: LogLevels
     _logs: RecentLogs
     _modules: Modules
@@ -135,7 +135,7 @@ class AdministrationEndpoints:
     )
     async def info(self, call: Call[None, None]) -> ServerInfo | HttpResponse:
         passed = await self._backend.answer(call)
-        return passed if passed else await run_blocking(server_info, self.config)
+        return passed if passed else await run_blocking(server_info, self._config())
 
     @_passed(
         "GET",
@@ -261,7 +261,7 @@ class AdministrationEndpoints:
         self._backend.refuse(call)
         call.event = CallEvent("process")
         self._shut_down()
-        return ShutdownReport(int(time.time() * 1000), self.config.audit.service_id, self.config.drain_seconds)
+        return ShutdownReport(int(time.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)
 
     @_adm("GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", responses={200: JSON}, errors=_LOCAL)
     async def assaults(self, call: Call[None, None]) -> HttpResponse:
@@ -290,7 +290,7 @@ class AdministrationEndpoints:
 
     def _check_chaos(self, call: Call[Any, Any]) -> None:
         """Return if the settings allow this caller to start assaults."""
-        allowed, client = self.config.admin.chaos, call.request.client_address
+        allowed, client = self._config().admin.chaos, call.request.client_address
         if allowed == "none":
             raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
         if allowed == "loopback" and not (client and is_this_machine(client)):

@@ -25,12 +25,12 @@ from headrace.http.messages import (
 )
 from headrace.http.request import Headers, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
-from headrace.records import Header, OutgoingRecord
+from headrace.records import Header, OutgoingRecord, Produced
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import ProduceRequest
-from headrace.sidecar.produce.produce_response import Prepared, ProduceResponse, Result
+from headrace.sidecar.produce.produce_response import Prepared, ProduceError, ProduceResponse, Result
 from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing, record_ids
 
 PATH: Final = "/producers/{topic}"
@@ -75,6 +75,9 @@ _FORM: Final = b"application/x-www-form-urlencoded"
 
 class ProduceRoute:
     """Writes records to a topic."""
+
+    described_types = Produced, ProduceError
+    """Types that only descriptions of its responses name."""
 
     def __init__(self, service: ProduceService, writing: Writing, metrics: Metrics, settings: HttpConfig) -> None:
         self._service = service

@@ -1,19 +1,25 @@
-"""What all parts of one process share: its configuration, clock, Kafka clients, codecs, metrics and audit."""
+"""What the features of one process share: configuration, clock, Kafka clients, codecs, metrics, audit, listeners."""
 
 import dataclasses
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from headrace.config.model import HeadraceConfig
+from headrace.config.process_share import ProcessShare
 from headrace.config.producer import ProducerConfig
 from headrace.delivery.outcomes import OnCompleted, Outcome, Reply
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
+from headrace.http.forwarding import Forwarder
+from headrace.http.other_processes import OtherProcesses
 from headrace.kafka import Admin, Producer, Reachability, TopicDirectory
 from headrace.records import Produce, Record
-from headrace.runtime import Clock, Service
+from headrace.runtime import Clock, Service, Signals, Supervisor, run_blocking
+from headrace.runtime.feature_parts import Parts
+from headrace.runtime.process_link import ProcessLink
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.audit_targets import AuditFile, AuditTarget, AuditTopic
@@ -23,6 +29,54 @@ _LARGEST_RECORD_BYTES = 1_000_000_000
 _AUDIT_LINGER_MS = 20
 _LINGER_MS = 5
 """For many records at once, such as frames of a function; a single request is sent without waiting."""
+
+
+class Disturbed(Protocol):
+    """What requests pass on their way to a listener's endpoints."""
+
+    disturbance: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Process:
+    """The process itself: what runs it, and what its listeners offer. Complete before anything starts."""
+
+    in_force: HeadraceConfig
+    """The settings in force: those of the start, and sections that were read again since."""
+    supervisor: Supervisor
+    signals: Signals
+    share: ProcessShare | None = None
+    """Its share, if it is one of several processes of a run."""
+    link: ProcessLink | None = None
+    """The link to the process that started this one, if there are several."""
+    others: OtherProcesses | None = None
+    """The others, if there are several: for requests that are about all."""
+    forwarder: Forwarder | None = None
+    """Forwards requests to the processes of the deployment, if it has peers."""
+    read_again: Callable[[], HeadraceConfig] | None = None
+    """Reads the configuration again; None if it is in no file."""
+    on_read: list[Callable[[HeadraceConfig], None]] = dataclasses.field(default_factory=list)
+    """Called with each configuration that was read again."""
+    parts: Mapping[str, Parts] = dataclasses.field(default_factory=dict)
+    """The parts of each feature by its name."""
+    gates: list[Disturbed] = dataclasses.field(default_factory=list)
+    """The gate of each listener that an assault may disturb."""
+    urls: Callable[[], Mapping[str, str]] = dict
+    """Returns the address of each listener by its name, once the ports are known."""
+
+    async def read_config(self) -> HeadraceConfig:
+        """Read the configuration again. Only where `read_again` is set."""
+        assert self.read_again
+        config = await run_blocking(self.read_again)
+        for note in self.on_read:
+            note(config)
+        return config
+
+    def changed(self, **sections: object) -> None:
+        """Show sections that were read again, and have a process that starts later get them, too."""
+        self.in_force = self.in_force.model_copy(update=sections)
+        if self.link:
+            self.link.send(RELOADED=next(iter(sections)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +97,13 @@ class ProcessContext:
     audit: Audit | None
     audit_producer: Producer | None
     """Writes the audit topic, with a separate byte limit, so events never use up the limit of records."""
-    number: int | None = None
-    """That of one of several processes of a run."""
+    process: Process
 
     @property
     def host(self) -> str:
-        """Name of this machine, with the number of this process if it has one."""
-        return socket.gethostname() + ("" if self.number is None else f".{self.number}")
+        """Name of this machine, with the number of this process if it is one of several."""
+        share = self.process.share
+        return socket.gethostname() + (f".{share.number}" if share else "")
 
     @property
     def member(self) -> str:
@@ -81,8 +135,10 @@ class ProcessContext:
         return self.audit.audited(produce, audit_type) if self.audit else produce
 
 
-def make_context(config: HeadraceConfig, clock: Clock, number: int | None = None) -> ProcessContext:
-    """Make the clients of a process; nothing is started or contacted. `number` is that of one of several processes."""
+def make_context(
+    config: HeadraceConfig, clock: Clock, share: ProcessShare | None = None, link: ProcessLink | None = None
+) -> ProcessContext:
+    """Make the clients of a process; nothing is started or contacted. One of several has a share and a link."""
     metrics = Metrics()
     reachability = Reachability(config.kafka, clock)
     admin = Admin(config.kafka, reachability)
@@ -103,8 +159,16 @@ def make_context(config: HeadraceConfig, clock: Clock, number: int | None = None
         Codecs(registry, plain_unions=config.schema_registry.avro_unions == "plain"),
         audit,
         audit_producer,
-        number,
+        _process(config, clock, share, link),
     )
+
+
+def _process(config: HeadraceConfig, clock: Clock, share: ProcessShare | None, link: ProcessLink | None) -> Process:
+    supervisor, others = Supervisor([], clock, config.drain_seconds), None
+    if share:
+        urls = {number: url for number, url in enumerate(share.urls) if number != share.number}
+        others = OtherProcesses(share.number, urls)
+    return Process(config, supervisor, Signals(), share, link, others)
 
 
 def inner_settings(config: HeadraceConfig) -> ProducerConfig:

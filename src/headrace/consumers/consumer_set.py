@@ -3,11 +3,10 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
+from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
-from headrace.config.model import HeadraceConfig
 from headrace.consumers.lag import GroupTopics
-from headrace.consumers.process_context import ProcessContext
+from headrace.consumers.preconditions import TopicRequirement
 from headrace.consumers.retry_path import RetryPath
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
@@ -17,6 +16,7 @@ from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import ConfigError
 from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy
 from headrace.kafka.topic_directory import TopicDirectory
+from headrace.process_context import ProcessContext
 from headrace.records import Produce
 from headrace.runtime import RestartedServices, Service
 
@@ -24,25 +24,31 @@ INTERNAL = "is an internal topic (dead letters, audit, control ...) that only He
 _FLOW = FlowControl()
 
 
-class ConsumerParts:
+class ConsumerSet:
     """Makes the parts of consumers, and keeps the consumers that are made."""
 
-    def __init__(self, context: ProcessContext, config: HeadraceConfig, *, restarts: bool) -> None:
+    def __init__(self, context: ProcessContext, *, restarts: bool = True) -> None:
         """Without `restarts`, the caller restarts the services itself."""
         self._context = context
-        self._config = config
+        self._config = context.config
         self._restarts = restarts
         self._other_clusters: list[TopicDirectory] = []
         """Topics of clusters and logins that only functions and pipelines use."""
         self.consumers: list[RunningConsumer] = []
         self.on_made: Callable[[RunningConsumer], None] = lambda consumer: None
-        """Called with a consumer that was made again."""
+        """Called with each consumer when it is made, and when it is made again."""
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
         self.other_groups: dict[str, GroupTopics] = {}
         """Groups of pipelines, and of functions that other processes run."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
+        self.requirements: list[tuple[KafkaConfig, TopicRequirement]] = []
+        """The topics that the consumers and tables need, with the cluster of each."""
+        self.pushed: dict[str, ReactiveConsumerConfig] = {}
+        """Reactive consumers that other features need, by name; the feature of reactive consumers runs them."""
+        self.filters: dict[str, Callable[[Destination], Destination]] = {}
+        """By consumer: what stands before its destination, which then gets rows in place of records."""
 
     @property
     def cluster_services(self) -> list[Service]:
@@ -57,9 +63,7 @@ class ConsumerParts:
         def again() -> Sequence[Service]:
             self.consumers = [consumer for consumer in self.consumers if consumer.name != name]
             self._context.metrics.forget_deliveries(kind, name)
-            services = make()
-            self.on_made(next(consumer for consumer in self.consumers if consumer.name == name))
-            return services
+            return make()
 
         return [RestartedServices(f"{kind} {name}", make(), again, self._context.clock, self._config.drain_seconds)]
 
@@ -95,6 +99,7 @@ class ConsumerParts:
         self.consumers.append(consumer)
         for pump in consumer.pumps:
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
+        self.on_made(consumer)
 
     def dead_letters(
         self, dead_letter: DeadLetterConfig, like: Mapping[str, str], write: Produce | None = None

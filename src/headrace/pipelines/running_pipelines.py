@@ -2,14 +2,10 @@
 
 import functools
 import logging
-from collections.abc import Callable
 
-from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka_security import warnings_of
-from headrace.config.model import HeadraceConfig
-from headrace.consumers.consumer_parts import INTERNAL, ConsumerParts
+from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
 from headrace.consumers.lag import GroupTopics
-from headrace.consumers.process_context import ProcessContext
 from headrace.errors import PipelineInvalid
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.pipelines.driver_process import check_heaps
@@ -17,6 +13,7 @@ from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
+from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 
 log = logging.getLogger(__name__)
@@ -24,27 +21,19 @@ log = logging.getLogger(__name__)
 _PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headrace.yaml: remove kafka, or backend"
 
 
-class PipelineAssembly:
+class RunningPipelines:
     """The pipelines of a configuration and their services."""
 
-    def __init__(
-        self,
-        context: ProcessContext,
-        config: HeadraceConfig,
-        parts: ConsumerParts,
-        internal: InternalTopics,
-        push: Callable[[str, ReactiveConsumerConfig], list[Service]],
-    ) -> None:
-        """Make the pipelines; nothing is started or contacted. `push` makes a reactive consumer.
+    def __init__(self, context: ProcessContext, consumers: ConsumerSet, internal: InternalTopics) -> None:
+        """Make the pipelines; nothing is started or contacted.
 
         Raises:
             PipelineInvalid: A pipeline file is not usable.
         """
         self._context = context
-        self._config = config
-        self._parts = parts
+        self._config = config = context.config
+        self._consumers = consumers
         self._internal = internal
-        self._push = push
         self.runs: dict[str, PipelineRun] = {}
         """The runs by name."""
         self.services: list[Service] = []
@@ -59,20 +48,17 @@ class PipelineAssembly:
         context, config = self._context, self._config
         for warning in warnings_of(spec.kafka.security) if spec.kafka.security else ():
             log.warning("pipeline %s: %s", spec.name, warning)
-        admin = self._parts.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
+        admin = self._consumers.topics_of(spec.cluster(config.kafka), f"pipeline {spec.name}").admin
         folder, registry = config.state_dir / "pipelines", config.schema_registry
         self.runs[spec.name] = run = PipelineRun(spec, admin.config, folder, context.clock, admin, registry)
         for flow, group in run.groups.items():
-            self._parts.other_groups[group] = GroupTopics(admin, [])
+            self._consumers.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
-        pushing: list[Service] = []
         for name, flow_spec in spec.flows.items():
             sink = flow_spec.sink
             if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
                 if admin is not context.admin:
                     raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
-                push = f"{spec.name}.{name}"
-                make = functools.partial(self._push, push, reactive)
-                pushing += self._parts.restarted("reactive", push, make)
-        return [*pushing, run]
+                self._consumers.pushed[f"{spec.name}.{name}"] = reactive
+        return [run]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from headrace.config.administration import ConsoleConfig
 from headrace.config.http import HttpConfig
 from headrace.extras import require
+from headrace.process_context import ProcessContext
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
+from headrace.runtime.feature_parts import NeededParts, Parts
 
 log = logging.getLogger(__name__)
 
@@ -92,3 +94,16 @@ class ConsoleProcess(Service):
         listeners = [tls, *([self._http.management.tls] if self._http.management else [])]
         given += [("server-certificate", one.certificate) for one in listeners if one.certificate]
         return [word for name, value in given for word in (f"--{name}", str(value))]
+
+
+class ConsoleParts(Parts):
+    """The process of the console."""
+
+    def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
+        config = context.config
+        self._services: list[Service] = []
+        if config.console:
+            self._services.append(ConsoleProcess(config.console, config.http, context.process.urls, context.clock))
+
+    def services(self) -> Sequence[Service]:
+        return self._services

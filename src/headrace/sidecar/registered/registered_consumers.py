@@ -3,32 +3,32 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.app.assembly import Assembly
-from headrace.app.topic_requirements import topic_requirements
 from headrace.commands.consumer_control import ConsumerControl
 from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.registrations import Registration, RegistrationRules, Registrations
-from headrace.consumers.process_context import ProcessContext
+from headrace.consumers.consumer_set import ConsumerSet
+from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.kafka import CompactedTable, TopicCreator
+from headrace.process_context import ProcessContext
 from headrace.runtime import GroupSpec, Service, ServiceGroups
+from headrace.sidecar.reactive.reactive_consumers import ReactiveConsumers
 
 
 class RegisteredConsumers:
     """Runs the registered consumers."""
 
     def __init__(
-        self, context: ProcessContext, assembly: Assembly, table: CompactedTable[Any], control: ConsumerControl
+        self, context: ProcessContext, parts: ConsumersParts, table: CompactedTable[Any], control: ConsumerControl
     ) -> None:
-        """Make the services; nothing is started. `assembly` has the consumers of the file."""
+        """Make the services; nothing is started. `parts` has the consumers of the file."""
         config = context.config
-        self._context, self._internal, self._control = context, assembly.internal, control
+        self._context, self._internal, self._control = context, parts.internal, control
         self._groups = ServiceGroups("reactive", context.clock, config.drain_seconds)
-        required = topic_requirements(config, assembly.function_specs)
         rules = RegistrationRules(
             config.registrations,
             config.kafka.properties,
-            {consumer.name for consumer in assembly.parts.consumers},
-            [each for _, of_cluster in required for each in of_cluster],
+            {consumer.name for consumer in parts.consumers.consumers},
+            [required for _, required in parts.consumers.requirements],
             lambda topic: topic.startswith("_") or bool(self._internal.kind_of(topic)),
         )
         # A removed consumer stays paused while it drains; otherwise it would resume for that time.
@@ -42,25 +42,24 @@ class RegisteredConsumers:
         self._groups.apply({name: self._group_of(one) for name, one in required.items()})
 
     def _group_of(self, one: Registration) -> GroupSpec:
-        context, config = self._context, self._context.config
+        context = self._context
 
         def make() -> Sequence[Service]:
-            alone = {"reactive_consumers": {one.name: one.settings}, "functions": [], "watched_functions": []}
-            alone["pipelines"] = []
-            made = Assembly(
+            consumers = ConsumerSet(context, restarts=False)
+            consumers.on_made = self._control.add
+            maker = ReactiveConsumers(
                 context,
-                config.model_copy(update=alone),
+                consumers,
                 self._internal,
                 owner=one.owner,
                 may_read=lambda topic: not topic.startswith("_") and one.may_read(topic),
-                restarts=False,
             )
-            for consumer in made.parts.consumers:
-                self._control.add(consumer)
+            assert one.settings
+            made = maker.make(one.name, one.settings)
             creator = TopicCreator(
-                context.admin, made.parts.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
+                context.admin, consumers.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
             )
-            return [creator, *made.services]
+            return [creator, *consumers.cluster_services, *made]
 
         def on_stopped() -> None:
             self._control.remove(one.name)

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
-from headrace.config.model import HeadraceConfig
-from headrace.consumers.consumer_parts import INTERNAL, ConsumerParts
+from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
 from headrace.consumers.lag import GroupTopics
-from headrace.consumers.process_context import ProcessContext, inner_settings, transactional_id
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
@@ -27,6 +25,7 @@ from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, GroupTransactions, InternalTopic, MissingPartitions, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
+from headrace.process_context import ProcessContext, inner_settings, transactional_id
 from headrace.records import TopicPartition
 from headrace.runtime import Service
 
@@ -43,16 +42,11 @@ _IN_TRANSACTIONS = (
 )
 
 
-class FunctionAssembly:
+class RunningFunctions:
     """The functions of a configuration and their services."""
 
     def __init__(
-        self,
-        context: ProcessContext,
-        config: HeadraceConfig,
-        parts: ConsumerParts,
-        specs: Sequence[FunctionSpec],
-        internal: InternalTopics,
+        self, context: ProcessContext, consumers: ConsumerSet, specs: Sequence[FunctionSpec], internal: InternalTopics
     ) -> None:
         """Make the functions of the configuration; nothing is started or contacted.
 
@@ -60,8 +54,8 @@ class FunctionAssembly:
             FunctionInvalid: A function file is not usable.
         """
         self._context = context
-        self._config = config
-        self._parts = parts
+        self._config = config = context.config
+        self._consumers = consumers
         self._internal = internal
         self.listening: list[tuple[FunctionService, HttpTrigger, FunctionDestination]] = []
         """Functions that answer requests, with their triggers."""
@@ -87,7 +81,7 @@ class FunctionAssembly:
                     make = functools.partial(
                         self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
                     )
-                    made += self._parts.restarted("function", f"{spec.name}.{trigger.name}", make)
+                    made += self._consumers.restarted("function", f"{spec.name}.{trigger.name}", make)
                 elif isinstance(trigger, HttpTrigger):
                     self.listening.append((workers, trigger, self._destination(trigger, workers)))
                 else:
@@ -98,8 +92,8 @@ class FunctionAssembly:
     def _watched_function(self, file: Path) -> FunctionSpec:
         spec = load_function(file, self._config)
         for trigger in spec.kafka_triggers:
-            admin = self._parts.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
-            self._parts.other_groups[trigger.group] = GroupTopics(
+            admin = self._consumers.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
+            self._consumers.other_groups[trigger.group] = GroupTopics(
                 admin, trigger.topics, frozenset(trigger.kafka.partitions)
             )
         return spec
@@ -115,7 +109,7 @@ class FunctionAssembly:
         """Make a trigger whose pump gets its explicit acknowledgements."""
         services = self._trigger(spec, trigger, workers)
         if trigger.explicit_ack_mode != "disable":
-            pump = self._parts.consumers[-1].pump
+            pump = self._consumers.consumers[-1].pump
             up_to = trigger.explicit_ack_ends == "upTo"
             acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
             deliver_again.update(dict.fromkeys(trigger.topics, pump.seeks.deliver_again))
@@ -128,26 +122,26 @@ class FunctionAssembly:
         label = f"function {name}"
         if self._internal.kind_of(trigger.output_topic):
             raise FunctionInvalid(f"{name}: outputTopic {trigger.output_topic} {INTERNAL}")
-        self._parts.formats |= {trigger.key_format, trigger.value_format}
+        self._consumers.formats |= {trigger.key_format, trigger.value_format}
         compressed = config.producer.client_properties["compression.type"] != "none"
         held = HeldOutputs(compressed=compressed) if trigger.delivery == "exactly_once" else None
         destination, hooks = self._workers_of(trigger, workers, held)
         like = {topic: topic if config.kafka.is_at(kafka.brokers) else "" for topic in topics}
         if trigger.output_topic and config.kafka.create_topics:
-            self._parts.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, like[topics[0]])
+            self._consumers.created_topics[trigger.output_topic] = InternalTopic(trigger.output_topic, like[topics[0]])
         whole = {"max_records": trigger.batch.batch_size, "linger_seconds": trigger.batch.timeout}
         batch = _BATCH.model_copy(update=whole if trigger.batch.mode == "enable" else {})
         delivery = DeliveryConfig(batch=batch, retry=trigger.retry, max_in_flight=_IN_FLIGHT, ordering=trigger.ordering)
-        dead_letters = self._parts.dead_letters(trigger.dead_letters, like, held.produce if held else None)
+        dead_letters = self._consumers.dead_letters(trigger.dead_letters, like, held.produce if held else None)
         if held:
             held.dead_letters = dead_letters
-        admin = self._parts.topics_of(kafka.cluster(config.kafka), name).admin
+        admin = self._consumers.topics_of(kafka.cluster(config.kafka), name).admin
         if trigger.retry.topics and (kafka.security or not all(like.values())):
             raise FunctionInvalid(f"{name}: {_RETRY_TOPICS_OF_ANOTHER_CLUSTER}")
         policy = ReadPolicy(kafka.auto_offset_reset, member=kafka.member, drain_seconds=kafka.max_wait_handler)
         policy = policy._replace(transactional=held is not None)
         make, transactions = self._exactly_once(name, group, held) if held else (Pump, [])
-        pump, retry_pump, retries = self._parts.pumps(
+        pump, retry_pump, retries = self._consumers.pumps(
             label, group, topics, delivery, destination, dead_letters, hooks, policy=policy, make=make
         )
         policy = policy._replace(max_processing_seconds=kafka.max_processing_time)
@@ -168,14 +162,14 @@ class FunctionAssembly:
             admin=admin,
             no_replay=_IN_TRANSACTIONS if held else "",
         )
-        self._parts.add(running)
+        self._consumers.add(running)
         return [*transactions, *retries, pump, *self._source(trigger, label, pump, policy, admin)]
 
     def _source(self, trigger: KafkaTrigger, label: str, pump: Pump, policy: ReadPolicy, admin: Admin) -> list[Service]:
         """Make the consumer of a trigger, and what watches its topics."""
         clock, topics = self._context.clock, trigger.topics
         own = [TopicPartition(topic, number) for topic in topics for number in trigger.kafka.partitions]
-        consumer = self._parts.consumer(label, pump, [] if own else topics, policy, flow=_FLOW, admin=admin)
+        consumer = self._consumers.consumer(label, pump, [] if own else topics, policy, flow=_FLOW, admin=admin)
         watch = Subscription(f"{label} topics", consumer, admin, clock, topics=topics, fits=None)
         if not own:
             return [consumer, watch]
@@ -196,7 +190,7 @@ class FunctionAssembly:
     ) -> FunctionDestination:
         context, topics = self._context, self._context.topics
         if isinstance(trigger, KafkaTrigger):
-            topics = self._parts.topics_of(
+            topics = self._consumers.topics_of(
                 trigger.kafka.cluster(self._config.kafka), f"{workers.spec.name}.{trigger.name}"
             )
         return FunctionDestination(

@@ -1,0 +1,13 @@
+"""Administration of one process: what it is, its log, what it reloads, its end, and assaults."""
+
+from headrace.feature import Feature
+
+FEATURE = Feature(
+    name="process",
+    parts="headrace.admin.process.administration_parts:AdministrationParts",
+    endpoints=["headrace.admin.process.routes:AdministrationEndpoints"],
+    tags={"Administration": ["/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown", "/adm/chaosmonkey"]},
+    parameters={"assault": "`latency`, `exception`, `memory` or `kill`."},
+    # It passes requests on to backends by the client of reactive consumers.
+    needs=["reactive"],
+)

@@ -1,0 +1,15 @@
+"""The web console: a client of the HTTP API, in a process of its own."""
+
+from headrace.feature import CliCommand, Feature
+
+FEATURE = Feature(
+    name="console",
+    parts="headrace.console.console_process:ConsoleParts",
+    commands={
+        "console": CliCommand(
+            "headrace.cli.console:console",
+            "Serve the web console: what runs, what needs a person, and the buttons that help.",
+        )
+    },
+    needs=["listeners"],
+)

@@ -1,0 +1,16 @@
+"""Functions: Nuclio's `handler(context, event)`, run in worker processes."""
+
+from headrace.feature import CliCommand, Feature
+
+FEATURE = Feature(
+    name="functions",
+    parts="headrace.functions.function_parts:FunctionParts",
+    endpoints=["headrace.functions.routes:FunctionEndpoints"],
+    commands={
+        "function": CliCommand(
+            "headrace.cli.function:function", "Run and check functions, install their libraries, call a handler."
+        )
+    },
+    topics="headrace.functions.function_parts:required_topics",
+    needs=["consumers", "commands"],
+)

@@ -1,0 +1,19 @@
+"""Pipelines: SQL and Python on Spark, from topics to topics, files and servers."""
+
+from headrace.feature import CliCommand, Feature
+
+FEATURE = Feature(
+    name="pipelines",
+    parts="headrace.pipelines.pipeline_parts:PipelineParts",
+    endpoints=["headrace.pipelines.routes:PipelineEndpoints"],
+    commands={
+        "pipeline": CliCommand(
+            "headrace.cli.pipeline:pipeline",
+            "Check, plan, show, test and run pipeline files; see and control those that run.",
+        )
+    },
+    tags={"Pipelines": ["/adm/pipelines"]},
+    parameters={"action": "`pause`, `resume` or `stop`."},
+    needs=["consumers", "commands"],
+    before=["reactive"],
+)

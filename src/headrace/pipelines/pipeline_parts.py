@@ -1,0 +1,31 @@
+"""The pipelines of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.consumers.consumers_parts import ConsumersParts
+from headrace.pipelines.routes import PipelineEndpoints
+from headrace.process_context import ProcessContext
+from headrace.runtime import Service
+from headrace.runtime.feature_parts import NeededParts, Parts
+
+if TYPE_CHECKING:  # what a configuration does not name is not imported
+    from headrace.pipelines.running_pipelines import RunningPipelines
+
+
+class PipelineParts(Parts):
+    """The runs of pipelines and their endpoints."""
+
+    def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
+        self._running: RunningPipelines | None = None
+        if context.config.pipelines:
+            from headrace.pipelines.running_pipelines import RunningPipelines
+
+            parts = needed.of(ConsumersParts)
+            self._running = RunningPipelines(context, parts.consumers, parts.internal)
+        self.endpoints = [PipelineEndpoints(self._running.runs if self._running else {})]
+
+    def services(self) -> Sequence[Service]:
+        return self._running.services if self._running else ()

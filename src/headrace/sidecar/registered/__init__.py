@@ -1,0 +1,1 @@
+"""Reactive consumers that teams register over HTTP."""

@@ -24,6 +24,7 @@ from headrace.http.messages import CORRELATION, TRACEABILITY, HttpResponse, erro
 from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
+from headrace.http.targets import Targets
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 _DENIED: Final = (401, 403)
 _SHOWN_CHARACTERS: Final = 200
 _SIMILAR: Final = 0.7
-_PRODUCING: Final = ("/producers/", "/transactions")
 _MOST_KNOWN_ROUTES: Final = 1000
 _Methods = dict[str, ServedEndpoint]
 
@@ -60,6 +60,8 @@ class Application:
         self._authenticator = authenticator
         self._audit = audit
         self._router = router
+        self.targets = router.targets
+        """Those of the router."""
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
@@ -245,9 +247,10 @@ class Application:
         path = request.path
         if error.status in _DENIED:
             audit.refused(f"{request.method} {path}", request.client_address, error)
-        elif request.method == "POST" and path.startswith(_PRODUCING):
-            topic = str(error.parameters.get("topic") or path.removeprefix(_PRODUCING[0]))
-            audit.not_sent("" if topic == path else topic, error)
+            return
+        topic = self.targets.topic_of(request.method, path)
+        if topic is not None:
+            audit.not_sent(str(error.parameters.get("topic") or topic), error)
 
 
 def identify(request: HttpRequest) -> None:
@@ -275,6 +278,9 @@ class Router:
         self.has_direct = False
         """Whether an endpoint can respond without a task."""
         self._known: dict[tuple[str, str], _Route] = {}
+        endpoints = list(endpoints)
+        self.targets = Targets(endpoints)
+        """What the targets of its endpoints tell."""
         for one in endpoints:
             endpoint = one.endpoint
             self.has_direct |= one.direct is not None

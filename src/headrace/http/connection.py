@@ -21,7 +21,7 @@ from headrace.http.flow import Flow
 from headrace.http.heads import head_without_upgrade, is_long_head, names_its_host, request_of, request_parser
 from headrace.http.messages import last_response
 from headrace.http.request import MAX_HEAD_BYTES, HttpRequest
-from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe, kind_of
+from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe
 
 _MOST_PIPELINED: Final = 16
 """Requests of one connection that may wait while an earlier one is served."""
@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
         if self._url[:1] != b"/" and not names_its_host(self._url, self._fields):
             self._refuse(AmbiguousRequest("the request line and the Host header name different hosts: send one"))
             return
-        if (self.kind != "requests" or not self._url.startswith(b"/producers/")) and not self._may_send():
+        if (self.kind != "requests" or not self._url.startswith(self.shared.targets.direct)) and not self._may_send():
             return
         request = request_of(self, self._parser, self._url, self._fields)
         waits = self.request is not None and not self.request.is_complete
@@ -294,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
         if self._url.startswith(OPEN_PATHS):
             limit.active(self)
             return True
-        kind = kind_of(self._url)
+        kind: Kind = "reads" if self.shared.targets.is_long_poll(self._url) else "requests"
         waits = self.kind == "reads" and self.is_answering
         # A client may commit on the connection it reads on, even at the limit of the other kind.
         if kind == self.kind or waits or limit.admit(self, kind) or self.kind == "reads":

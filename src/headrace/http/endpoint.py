@@ -82,6 +82,8 @@ class Endpoint:
     """Another media type of its errors, for clients of another server; their body is that server's."""
     effect: bool = False
     """Whether a GET changes state. Every other method does."""
+    long_poll: bool = False
+    """Whether a request may wait for records. Connections of such requests have a separate limit."""
     audited: str = ""
     """Action of its audit event; the handler adds the rest in `Call.event`."""
     decoded: bool = True
@@ -116,6 +118,11 @@ class Endpoint:
     def changes(self) -> bool:
         """Whether a request changes state."""
         return self.effect or self.method != "GET"
+
+    @property
+    def produces(self) -> bool:
+        """Whether a request writes records to topics."""
+        return self.rule.action == "produce"
 
     @property
     def administers(self) -> bool:

@@ -7,16 +7,15 @@ over several short turns. Otherwise health requests and new connections would wa
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
 from typing import Any, Final, Literal, Protocol
-from urllib.parse import unquote_to_bytes
 
 from headrace.errors import ServerBusy
 from headrace.http.request import ALWAYS_OPEN, HttpRequest
+from headrace.http.targets import Targets
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -30,12 +29,7 @@ _BYTE_SECONDS: Final = 1e-7
 """Usual processor time of a request that a task serves, and of a byte of its body."""
 
 Kind = Literal["requests", "reads"]
-"""What a connection sends: reads of active consumers, which may wait for records, or other requests."""
-
-
-_READ: Final = re.compile(rb"([^/]*//[^/]*)?/consumers/([^/]+/instances/[^/]+/records|deadLetter/active)")
-"""Path of a read or a stream, also in absolute form."""
-_QUERY: Final = re.compile(rb"[?#]")
+"""What a connection sends: reads, which may wait for records, or other requests."""
 
 
 OPEN_PATHS: Final = tuple(path.encode() for path in ALWAYS_OPEN)
@@ -46,11 +40,6 @@ _PROBE_BYTES: Final = 4096
 def is_one_probe(data: bytes) -> bool:
     """Return whether the bytes are exactly one health request; such bytes are always read at once."""
     return data.startswith(_PROBES) and len(data) < _PROBE_BYTES and data.find(b"\r\n\r\n") == len(data) - 4
-
-
-def kind_of(url: bytes) -> Kind:
-    """Return what a request with this target is."""
-    return "reads" if _READ.fullmatch(unquote_to_bytes(_QUERY.split(url, 1)[0])) else "requests"
 
 
 class ServedConnection(Protocol):
@@ -173,6 +162,10 @@ class Slices:
 class ServedApplication(Protocol):
     """Serves requests."""
 
+    @property
+    def targets(self) -> Targets:
+        """What the targets of its requests tell."""
+
     async def __call__(self, request: HttpRequest) -> None:
         """Serve a request with a complete head, in a task."""
 
@@ -193,6 +186,8 @@ class Shared:
         self.limit = ConnectionLimit(limits)
         self.slices = Slices()
         self.application = application
+        self.targets = application.targets
+        """Those of the application."""
         self.scheme = scheme
         """`http` or `https`."""
         self.is_tls = scheme == "https"

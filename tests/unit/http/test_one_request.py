@@ -19,6 +19,7 @@ from headrace.http.messages import HttpResponse, respond_error
 from headrace.http.request import ClientGone, HttpRequest
 from headrace.http.request_checks import RequestChecks
 from headrace.http.shared import Shared
+from headrace.http.targets import Targets
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: h\r\n\r\n"
 METHODS = (b"GET", b"POST", b"POST", b"PUT", b"DELETE", b"HEAD", b"OPTIONS", b"PATCH")
@@ -77,6 +78,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.requests: list[Seen] = []
+        self.targets = Targets(())
         self._checks = RequestChecks(HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"]}))
 
     def begin(self, request: HttpRequest) -> bool:

@@ -126,6 +126,7 @@ class ActiveDeadLetterEndpoints:
         query=ActiveReplayQuery,
         errors=_ERRORS,
         effect=True,
+        long_poll=True,
         whole=True,
     )
     async def fetch(self, request: HttpRequest) -> None:

@@ -315,6 +315,7 @@ class ActiveEndpoints:
             errors.TopicRecreated,
         ),
         effect=True,
+        long_poll=True,
         whole=True,
     )
     async def records(self, request: HttpRequest) -> None:

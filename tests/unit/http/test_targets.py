@@ -1,0 +1,74 @@
+"""What a target tells of its request: as the endpoints of its own listener declare it, and no other list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.http.endpoint import OPEN, Endpoint, Rule, ServedEndpoint
+from headrace.http.targets import Targets
+
+DIRECT: Any = object()
+PRODUCE = Endpoint("POST", "/records/{topic}", "produce", "", Rule((), "produce", "topic"))
+BATCH = Endpoint("POST", "/batch", "batch", "", Rule((), "produce"))
+POLL = Endpoint("GET", "/shops/{group}/tills/{till}/next.one", "poll", "", OPEN, long_poll=True)
+FEED = Endpoint("GET", "/shops/feed", "feed", "", OPEN, long_poll=True)
+OTHER = Endpoint("GET", "/shops/{group}", "other", "", OPEN)
+
+
+def targets(*endpoints: Endpoint, direct: tuple[Endpoint, ...] = ()) -> Targets:
+    return Targets([ServedEndpoint(one, DIRECT, DIRECT if one in direct else None) for one in endpoints])
+
+
+@pytest.mark.parametrize(
+    ("target", "waits"),
+    [
+        (b"/shops/a/tills/b/next.one", True),
+        (b"/shops/a/tills/b/next.one?timeout=1", True),
+        (b"/shops/a/tills/b/next.one#x", True),
+        (b"/%73hops/a%20b/tills/%ff/next%2Eone", True),
+        (b"http://h/shops/a/tills/b/next.one?x", True),
+        (b"//h/shops/feed", True),
+        (b"/shops/feed", True),
+        (b"/shops/a%2fb/tills/b/next.one", False),  # decoded, it has one segment more
+        (b"/shops/a/tills/b/next1one", False),
+        (b"/shops/a/tills/b/next.one/", False),
+        (b"/shops/a/tills//next.one", False),
+        (b"/shops/a", False),
+        (b"/x?/shops/feed", False),
+        (b"/x/shops/feed", False),
+        (b"*", False),
+        (b"", False),
+    ],
+)
+def test_a_long_poll_is_known_by_its_target(target: bytes, waits: bool) -> None:
+    """Also in absolute form and with percent-encoding; and only on the listener that has the endpoint."""
+    assert targets(PRODUCE, POLL, FEED, OTHER).is_long_poll(target) is waits
+    assert not targets(PRODUCE, OTHER).is_long_poll(target)
+    assert not targets().is_long_poll(target)
+
+
+def test_beginnings_of_direct_endpoints_are_never_those_of_a_long_poll() -> None:
+    """The connection does not look further at them."""
+    assert targets(PRODUCE, POLL, OTHER, direct=(PRODUCE,)).direct == (b"/records/",)
+    assert targets(PRODUCE, POLL, OTHER, direct=(OTHER,)).direct == ()
+    catch_all = Endpoint("POST", "/{topic}", "all", "", OPEN)
+    assert targets(catch_all, FEED, direct=(catch_all,)).direct == ()
+    assert targets(catch_all, direct=(catch_all,)).direct == (b"/",)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "topic"),
+    [
+        ("POST", "/records/orders", "orders"),
+        ("POST", "/records/a/b", "a/b"),
+        ("POST", "/batch", ""),
+        ("GET", "/records/orders", None),
+        ("POST", "/shops/a", None),
+    ],
+)
+def test_the_topic_of_a_produce_request_is_in_its_path(method: str, path: str, topic: str | None) -> None:
+    """Also if it has no endpoint: a rejected one is audited with what it names."""
+    assert targets(PRODUCE, BATCH, POLL).topic_of(method, path) == topic
+    assert targets(POLL).topic_of(method, path) is None

@@ -255,15 +255,15 @@ class Produced(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-class InstanceOwner(msgspec.Struct, frozen=True):
-    """The process that has an instance of an active consumer."""
+class OwningProcess(msgspec.Struct, frozen=True):
+    """The process that has what no other process has, as an instance of an active consumer."""
 
     process: str
     url: str
     principal: str
-    """Who created the instance; empty without authentication."""
+    """Who created it; empty without authentication."""
     gone_at: float | None = None
-    """When the process ended, in seconds since the epoch; None while it has the instance."""
+    """When the process ended, in seconds since the epoch; None while it has it."""
 
 
 CORRELATION_ID: Final = "X-Correlation-Id"

@@ -16,10 +16,10 @@ import msgspec
 
 from headrace.commands.entries import key_of
 from headrace.commands.reconciler import Entry, Reconciler
-from headrace.errors import HeadraceError, InstanceExists, KafkaUnavailable
+from headrace.errors import HeadraceError, InstanceExists, InstanceGone, InstanceNotFound, KafkaUnavailable
 from headrace.kafka import Admin, CompactedTable, Lease
 from headrace.kafka.lease import lease_holder
-from headrace.records import InstanceOwner
+from headrace.records import OwningProcess
 from headrace.runtime import Clock, Deadline, Readiness
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ _KEPT_SECONDS: Final = 600.0
 class InstanceOwners(Reconciler):
     """Registers the instances of this process, and knows those of the others."""
 
+    what = "instance"
+    """What errors call it."""
+
     def __init__(
         self, table: CompactedTable[Entry], url: str, lease_of: Callable[[str], Lease], admin: Admin, clock: Clock
     ) -> None:
@@ -47,7 +50,7 @@ class InstanceOwners(Reconciler):
         self._admin = admin
         self._lease = lease_of(_lease_name(self.process))
         self._holds_lease = False
-        self._entries: dict[tuple[str, str], dict[str, InstanceOwner]] = {}
+        self._entries: dict[tuple[str, str], dict[str, OwningProcess]] = {}
         """By group and name, then by process."""
         self._own: dict[tuple[str, str], Callable[[], None]] = {}
         """The instances of this process, and the function that closes each."""
@@ -78,17 +81,33 @@ class InstanceOwners(Reconciler):
     def readiness(self) -> Readiness:
         return Readiness(self._holds_lease, "this process does not hold its lease yet: check whether Kafka responds")
 
-    async def find(self, group: str, name: str) -> InstanceOwner | None:
+    async def find(self, key: tuple[str, ...]) -> OwningProcess | None:
         """Return the process that has an instance or last had it; None if the instance does not exist.
+
+        Its key is its group and its name.
 
         Raises:
             KafkaError: The control table cannot be read.
         """
+        group, name = key
         found = self._first(group, name)
         if found is None or found.gone_at is not None:  # it may have been created just before
             await self.table.catch_up()
             found = self._first(group, name)
         return found
+
+    def missing(self, key: tuple[str, ...]) -> InstanceNotFound:
+        """Return the error for an instance that does not exist, or belongs to another principal."""
+        group, name = key
+        return InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
+
+    def gone(self, key: tuple[str, ...]) -> InstanceGone:
+        """Return the error for an instance whose process has ended."""
+        group, name = key
+        return InstanceGone(
+            f"instance {name[:100]} of group {group[:100]} is gone: its process has ended; "
+            "the group's commits are intact: create an instance again, and subscribe it"
+        )
 
     async def claim(self, group: str, name: str, principal: str, close: Callable[[], None]) -> None:
         """Register an instance of this process. `close` is called if other processes mark it as gone.
@@ -100,7 +119,7 @@ class InstanceOwners(Reconciler):
         if not self._holds_lease or self._draining:
             raise KafkaUnavailable("this process is not registered with its peers yet: send the request again")
         key = (group, name)
-        entry = InstanceOwner(self.process, self._url, principal)
+        entry = OwningProcess(self.process, self._url, principal)
         self._refuse_second(group, name)
         self._own[key] = close
         try:
@@ -123,7 +142,7 @@ class InstanceOwners(Reconciler):
         self._suspected = True
         self.wake()
 
-    def _first(self, group: str, name: str) -> InstanceOwner | None:
+    def _first(self, group: str, name: str) -> OwningProcess | None:
         """Return the first owner in the log; those that still run come before those that are gone."""
         found = self._entries.get((group, name), {}).values()
         return min(
@@ -141,7 +160,7 @@ class InstanceOwners(Reconciler):
     def _on_entry(self, key: str, entry: Entry | None) -> None:
         try:
             group, name, process = [unquote(part) for part in key.split("/")[1:]]
-            owner = None if entry is None else msgspec.convert(entry, InstanceOwner)
+            owner = None if entry is None else msgspec.convert(entry, OwningProcess)
         except ValueError as cause:
             log.error("ignored the control table entry %s, which is not a valid instance: %s", key, cause)
             return
@@ -200,7 +219,7 @@ class InstanceOwners(Reconciler):
             else:
                 self._absent.setdefault(process, now)
 
-    def _gone(self, owner: InstanceOwner) -> object:
+    def _gone(self, owner: OwningProcess) -> object:
         return msgspec.to_builtins(msgspec.structs.replace(owner, gone_at=self._clock.time()))
 
     async def _hold_lease(self) -> None:

@@ -212,7 +212,7 @@ class Application:
             await self._identify(request, self._authenticator)
         found = self._router.find(request)
         endpoint, serve = found.endpoint, found.serve
-        if self.forwarder and "instance" in request.parameters:
+        if self.forwarder and endpoint.affinity:
             serve = functools.partial(self.forwarder.serve, serve)
         if self._authenticator is None or endpoint.rule == OPEN:
             self.checks.check_site(request.headers, changes=endpoint.changes)

@@ -82,6 +82,8 @@ class Endpoint:
     """Another media type of its errors, for clients of another server; their body is that server's."""
     effect: bool = False
     """Whether a GET changes state. Every other method does."""
+    affinity: tuple[str, ...] = ()
+    """Path parameters that name what only one process has. That process serves the request."""
     long_poll: bool = False
     """Whether a request may wait for records. Connections of such requests have a separate limit."""
     audited: str = ""

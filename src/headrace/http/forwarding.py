@@ -1,13 +1,13 @@
-"""Forwards requests for an active instance to the process that has it, and serves those that others forward.
+"""Forwards requests for what only one process has to that process, and serves those that others forward.
 
 A forwarded request has a header that is signed with `cluster.secret`. It names the process that must serve it, so the
 request is never forwarded twice. It also names the principal that the first process has authenticated. So forwarding
 works in every mode of `security`, credentials are sent only once, and limits count once.
 
 The request body of a forwarded read is chunked. It reports the number of bytes written to the client so far and, once
-the response is complete, the number that the client has received. The process with the instance counts the records as
+the response is complete, the number that the client has received. The process that serves it counts the records as
 delivered when that number equals what it has sent. If the client or the forwarding process disappears earlier, the
-connection ends without it, and the records return to the instance.
+connection ends without it, and the records will be read again.
 """
 
 import asyncio
@@ -24,19 +24,21 @@ import msgspec
 
 from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.errors import Draining, ForwardRefused, InstanceGone, InstanceNotFound, KafkaTimeout, OwnerUnavailable
+from headrace.errors import Draining, ForwardRefused, HeadraceError, KafkaTimeout, OwnerUnavailable
 from headrace.http.auth import Principal
 from headrace.http.endpoint import Endpoint, Serve, owner_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection, PeerResponseLost
 from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
-from headrace.records import InstanceOwner
+from headrace.records import OwningProcess
 from headrace.runtime import Clock, run_while
 from headrace.runtime.supervisor import first_of
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.tracing import current_span
 
+Key = tuple[str, ...]
+"""Names what only one process has: the values of the path parameters of `Endpoint.affinity`."""
 _HEADER: Final = b"x-headrace-forwarded"
 _RECORD: Final = b"x-headrace-"
 """Beginning of the headers that describe a record."""
@@ -69,21 +71,30 @@ _decode_forwarded = msgspec.msgpack.Decoder(_Forwarded).decode
 
 
 class Owners(Protocol):
-    """Which process has which instance."""
+    """Which process has what, by a key."""
+
+    what: str
+    """What it is called in errors."""
 
     @property
     def process(self) -> str:
         """Id of this process."""
 
-    async def find(self, group: str, name: str) -> InstanceOwner | None:
-        """Return the last known owner of an instance; None if there is no such instance."""
+    async def find(self, key: Key) -> OwningProcess | None:
+        """Return the last known owner; None if there is none."""
+
+    def missing(self, key: Key) -> HeadraceError:
+        """Return the error for a key without an owner, or of another principal."""
+
+    def gone(self, key: Key) -> HeadraceError:
+        """Return the error for a key whose process has ended."""
 
     def suspect(self) -> None:
         """Check soon whether the other processes still run."""
 
 
 class Forwarder:
-    """Decides for each request of an instance where it is served."""
+    """Decides for each request that only one process can serve where it is served."""
 
     def __init__(
         self, cluster: ClusterConfig, http: HttpConfig, owners: Owners, tls: ssl.SSLContext | None, clock: Clock
@@ -98,8 +109,8 @@ class Forwarder:
         self._secret = cluster.secret.get_secret_value().encode()
         self._kept: defaultdict[str, list[PeerConnection]] = defaultdict(list)
         self._in_flight: defaultdict[str, int] = defaultdict(int)
-        self._unconfirmed: dict[tuple[str, str], asyncio.Event] = {}
-        """By group and instance: set when the response of a forwarded read is confirmed, or no longer needed."""
+        self._unconfirmed: dict[Key, asyncio.Event] = {}
+        """By key: set when the response of a forwarded read is confirmed, or no longer needed."""
 
     def is_forwarded(self, request: HttpRequest) -> bool:
         """Return whether another process forwarded a request; if so, put its principal into the request.
@@ -124,30 +135,28 @@ class Forwarder:
             caller.set(forwarded.principal.name)
         return True
 
-    async def serve(
-        self, here: Serve, request: HttpRequest, key: tuple[str, str] | None = None, body: bytes | None = None
-    ) -> None:
-        """Serve a request for an instance, by `here` or in its process; without `key`, the path names the instance.
+    async def serve(self, here: Serve, request: HttpRequest, key: Key | None = None, body: bytes | None = None) -> None:
+        """Serve a request by `here`, or in the process that has its key; by default, its path has the key.
 
         Raises:
-            InstanceGone: Its process has ended.
-            InstanceNotFound: It belongs to another principal.
+            HeadraceError: That process has ended, or the key belongs to another principal.
             OwnerUnavailable: Its process does not respond.
             KafkaTimeout: The request writes records; its process may have served it, and the response is lost.
         """
         forwarded: _Forwarded | None = request.forwarded
-        key = key or (request.parameters["group"], request.parameters["instance"])
-        group, name = key
-        owner = None if forwarded else await self._owners.find(group, name)
+        if key is None:
+            endpoint: Endpoint = request.endpoint
+            key = tuple(request.parameters[name] for name in endpoint.affinity)
+        owner = None if forwarded else await self._owners.find(key)
         if owner and owner.process != self._owners.process:
             if owner.principal != owner_of(request):
-                raise InstanceNotFound(f"group {group[:100]} has no instance {name[:100]}: create it, and subscribe it")
+                raise self._owners.missing(key)
             if owner.gone_at is not None:
-                raise self._gone(group, name)
-            await self._forward(owner, request, body)
+                raise self._owners.gone(key)
+            await self._forward(owner, self._owners.what, request, body)
             return
         if forwarded and forwarded.to != self._owners.process:
-            raise self._gone(group, name)
+            raise self._owners.gone(key)
         if unconfirmed := self._unconfirmed.get(key):  # the client has the records; the confirmation arrives soon
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(unconfirmed.wait(), _CONFIRMED_SOON_SECONDS)
@@ -156,14 +165,14 @@ class Forwarder:
         else:
             await here(request)
 
-    async def forward(self, url: str, request: HttpRequest, body: bytes) -> None:
-        """Pass a request that writes records, and its response, on to another process.
+    async def forward(self, url: str, request: HttpRequest, body: bytes, what: str) -> None:
+        """Pass a request that writes records, and its response, on to another process; `what` is what it has.
 
         Raises:
             OwnerUnavailable: That process does not respond.
             KafkaTimeout: It may have served the request, and its response is lost.
         """
-        await self._forward(InstanceOwner("", url, ""), request, body)
+        await self._forward(OwningProcess("", url, ""), what, request, body)
 
     async def ask(self, url: str, request: HttpRequest, body: bytes = b"") -> tuple[int, bytes]:
         """Send a request to another process as well; return status and body of its response.
@@ -171,7 +180,7 @@ class Forwarder:
         Raises:
             OSError: That process does not respond.
         """
-        connection = await self._send(url, self._head(InstanceOwner("", url, ""), request, len(body)) + body)
+        connection = await self._send(url, self._head(OwningProcess("", url, ""), request, len(body)) + body)
         try:
             parts = []
             while part := await connection.next_part():
@@ -182,7 +191,7 @@ class Forwarder:
         self._keep(url, connection)
         return connection.status, b"".join(parts)
 
-    async def _serve_read(self, key: tuple[str, str], here: Serve, request: HttpRequest) -> None:
+    async def _serve_read(self, key: Key, here: Serve, request: HttpRequest) -> None:
         """Serve a read that another process forwarded; its records are delivered when that process confirms them."""
         confirmed = 0
         moved = asyncio.Event()
@@ -218,8 +227,7 @@ class Forwarder:
         request.confirm = confirm
         await run_while(here(request), follow())
 
-    async def _forward(self, owner: InstanceOwner, request: HttpRequest, body: bytes | None) -> None:
-        what = "instance" if owner.process else "key"
+    async def _forward(self, owner: OwningProcess, what: str, request: HttpRequest, body: bytes | None) -> None:
         if owner.url not in self._settings.peers:
             raise OwnerUnavailable(f"the process {owner.url} has the {what}, and is missing in cluster.peers here")
         if self._in_flight[owner.url] >= self._settings.max_forwarded:
@@ -340,7 +348,7 @@ class Forwarder:
                 if not connection.status:
                     connection.close()
 
-    def _head(self, owner: InstanceOwner, request: HttpRequest, length: int | None) -> bytes:
+    def _head(self, owner: OwningProcess, request: HttpRequest, length: int | None) -> bytes:
         """Return the head of a forwarded request; without a length its body is chunked."""
         target = request.target + (b"?" + request.query if request.query else b"")
         forwarded = _Forwarded(owner.process, self._clock.time(), request.principal)
@@ -363,12 +371,6 @@ class Forwarder:
     def _sign(self, request: HttpRequest, payload: bytes) -> bytes:
         signed = b"\n".join((request.method.encode(), request.target, request.query, payload))
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
-
-    def _gone(self, group: str, name: str) -> InstanceGone:
-        return InstanceGone(
-            f"instance {name[:100]} of group {group[:100]} is gone: its process has ended; "
-            "the group's commits are intact: create an instance again, and subscribe it"
-        )
 
 
 def _is_read(request: HttpRequest) -> bool:

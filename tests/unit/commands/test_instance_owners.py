@@ -35,6 +35,6 @@ async def test_an_instance_that_was_just_created_is_found(before: float | None) 
         write("a", **owner, gone_at=before)
         await table.catch_up()
     write("b", **{**owner, "process": "b"})
-    found = await owners.find("g", "one")
+    found = await owners.find(("g", "one"))
     assert found
     assert found.process == "b"

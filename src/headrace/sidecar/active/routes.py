@@ -69,8 +69,9 @@ _ERRORS: Final[Errors] = (
     errors.InstanceGone,
     errors.OwnerUnavailable,
 )
-_reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS)
-_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, strict=False)
+_KEY: Final = ("group", "instance")
+_reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS, affinity=_KEY)
+_changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, affinity=_KEY, strict=False)
 _joins = functools.partial(_changes, rule=_MAY_JOIN)
 _PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
 _ANY_BYTES: Final = 2**40
@@ -98,6 +99,7 @@ class ActiveEndpoints:
         request={JSON_TYPE: CreateInstance},
         example={"keyFormat": "string", "autoOffsetReset": "earliest"},
         headers={"Idempotency-Key": "Names the request: sent again, it answers with the same instance."},
+        affinity=(),
         errors=(
             *_ERRORS,
             errors.IdempotencyKeyReused,

@@ -36,7 +36,7 @@ class KeyOwners:
         url = self._url_of(key_digest(target, key))
         if url == self._own:
             return False
-        await self._forwarder.forward(url, request, body)
+        await self._forwarder.forward(url, request, body, "key")
         return True
 
     def _url_of(self, digest: bytes) -> str:

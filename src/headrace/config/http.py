@@ -1,11 +1,14 @@
 """The HTTP listener, and who may call."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
 from headrace.config.section import Count, Number, Port, Section, Url
+
+BODY_LIMIT: Final = "http.max_body_bytes (maxRequestBodySize of a function)"
+"""The settings of the largest request body."""
 
 
 class PrincipalConfig(Section):

@@ -162,7 +162,7 @@ def is_admin(request: HttpRequest) -> bool:
 
 
 def may_control(request: HttpRequest, owner: str) -> bool:
-    """Return whether the caller may see and control a consumer: its owner and administrators may."""
+    """Return whether the caller may see and control what an owner created: the owner and administrators may."""
     return is_admin(request) or (request.principal is not None and owner == request.principal.name)
 
 
@@ -175,7 +175,7 @@ class CallEvent(NamedTuple):
     """The audit event of a request, in addition to the action of its endpoint."""
 
     target: str
-    """What is changed: `reactive orders`, `orders.dlq`."""
+    """What is changed: `topic orders`, `server`."""
     reason: str = ""
     """The caller's reason. By default it is the error, if there is one."""
     detail: str = ""

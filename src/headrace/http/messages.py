@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headrace import errors
-from headrace.config.http import HttpConfig
+from headrace.config.http import BODY_LIMIT, HttpConfig
 from headrace.config.spelling import hint
 from headrace.http.request import Headers, HttpRequest
 from headrace.runtime.telemetry.correlation import new_correlation_id
@@ -153,8 +153,7 @@ async def read_encoded_body(request: HttpRequest, settings: HttpConfig) -> bytes
 
 def _too_large(limit_bytes: int) -> errors.PayloadTooLarge:
     return errors.PayloadTooLarge(
-        f"the body is larger than {limit_bytes} bytes: send less in one request, or raise http.max_body_bytes "
-        "(maxRequestBodySize of a function)",
+        f"the body is larger than {limit_bytes} bytes: send less in one request, or raise {BODY_LIMIT}",
         limit_bytes=limit_bytes,
     )
 

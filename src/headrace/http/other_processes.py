@@ -1,7 +1,7 @@
 """The other processes of one run, for what only they know.
 
-A client that asks any of them about consumers or metrics gets the response of all. The same request goes to the
-others, signed, so each of those answers for itself alone. One that does not respond in time is left out.
+A client that asks any of them about all processes gets the response of all. The same request goes to the others,
+signed, so each of those answers for itself alone. One that does not respond in time is left out.
 """
 
 import asyncio

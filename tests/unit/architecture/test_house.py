@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from headrace.app.documents import ENDPOINTS
 from headrace.config.format_list import FORMATS
 from headrace.extras import MODULES, extra_of
 
@@ -150,6 +151,41 @@ def test_no_function_takes_more_than_eight_positional_parameters() -> None:
         for path, tree in trees().items()
         for node in functions(tree)
         if len(node.args.args) + len(node.args.posonlyargs) > 9
+    ]
+    assert found == []
+
+
+OF_EVERY_LISTENER = {"health", "live", "ready", "metrics", "adm", "specui.html"}
+"""Segments that `http` may name: probes and metrics, administration, and the page of the API document."""
+SCOPES = {"consumers:r", "consumers:w"}
+"""Words of tokens, which `http` reads."""
+DESCRIBED = {"_INSTANCE", "_TAGS", "_PARAMETERS", "_RECORDS", "_SECURITY"}
+"""Lists of the API document: the texts of its groups, parameters and scopes."""
+NOUNS = r"consumers?|producers?|instances?|pipelines?|ksql\w*|dead.?letters?|replays?|redrives?|reactive|transactions?"
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a file with their lines, docstrings included."""
+    for statement in tree.body:
+        target = getattr(statement, "target", None)
+        if isinstance(target, ast.Name) and target.id in DESCRIBED:
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+                yield node.lineno, node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+
+
+def test_http_names_no_feature() -> None:
+    """What a path is to the server is declared at its endpoint, so a feature adds one without touching `http`."""
+    segments = {part for endpoint in ENDPOINTS for part in endpoint.path.split("/") if part and part[0] != "{"}
+    paths = "|".join(map(re.escape, sorted(segments - OF_EVERY_LISTENER, key=len, reverse=True)))
+    named = re.compile(rf"(?<![\w/}}.])/(?:{paths})(?![\w.-])|\b(?:{NOUNS})\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(SRC)}:{line} {match[0]}"
+        for path, tree in trees().items()
+        if room(path) == "http"
+        for line, text in strings(tree)
+        if text not in SCOPES and (match := named.search(text))
     ]
     assert found == []
 

@@ -37,7 +37,7 @@ class Principal:
             any_of: Scopes of which one is sufficient, the usual one first.
             action: `produce`, `consume`, `group` or `call`, if the request names one of these. Then only patterns
                 count if the principal has any (`produce:orders.*`).
-            name: The topic, group or function; None if the body names it.
+            name: What the request names; None if its body names it.
 
         Raises:
             AuthTokenScopeMismatch, ScopeTokenScopeMismatch: A scope is missing; the error names it.

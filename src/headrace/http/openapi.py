@@ -1,5 +1,7 @@
 """The API document, generated from endpoints, their types, and the error classes.
 
+A type of which `one_required` names fields needs at least one of these, though each has a default.
+
 Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
 """
 
@@ -20,8 +22,6 @@ Json = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
 _EDGE: Final = (errors.AmbiguousRequest, errors.OriginRefused, errors.HeadersTooLarge, errors.TransferCodingUnknown)
-_RECORDS: Final = {"ProduceRecord", "CountedRecord"}
-"""Types that need a key or a value."""
 _TYPES: Final[Mapping[str, Json]] = {JSON: {"type": "object"}, YAML: {"type": "object"}}
 """Schemas of bodies that have no type in the code."""
 _GATE: Final = (errors.Draining, errors.ServerBusy)
@@ -119,9 +119,27 @@ def _schemas(endpoints: Sequence[Endpoint], parts: Sequence[type]) -> Json:
     )
     structs = [kind for kind in (*types, *parts, Status) if not isinstance(kind, str)]
     schemas = msgspec.json.schema_components(structs, ref_template=_REF)[1]
-    for name in _RECORDS & schemas.keys():
-        schemas[name]["anyOf"] = [{"required": ["key"]}, {"required": ["value"]}]
+    for kind in _structs(structs):
+        if names := getattr(kind, "one_required", ()):
+            schemas[kind.__name__]["anyOf"] = [{"required": [name]} for name in names]
     return schemas
+
+
+def _structs(types: Sequence[type]) -> set[type]:
+    """Return the structs among types and their parts."""
+    found: set[type] = set()
+    pending: list[object] = [*msgspec.inspect.multi_type_info(types)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, msgspec.inspect.StructType):
+            if node.cls in found:
+                continue
+            found.add(node.cls)
+        if isinstance(node, msgspec.Struct):
+            pending += [getattr(node, name) for name in node.__struct_fields__]
+        elif isinstance(node, tuple):
+            pending += node
+    return found
 
 
 def _tag(endpoint: Endpoint, tags: Mapping[str, Sequence[str]]) -> str:

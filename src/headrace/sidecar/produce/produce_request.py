@@ -54,6 +54,8 @@ _FewHeaders = msgspec.Meta(max_length=_MAX_HEADERS)
 class ProduceRecord(msgspec.Struct, forbid_unknown_fields=True, rename="camel", gc=False):
     """One record of a request. Null and absent are the same: no key, or a tombstone."""
 
+    one_required: ClassVar = ("key", "value")
+    """For the API document."""
     key: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     partition: _Partition | None = None

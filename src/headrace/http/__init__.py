@@ -1,1 +1,1 @@
-"""The HTTP edge: connections, requests, endpoints and callers. It imports no feature."""
+"""The HTTP edge: connections, requests, endpoints and callers. It imports and names no feature."""

@@ -1,0 +1,90 @@
+"""What a contributor's tools do: the rule for commit messages, hooks, CI and the forms of the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from tools.commit_message import MOST_CHARACTERS, problems  # noqa: E402 a plain folder, found from the repository's root
+
+GITHUB = ROOT / ".github"
+GOOD = "kafka: a commit waits for the drain\n\nThe offsets were read too early.\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (GOOD, ""),
+        ("a" * MOST_CHARACTERS + "\n\nbody\n", ""),
+        ("a" * (MOST_CHARACTERS + 1) + "\n\nbody\n", "73 characters"),
+        ("subject\n", "no body"),
+        ("subject\n\n# Please enter the message\n", "no body"),
+        ("subject\nnext line\n", "line 2 is not empty"),
+        ("# only comments\n", "is empty"),
+        ("subject\n\n# ------------------------ >8 ------------------------\ndiff\n", "no body"),
+        ("Merge branch 'main'\n", ""),
+        (f'Revert "{"a" * 80}"\n', ""),
+        ("fixup! subject\n", ""),
+    ],
+)
+def test_a_message_has_a_short_subject_and_a_body(message: str, problem: str) -> None:
+    """Comments and the diff that git's editor shows are not part of it."""
+    found = "\n".join(problems(message))
+    assert problem in found and bool(problem) == bool(found)
+
+
+def test_the_hook_rejects_a_message_with_a_remedy(tmp_path: Path) -> None:
+    """The script is what pre-commit starts, with the file of the message."""
+    file, script = tmp_path / "COMMIT_EDITMSG", ROOT / "tools" / "commit_message.py"
+    codes = {}
+    for message in (GOOD, "subject\n"):
+        file.write_text(message)
+        done = subprocess.run([sys.executable, script, file], check=False, capture_output=True, text=True)
+        codes[message] = (done.returncode, done.stderr)
+    assert codes[GOOD] == (0, "")
+    assert codes["subject\n"] == (
+        1,
+        "commit message: there is no body: say why, what you measured, or what a user sees\n",
+    )
+
+
+def test_hooks_run_the_ruff_of_the_environment_and_the_commit_rule() -> None:
+    """Each hook is a program of this repository, so its version is that of the lock."""
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]
+    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
+    assert [entry.partition(" --")[0] for entry in entries] == [
+        ".venv/bin/ruff format",
+        ".venv/bin/ruff check",
+        "python3 tools/commit_message.py",
+    ]
+
+
+def test_ci_runs_the_same_commands_as_people() -> None:
+    """`make check` and `make test`, with read rights only and no secret."""
+    text = (GITHUB / "workflows" / "ci.yml").read_text()
+    workflow = yaml.safe_load(text)
+    [job] = workflow["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == re.findall(r"^make \w+$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert workflow["permissions"] == {"contents": "read"} and "secrets." not in text
+
+
+def test_forms_of_issues_ask_what_they_need() -> None:
+    """Each form has a name and a description, and each question an id and a label; files that it names exist."""
+    for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        if path.stem != "config":
+            questions = [part for part in form["body"] if part["type"] != "markdown"]
+            assert form["name"] and form["description"] and questions
+            assert all(part["id"] and part["attributes"]["label"] for part in questions)
+    texts = [path.read_text() for path in (*GITHUB.rglob("*.yml"), *GITHUB.rglob("*.md"))]
+    named = {name for text in texts for name in re.findall(r"\b(?:docs/)?[\w/]+\.md\b", text)}
+    assert named and [name for name in named if not (ROOT / name).exists()] == []

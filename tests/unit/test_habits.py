@@ -88,3 +88,15 @@ def test_forms_of_issues_ask_what_they_need() -> None:
     texts = [path.read_text() for path in (*GITHUB.rglob("*.yml"), *GITHUB.rglob("*.md"))]
     named = {name for text in texts for name in re.findall(r"\b(?:docs/)?[\w/]+\.md\b", text)}
     assert named and [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_decisions_are_ten_pages_of_the_same_form() -> None:
+    """Context, decision and consequences, on one page; the number in the name is that of the title."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    assert len(pages) <= 10
+    for page in pages:
+        text = page.read_text()
+        assert text.startswith(f"# {int(page.name[:4])}. ")
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+        assert text.count("\n") <= 50

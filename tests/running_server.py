@@ -475,8 +475,12 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         await registry.close()
 
 
+OpenServer = Callable[..., contextlib.AbstractAsyncContextManager[RunningServer]]
+"""The fixture `opened`."""
+
+
 @pytest.fixture
-def opened() -> Callable[..., contextlib.AbstractAsyncContextManager[RunningServer]]:
+def opened() -> OpenServer:
     """Open a running server: `async with opened(max_body_bytes=10) as server`."""
     return _opened
 

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def staged(stage: Callable[..., None], *, fixtures: tuple[str, ...] = (), **given: Any) -> Callable[[Any], Any]:
+def staged(
+    stage: Callable[..., None], *, fixtures: tuple[str, ...] = (), **given: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test as `stage(*fixtures, test, **given)`: the stage makes what stands before the `/` of the test."""
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from headrace.testing import HeadraceProcess
+from headrace.testing import MakeTopic, SharedHeadrace
 from headrace.testing.scenario import Scenario
 
 
 @pytest.fixture
-def url(site: Scenario, module_headrace: Callable[..., HeadraceProcess]) -> str:
+def url(site: Scenario, module_headrace: SharedHeadrace) -> str:
     """The process that the tests of a module share; an empty read ends soon."""
     audit = {"to": "topic", "topic": "_audit-active"}
     return module_headrace({**site.config, "audit": audit}).url
 
 
 @pytest.fixture
-def source(topic: Callable[..., str]) -> str:
+def source(topic: MakeTopic) -> str:
     """A topic of the test with two partitions."""
     return topic(2)

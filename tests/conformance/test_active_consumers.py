@@ -11,6 +11,7 @@ from active_client import Instance, offsets_of, send, write
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord
+from headrace.testing import Cluster
 from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
@@ -90,7 +91,9 @@ def test_partitions_are_assigned_without_membership(url: str, site: Scenario, so
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
 
 
-def test_a_pattern_matches_whole_names_and_finds_new_topics(url: str, site: Scenario, source: str, kafka: Any) -> None:
+def test_a_pattern_matches_whole_names_and_finds_new_topics(
+    url: str, site: Scenario, source: str, kafka: Cluster
+) -> None:
     written(site, source, 1)
     kafka.create_topic(f"x{source}", 1, {})
     instance = Instance(url, source)
@@ -196,7 +199,7 @@ def test_a_position_out_of_range_is_reported_and_stops_no_other_partition(
 
 
 def test_a_topic_that_is_missing_or_created_again_is_reported(
-    url: str, site: Scenario, source: str, kafka: Any
+    url: str, site: Scenario, source: str, kafka: Cluster
 ) -> None:
     instance = Instance(url, source)
     again = f"{source}-again"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,14 +12,14 @@ from urllib.parse import quote
 import pytest
 from active_client import Instance, offsets_of, send, wait_for, write
 
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, StartHeadrace
 from headrace.testing.scenario import Scenario
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 @pytest.fixture
-def process(site: Scenario, headrace: Callable[..., HeadraceProcess]) -> HeadraceProcess:
+def process(site: Scenario, headrace: StartHeadrace) -> HeadraceProcess:
     return headrace(site.config)
 
 

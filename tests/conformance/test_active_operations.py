@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
+from headrace.testing import StartHeadrace
 from headrace.testing.scenario import JsonResponse, Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
@@ -133,7 +133,9 @@ def value_of(url: str, metric: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric} "))
 
 
-def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headrace: Any, source: str) -> None:
+def test_operators_see_instances_their_lag_and_their_reads(
+    site: Scenario, headrace: StartHeadrace, source: str
+) -> None:
     """In `/adm/consumers`, in the command, in metrics and in the audit."""
     url = headrace({**site.config, "audit": {"to": "topic", "topic": "_audit-active"}}).url
     site.write(source, *(OutgoingRecord(source, b"k", b"%d" % n, None, 0) for n in range(7)))
@@ -173,7 +175,7 @@ def test_operators_see_instances_their_lag_and_their_reads(site: Scenario, headr
     assert min(event["offset"] for event in events()) == 0 and max(event["lastOffset"] for event in events()) == 6
 
 
-def test_operators_see_what_they_may(site: Scenario, headrace: Callable[..., Any], source: str) -> None:
+def test_operators_see_what_they_may(site: Scenario, headrace: StartHeadrace, source: str) -> None:
     """A principal sees its own instances, an administrator all; others are refused."""
     scopes = {"one": ["kafka:w", "kafka:r", "consumers:r"], "two": ["kafka:w", "kafka:r"], "root": ["admin"]}
     principals = {who: {"token": f"${{env:TOKEN_{who}}}", "scopes": given} for who, given in scopes.items()}

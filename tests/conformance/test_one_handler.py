@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.function_calls import function_file
 
@@ -60,7 +61,9 @@ BROKEN, TOMBSTONE, LAST = b"undecodable", b"tombstone", b"last"
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
-def test_a_handler_has_the_same_ends(site: Scenario, topic: Any, headrace: Any, tmp_path: Path, kind: str) -> None:
+def test_a_handler_has_the_same_ends(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path, kind: str
+) -> None:
     """Outputs, emitted records, dead letters, the committed offset: each record ends once and in one way."""
     source = topic()
     target = f"{source}-made"
@@ -100,7 +103,7 @@ def test_a_handler_has_the_same_ends(site: Scenario, topic: Any, headrace: Any, 
     assert sorted(key or b"" for key in dead_letters) == [b"k4 \xff", b"k5 \xff", b"k6 \xff", BROKEN]
 
 
-def test_a_record_of_kafka_is_called_in_the_foreground(site: Scenario, topic: Any, tmp_path: Path) -> None:
+def test_a_record_of_kafka_is_called_in_the_foreground(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """The handler sees what the record is; nothing is written, and no group exists afterwards."""
     source, target = topic(2), topic()
     attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from active_client import Instance, Response, send
 
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic, StartHeadrace
 from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
@@ -36,7 +36,7 @@ class Worker(Instance):
         return send("POST", f"{self.process}/transactions", {"topics": [part], "consumer": consumer}, headers)
 
 
-def test_records_and_offsets_are_committed_together(url: str, site: Scenario, topic: Any) -> None:
+def test_records_and_offsets_are_committed_together(url: str, site: Scenario, topic: MakeTopic) -> None:
     """The instance knows what was committed, so committing what was delivered sets nothing back.
 
     A repeated key gets the same response, even without the instance: the transaction was committed.
@@ -61,7 +61,7 @@ def test_records_and_offsets_are_committed_together(url: str, site: Scenario, to
     assert len(site.records(target)) == 2
 
 
-def test_an_aborted_transaction_moves_neither(url: str, site: Scenario, topic: Any) -> None:
+def test_an_aborted_transaction_moves_neither(url: str, site: Scenario, topic: MakeTopic) -> None:
     """A record that Kafka refuses takes the offsets with it; the next attempt commits both."""
     source, target = topic(), topic(1, max_message_bytes=2000)
     site.write_json(source, 1, 2)
@@ -74,7 +74,7 @@ def test_an_aborted_transaction_moves_neither(url: str, site: Scenario, topic: A
     site.wait_until(lambda: len(site.records(target)) == 1, "the record")
 
 
-def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topic: Any) -> None:
+def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topic: MakeTopic) -> None:
     """Not what is beyond it, not of another partition, not without membership, and not where reads commit."""
     source, target = topic(2), topic()
     site.write_json(source, *range(4))
@@ -102,7 +102,7 @@ def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topi
 
 
 def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
-    url: str, site: Scenario, topic: Any
+    url: str, site: Scenario, topic: MakeTopic
 ) -> None:
     """By a commit, a transaction, a seek and a stream; the other partition continues with its new records."""
     source, target = topic(2), topic()
@@ -134,7 +134,9 @@ def test_an_assignment_that_is_over_is_refused_also_when_the_partition_is_back(
     assert worker.write([1], {**old, "assignment": again["assignment"]}).status == 200
 
 
-def test_an_instance_whose_process_was_away_is_fenced(site: Scenario, topic: Any, headrace: Callable[..., Any]) -> None:
+def test_an_instance_whose_process_was_away_is_fenced(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace
+) -> None:
     """Another process has its partitions and its records; what it wrote for them is never visible."""
     source, target = topic(), topic()
     site.write_json(source, 1, 2)

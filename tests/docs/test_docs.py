@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from headrace.runtime.telemetry.metrics import BY_NAME
 from headrace.sidecar.produce import produce_response
 from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import HttpDestination
+from headrace.testing import RecordingBackend, StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.docs.forked_commands import forked_commands
 from tests.postgres_server import PostgresServer, binaries, postgres_server
@@ -339,7 +340,7 @@ def emptied(cluster: Any) -> Any:
 
 
 @pytest.fixture
-def background() -> Iterator[Any]:
+def background() -> Iterator[Callable[[str, Path, dict[str, str]], None]]:
     """Start programs of a page that run beside its other commands: `background(command, folder, env)`."""
     started: list[Server] = []
 
@@ -400,9 +401,9 @@ RUN = [
 def test_commands_shown_do_what_the_page_says(
     page: Path,
     tmp_path: Path,
-    headrace: Any,
-    backend: Any,
-    background: Any,
+    headrace: StartHeadrace,
+    backend: RecordingBackend,
+    background: Callable[[str, Path, dict[str, str]], None],
     programs: str,
     request: pytest.FixtureRequest,
 ) -> None:

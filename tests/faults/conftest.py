@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from headrace.testing import Cluster, StartHeadrace
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import PushScenario
 
@@ -15,19 +15,22 @@ _LONG_REPETITIONS = 3
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Any:
+def cluster(request: pytest.FixtureRequest) -> Cluster:
     """The cluster of a test: of three brokers, if it asks for them."""
-    return request.getfixturevalue("kafka_three" if "kafka_three" in request.fixturenames else "kafka")
+    found: Cluster = request.getfixturevalue("kafka_three" if "kafka_three" in request.fixturenames else "kafka")
+    return found
 
 
 @pytest.fixture
-def ledger(cluster: Any, tmp_path: Path) -> Ledger:
+def ledger(cluster: Cluster, tmp_path: Path) -> Ledger:
     """The topics and offsets of the cluster."""
     return Ledger(cluster, tmp_path)
 
 
 @pytest.fixture
-def scenario(cluster: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PushScenario]:
+def scenario(
+    cluster: Cluster, headrace: StartHeadrace, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[PushScenario]:
     """A topic, a backend with a journal, and what starts processes of the group."""
     made = PushScenario(cluster, headrace, tmp_path, **getattr(request, "param", {}))
     made.backend.start()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from active_client import Instance
 
+from headrace.testing import Cluster, StartHeadrace
 from tests.faults.ledger import ANY_TIME, Background
 from tests.faults.push_scenario import SHORT_SESSION, PushScenario
 
@@ -85,7 +86,7 @@ class Reader(Background):
 
 
 @pytest.fixture
-def scenario(cluster: Any, headrace: Any, tmp_path: Path) -> ReadScenario:
+def scenario(cluster: Cluster, headrace: StartHeadrace, tmp_path: Path) -> ReadScenario:
     return ReadScenario(cluster, headrace, tmp_path)
 
 
@@ -129,7 +130,7 @@ def test_a_paused_process_comes_back_after_its_session(scenario: ReadScenario, a
 @BOTH
 @pytest.mark.parametrize("victim", ["leader", "coordinator"])
 def test_a_broker_is_killed_while_its_group_reads(
-    kafka_three: Any, scenario: ReadScenario, victim: str, auto: bool
+    kafka_three: Cluster, scenario: ReadScenario, victim: str, auto: bool
 ) -> None:
     """The instance lives on, and reads and commits to the end."""
     process = scenario.run()

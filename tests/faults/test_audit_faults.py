@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import PlannedResponse
+from headrace.testing import Cluster, PlannedResponse, RecordingBackend, StartHeadrace
 from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
@@ -94,7 +94,7 @@ TROUBLE = (
 
 @pytest.mark.parametrize("change", ["", pytest.param(SMALL, marks=pytest.mark.long)], ids=["usual", "small"])
 def test_events_and_counted_gaps_are_as_many_as_completed_records(
-    kafka: Any, headrace: Any, backend: Any, tmp_path: Path, change: str
+    kafka: Cluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path, change: str
 ) -> None:
     """The backend breaks and some records are bad; with a budget for a dozen events, gaps say what is missing."""
     backend.script += TROUBLE
@@ -116,7 +116,7 @@ def test_events_and_counted_gaps_are_as_many_as_completed_records(
 
 @pytest.mark.long
 def test_events_that_are_lost_with_a_broker_are_counted(
-    kafka_three: Any, headrace: Any, backend: Any, tmp_path: Path
+    kafka_three: Cluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """Events wait for the other brokers; what is lost all the same is counted."""
     scenario = Audited(kafka_three, tmp_path, headrace, backend.url)

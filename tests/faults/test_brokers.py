@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from yaml_table import table
 
+from headrace.testing import Cluster, StartHeadrace
 from tests.faults.ledger import Ledger, Poster
 from tests.faults.push_scenario import PushScenario
 from tests.function_calls import function_file
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("brokers", [(1,), pytest.param((1, 2, 3), marks=pytest.mark.long)], ids=["one", "each"])
 def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
-    kafka_three: Any, scenario: PushScenario, headrace: Any, brokers: tuple[int, ...]
+    kafka_three: Cluster, scenario: PushScenario, headrace: StartHeadrace, brokers: tuple[int, ...]
 ) -> None:
     """Acknowledged records are at their place, pushed and copied by the function; no commit passes one that is not."""
     target, group = scenario.new_topic(6), f"{scenario.topic}-copy"
@@ -53,7 +53,7 @@ GROUPS = table(__file__, "groups")
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_three: Any, ledger: Ledger) -> None:
+def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_three: Cluster, ledger: Ledger) -> None:
     """Coordinators move three times: the client library survives, and asks the new ones at once."""
     # In a process of its own, because what is guarded against ends the process.
     command = [sys.executable, "-c", GROUPS, kafka_three.bootstrap_servers, ledger.new_topic()]
@@ -73,7 +73,9 @@ def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_thre
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_broker_that_is_down_is_named_until_it_is_back(kafka_three: Any, headrace: Any, ledger: Ledger) -> None:
+def test_a_broker_that_is_down_is_named_until_it_is_back(
+    kafka_three: Cluster, headrace: StartHeadrace, ledger: Ledger
+) -> None:
     """Doctor, log and a gauge name it, whichever it is; the others respond, so it is not an outage."""
     servers = kafka_three.bootstrap_servers
     process = headrace(ledger.config)

@@ -16,7 +16,17 @@ import pytest
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess, Operation, PauseSpan, PlannedResponse, Seek, Skip, check_pushed
+from headrace.testing import (
+    Cluster,
+    HeadraceProcess,
+    Operation,
+    PauseSpan,
+    PlannedResponse,
+    Seek,
+    Skip,
+    StartHeadrace,
+    check_pushed,
+)
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
 
 CONSUMER = "/adm/reactive-consumers/push"
@@ -73,7 +83,9 @@ def wait_obeyed(scenario: Steered, process: HeadraceProcess) -> None:
 
 
 @pytest.fixture
-def scenario(kafka: Any, headrace: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Steered]:
+def scenario(
+    kafka: Cluster, headrace: StartHeadrace, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Steered]:
     """A topic of one partition, or as many as the test asks for, a backend, and what starts processes."""
     made = Steered(kafka, headrace, tmp_path, getattr(request, "param", 1))
     made.backend.start()

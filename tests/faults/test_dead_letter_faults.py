@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import Cluster, PlannedResponse
 from tests.faults.push_scenario import PushScenario
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_a_dead_letter_topic_below_its_minimum_of_replicas_holds_its_partition(
-    kafka_three: Any, scenario: PushScenario
+    kafka_three: Cluster, scenario: PushScenario
 ) -> None:
     """The log says so before the write has failed, nothing is passed over, and it goes on when the replica is back."""
     scenario.settings["dead_letter"] = {"topic": (dead := scenario.new_topic(1, **{"min.insync.replicas": "3"}))}

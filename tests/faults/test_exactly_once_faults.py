@@ -7,13 +7,13 @@ it looks for.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import pytest
 from yaml_table import table
 
 from headrace.errors import HeadraceError
 from headrace.records import Record
+from headrace.testing import Cluster, StartHeadrace
 from headrace.testing.proxy import END_TRANSACTION, FaultProxy
 from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fill, violations, write_function
 from tests.faults.ledger import Ledger
@@ -112,7 +112,7 @@ def function_or_dead_letter(record: Record) -> list[bytes | None]:
     ids=["aborts-partition", "aborts-key", "aborts-none", "unconfirmed-partition", "unconfirmed-key"],
 )
 def test_transactions_that_fail_lose_and_repeat_nothing(
-    ledger: Ledger, headrace: Any, fault: str, ordering: str
+    ledger: Ledger, headrace: StartHeadrace, fault: str, ordering: str
 ) -> None:
     """Each fourth is aborted, or each fifth commit is not confirmed, every other one of which was carried out."""
     source, target = ledger.new_topic(3), ledger.new_topic(3)
@@ -145,7 +145,7 @@ def test_transactions_that_fail_lose_and_repeat_nothing(
     ids=["offsets-outside", "random-ids", "no-rewind", "kept-producer"],
 )
 def test_the_checker_finds_what_a_changed_headrace_does_wrong(
-    ledger: Ledger, headrace: Any, mutant: str, wrong: str, is_killed: bool
+    ledger: Ledger, headrace: StartHeadrace, mutant: str, wrong: str, is_killed: bool
 ) -> None:
     """Offsets apart from the transaction, another name at each start, no rewind, or a producer that is kept."""
     source, target = ledger.new_topic(3), ledger.new_topic()
@@ -173,7 +173,7 @@ def test_the_checker_finds_what_a_changed_headrace_does_wrong(
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("is_carried_out", [False, True], ids=["request-lost", "response-lost"])
 def test_the_coordinator_is_killed_between_the_request_of_a_commit_and_its_response(
-    kafka_three: Any, kafka_network: FaultProxy, ledger: Ledger, headrace: Any, is_carried_out: bool
+    kafka_three: Cluster, kafka_network: FaultProxy, ledger: Ledger, headrace: StartHeadrace, is_carried_out: bool
 ) -> None:
     """Its successor ends the transaction once, whether the request was lost or only its response."""
     source, target = ledger.new_topic(3), ledger.new_topic(3)

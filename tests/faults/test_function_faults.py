@@ -6,13 +6,12 @@ import json
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
 from tests.faults.function_scenario import SLOW, FunctionScenario, alive, children, descriptors
 
 pytestmark = pytest.mark.timeout(500)
@@ -25,7 +24,7 @@ HARMLESS = ("print", "endless", "fork", "signals", "alarm", "thread", "program")
 
 @pytest.mark.parametrize("allocation", ["pool", pytest.param("key", marks=pytest.mark.long)])
 def test_each_way_to_break_a_worker_costs_its_own_record_only(
-    kafka: Any, headrace: Any, tmp_path: Path, allocation: str
+    kafka: Cluster, headrace: StartHeadrace, tmp_path: Path, allocation: str
 ) -> None:
     """Those that cannot be handled are the only dead letters; the runtime opens no descriptor more, and ends."""
     scenario = FunctionScenario(
@@ -59,7 +58,7 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
 
 
 @pytest.mark.long
-def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, tmp_path: Path) -> None:
+def test_rolling_restarts_under_load_repeat_nothing(kafka: Cluster, headrace: StartHeadrace, tmp_path: Path) -> None:
     """Three processes are replaced one after the other, twice; every call is the only one of its record."""
     scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, partitions=6)
     processes: list[HeadraceProcess] = [scenario.run() for _ in range(3)]
@@ -75,7 +74,9 @@ def test_rolling_restarts_under_load_repeat_nothing(kafka: Any, headrace: Any, t
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_path: Path, kills: int) -> None:
+def test_runtimes_that_are_killed_lose_nothing(
+    kafka: Cluster, headrace: StartHeadrace, tmp_path: Path, kills: int
+) -> None:
     """Kill -9 of the process in the middle of its frames: its workers end with it, and a peer has its partitions."""
     times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
     scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
@@ -97,7 +98,7 @@ def test_runtimes_that_are_killed_lose_nothing(kafka: Any, headrace: Any, tmp_pa
 
 @pytest.mark.long
 def test_many_topics_and_a_thousand_partitions_over_few_workers(
-    kafka: Any, headrace: Any, topic: Any, tmp_path: Path
+    kafka: Cluster, headrace: StartHeadrace, topic: MakeTopic, tmp_path: Path
 ) -> None:
     """Each partition has one worker, and each worker its share of each topic; no partition waits for another."""
     names = [topic(50) for _ in range(20)]

@@ -25,6 +25,7 @@ from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.failpoints import VARIABLE
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.secured import kafka_settings
 from tests.integration.pipelines.test_pipelines import QUICK, gone, produce, rows, until
 from tests.postgres_server import PostgresServer, postgres_server
@@ -132,7 +133,7 @@ def kill_workers(folder: Path) -> int:
 
 
 @pytest.fixture
-def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
+def copying(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> Callable[..., Copying]:
     def make(**sink: Any) -> Copying:
         return Copying(kafka.bootstrap_servers, topic(2), topic(2), tmp_path, **sink)
 
@@ -141,7 +142,7 @@ def copying(kafka: Any, topic: Any, tmp_path: Path) -> Callable[..., Copying]:
 
 @pytest.mark.timeout(900)
 def test_a_driver_is_killed_at_random_moments(
-    copying: Callable[..., Copying], topic: Any, request: pytest.FixtureRequest
+    copying: Callable[..., Copying], topic: MakeTopic, request: pytest.FixtureRequest
 ) -> None:
     """Every sink loses nothing; exactly-once repeats nothing, at-least-once one batch per kill at most.
 
@@ -328,7 +329,7 @@ def test_an_old_checkpoint_is_refused(copying: Callable[..., Copying], tmp_path:
 @pytest.mark.parametrize("seconds", [8, 90])
 @pytest.mark.parametrize("scope", EXACT)
 @pytest.mark.timeout(900)
-def test_kafka_is_away(kafka: Any, copying: Callable[..., Copying], seconds: float, scope: str) -> None:
+def test_kafka_is_away(kafka: Cluster, copying: Callable[..., Copying], seconds: float, scope: str) -> None:
     """A short while passes unnoticed; after a longer one the driver starts again. Nothing is lost or repeated."""
     scenario = copying(**EXACT[scope])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import Fault
+from headrace.testing import Cluster, Fault, StartHeadrace
 from headrace.testing.proxy import FaultProxy
 from tests.faults.ledger import Ledger, Poster
 
@@ -52,7 +52,7 @@ class ProduceScenario(Ledger):
 
 
 @pytest.fixture
-def produce(kafka_three: Any, headrace: Any, tmp_path: Path) -> Callable[..., ProduceScenario]:
+def produce(kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path) -> Callable[..., ProduceScenario]:
     """Make a topic and a Headrace with this delivery timeout."""
     return functools.partial(ProduceScenario, kafka_three, headrace, tmp_path)
 

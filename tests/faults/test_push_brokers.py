@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Cluster, HeadraceProcess, PlannedResponse
+from headrace.testing import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, StartHeadrace
 from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.ledger import Ledger, delivered_by
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
@@ -43,7 +43,7 @@ class Fed(PushScenario):
 
 
 @pytest.fixture
-def scenario(kafka_three: Any, headrace: Any, tmp_path: Path) -> Iterator[Fed]:
+def scenario(kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path) -> Iterator[Fed]:
     """A topic that is being written, and a backend."""
     made = Fed(kafka_three, headrace, tmp_path)
     made.backend.start()
@@ -157,7 +157,7 @@ def test_partitions_move_while_their_deliveries_hang(scenario: Fed) -> None:
     scenario.finish(first, second)
 
 
-def test_partitions_are_added_under_load(kafka_three: Any, scenario: Fed) -> None:
+def test_partitions_are_added_under_load(kafka_three: Cluster, scenario: Fed) -> None:
     """What is written to the new ones from their first moment is delivered too."""
     scenario.properties["topic.metadata.refresh.interval.ms"] = 1000
     process = scenario.run()
@@ -175,7 +175,7 @@ def pushing(ledger: Ledger, name: str, url: str, **settings: Any) -> dict[str, A
 
 
 def test_lag_is_zero_behind_aborted_transactions(
-    ledger: Ledger, headrace: Any, backend: Any, request: pytest.FixtureRequest
+    ledger: Ledger, headrace: StartHeadrace, backend: RecordingBackend, request: pytest.FixtureRequest
 ) -> None:
     """Most of the log are aborted records and marks, at its end too; the commit reaches the end."""
     name, count = ledger.new_topic(), 5000 if request.config.getoption("--all") else 100
@@ -200,7 +200,9 @@ def test_lag_is_zero_behind_aborted_transactions(
 
 
 @pytest.mark.long
-def test_lag_is_zero_where_compaction_has_left_gaps(ledger: Ledger, headrace: Any, backend: Any) -> None:
+def test_lag_is_zero_where_compaction_has_left_gaps(
+    ledger: Ledger, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Offsets that are not there any more are waited for by nobody."""
     often = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
     name = ledger.new_topic(1, **{"cleanup.policy": "compact", **often})
@@ -219,7 +221,9 @@ def test_lag_is_zero_where_compaction_has_left_gaps(ledger: Ledger, headrace: An
 
 
 @pytest.mark.long
-def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(tmp_path: Path, headrace: Any, backend: Any) -> None:
+def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(
+    tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """What is before it and in other partitions is delivered, nothing of it is, and readiness says where."""
     with Cluster(tmp_path / "kafka") as cluster:
         ledger = Ledger(cluster, tmp_path)
@@ -246,7 +250,7 @@ def test_a_batch_that_is_broken_on_disk_stops_its_partition_alone(tmp_path: Path
         assert process.terminate() == 0
 
 
-def test_bytes_arrive_as_they_are(ledger: Ledger, headrace: Any, backend: Any) -> None:
+def test_bytes_arrive_as_they_are(ledger: Ledger, headrace: StartHeadrace, backend: RecordingBackend) -> None:
     """Nulls, nothing, bytes that are no text; a tombstone is not an empty value."""
     name = ledger.new_topic()
     parts = [None, b"", b"\x00", b"\xff\xfe", bytes(range(256)), "é".encode(), b"{", b'"']

@@ -10,11 +10,10 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace.testing import Fault, PlannedResponse, Received, RecordingBackend
+from headrace.testing import Cluster, Fault, PlannedResponse, Received, RecordingBackend, StartHeadrace
 from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
 
 SRC = Path(__file__).parents[2] / "src" / "headrace"
@@ -69,7 +68,9 @@ def fail_at(scenario: PushScenario, point: str, action: str) -> Callable[[], Non
 
 
 @pytest.mark.parametrize("action", ["crash", pytest.param("raise", marks=pytest.mark.long)])
-def test_a_crash_at_any_point_costs_repeats_only(kafka: Any, headrace: Any, tmp_path: Path, action: str) -> None:
+def test_a_crash_at_any_point_costs_repeats_only(
+    kafka: Cluster, headrace: StartHeadrace, tmp_path: Path, action: str
+) -> None:
     """Every failpoint is hit once, or raises; a process that comes later finishes the work of all."""
     backend = RecordingBackend(journal=tmp_path / "journal")
     refused: set[str] = set()

@@ -17,6 +17,7 @@ import pytest
 
 from headrace.records import TopicPartition
 from headrace.runs.redrive import REPEATS_AT_MOST
+from headrace.testing import Cluster
 from headrace.testing.forked import ForkedCommand
 from tests.faults.ledger import Ledger, dead_letter
 
@@ -99,7 +100,7 @@ ALWAYS = ("sent", "submitted")
 @pytest.mark.parametrize(
     "scenario", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in SCENARIOS]
 )
-def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Any, tmp_path: Path, scenario: str) -> None:
+def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Cluster, tmp_path: Path, scenario: str) -> None:
     """Killed with records sent and not marked, marked, and in a transaction; and asleep while another takes over."""
     SCENARIOS[scenario](Redrive(kafka, tmp_path, 6000))
 
@@ -107,7 +108,7 @@ def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Any, tmp_path: 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("words", [(), EXACT], ids=["plain", "exactly-once"])
-def test_killed_at_random_points(kafka: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_killed_at_random_points(kafka: Cluster, tmp_path: Path, words: tuple[str, ...]) -> None:
     """Twenty kills, each at some moment after the run has begun to send; then it ends."""
     redrive = Redrive(kafka, tmp_path, 200_000)
     chance = random.Random(7)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, RecordingBackend
+from headrace.testing import Cluster, HeadraceProcess, RecordingBackend
 from tests.faults.push_scenario import PushScenario
 
 PARTITIONS, RECORDS = 3, 600
@@ -82,7 +82,7 @@ def die_and_go_on(scenarios: Mapping[str, Replayed]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize("to", ["consumer", "topic"])
-def test_a_replay_goes_on_wherever_its_process_dies(kafka: Any, headrace: Start, tmp_path: Path, to: str) -> None:
+def test_a_replay_goes_on_wherever_its_process_dies(kafka: Cluster, headrace: Start, tmp_path: Path, to: str) -> None:
     """At every point of a replay; it goes on when it is started again."""
     points = [
         "delivery.before=70",
@@ -99,7 +99,7 @@ def test_a_replay_goes_on_wherever_its_process_dies(kafka: Any, headrace: Start,
 
 
 @pytest.mark.timeout(500)
-def test_another_process_takes_a_replay_over(kafka: Any, headrace: Start, tmp_path: Path) -> None:
+def test_another_process_takes_a_replay_over(kafka: Cluster, headrace: Start, tmp_path: Path) -> None:
     """It was there all the time; the one that was asked dies between a delivery and the word that it ended."""
     scenario = Replayed(kafka, headrace, tmp_path)
     peer, asked = scenario.run(), scenario.run("delivery.after=crash@50")

@@ -20,6 +20,7 @@ from headrace.devcluster.certificates import Authority
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 from headrace.runs.redrive import REPEATS_AT_MOST
+from headrace.testing import RecordingBackend, StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Response, send
 from tests.faults.ledger import Background, Ledger, dead_letter
@@ -31,7 +32,9 @@ DEAD_LETTERS = 3000
 
 
 @pytest.fixture
-def rotation(kafka_secured: SecuredCluster, headrace: Any, backend: Any, tmp_path: Path) -> Rotation:
+def rotation(
+    kafka_secured: SecuredCluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
+) -> Rotation:
     return Rotation(kafka_secured, headrace, backend, tmp_path)
 
 

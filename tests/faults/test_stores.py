@@ -18,6 +18,7 @@ from yaml_table import table
 
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord, TopicPartition
+from headrace.testing import StartHeadrace
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import SHORT_SESSION
 
@@ -56,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.mark.timeout(400)
-def test_each_record_has_its_effect_once(ledger: Ledger, headrace: Any, store: Store) -> None:
+def test_each_record_has_its_effect_once(ledger: Ledger, headrace: StartHeadrace, store: Store) -> None:
     """The store dies between transaction and response, twice; Headrace is killed; the group's offsets are set back."""
     name = ledger.new_topic(2)
     group = f"{name}-totals"

@@ -11,6 +11,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from headrace.testing import Cluster, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.faults.ledger import Background, Ledger
 from tests.table_process import TableProcess
@@ -74,7 +75,7 @@ class Filled:
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.long)])
-def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any, rounds: int) -> None:
+def test_kills_while_tables_catch_up(ledger: Ledger, headrace: StartHeadrace, rounds: int) -> None:
     """Headrace and its engine are killed in turn, each time while records arrive and after some were applied."""
     filled = Filled(ledger, headrace)
     with filled.filler:
@@ -91,7 +92,7 @@ def test_kills_while_tables_catch_up(ledger: Ledger, headrace: Any, rounds: int)
 
 
 def test_brokers_stand_still_while_tables_are_written_and_asked(
-    kafka_three: Any, ledger: Ledger, headrace: Any
+    kafka_three: Cluster, ledger: Ledger, headrace: StartHeadrace
 ) -> None:
     """Statements are answered from the tables, readiness names Kafka, and then each offset arrives once."""
     filled = Filled(ledger, headrace)
@@ -113,7 +114,7 @@ def test_brokers_stand_still_while_tables_are_written_and_asked(
 OFTEN = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
 
 
-def test_compaction_leaves_holes_and_removes_tombstones(ledger: Ledger, headrace: Any) -> None:
+def test_compaction_leaves_holes_and_removes_tombstones(ledger: Ledger, headrace: StartHeadrace) -> None:
     """Tables from before, across and after it equal the fold; holes are no gap, and lag ends."""
     topic = ledger.new_topic(**{"cleanup.policy": "compact", "delete.retention.ms": "0", **OFTEN})
     producer = confluent_kafka.Producer({"bootstrap.servers": ledger.kafka.bootstrap_servers})

@@ -23,7 +23,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.records import TopicPartition
-from headrace.testing import Fault
+from headrace.testing import Cluster, Fault, StartHeadrace
 from headrace.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
 from tests.faults.ledger import Ledger, Poster
@@ -57,7 +57,7 @@ def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_a_key_writes_once_though_the_process_is_killed(
-    ledger: Ledger, headrace: Any, kills: int, processes: int
+    ledger: Ledger, headrace: StartHeadrace, kills: int, processes: int
 ) -> None:
     """SIGKILL at a random moment, the same key sent again until it is answered: one record, where the response says."""
     name = ledger.new_topic(3)
@@ -96,7 +96,7 @@ def test_a_key_writes_once_though_the_process_is_killed(
 
 @pytest.mark.parametrize("fault", [pytest.param("paused", marks=pytest.mark.long), "killed"])
 def test_transactions_are_whole_though_brokers_fail(
-    kafka_three: Any, ledger: Ledger, headrace: Any, fault: str
+    kafka_three: Cluster, ledger: Ledger, headrace: StartHeadrace, fault: str
 ) -> None:
     """What was answered is true at read_committed in both topics; one that was in doubt for long is replaced."""
     first, second = ledger.new_topic(3), ledger.new_topic(3)
@@ -155,7 +155,7 @@ def test_transactions_are_whole_though_brokers_fail(
     ids=["produce", "offsets", "end"],
 )
 def test_a_request_that_arrives_in_the_next_transaction(
-    kafka_three: Any,
+    kafka_three: Cluster,
     kafka_network: FaultProxy,
     ledger: Ledger,
     late: int,
@@ -204,7 +204,7 @@ def test_a_request_that_arrives_in_the_next_transaction(
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: Any, keyed: bool) -> None:
+def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: StartHeadrace, keyed: bool) -> None:
     """What was acknowledged is there once, and the run starts the killed one again; none outlives the run."""
     name = ledger.new_topic(3)
     run = headrace({**ledger.config, "processes": 2, "producer": {"idempotency": {"topic": f"{name}-keys"}}})

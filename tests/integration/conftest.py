@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from headrace.devcluster.ports import free_ports
-from headrace.testing import HeadraceProcess, PlannedResponse, RecordingBackend
+from headrace.testing import (
+    HeadraceProcess,
+    MakeTopic,
+    PlannedResponse,
+    RecordingBackend,
+    SharedHeadrace,
+    StartHeadrace,
+)
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import FunctionCalls, function_file
@@ -28,7 +35,7 @@ def running() -> Callable[..., AbstractAsyncContextManager[Running]]:
 
 
 @pytest.fixture
-def function(site: Scenario, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+def function(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> Callable[..., HeadraceProcess]:
     """Run a handler on a topic, in the group of its name and `-work`: `function(source, code, **attributes)`.
 
     `spec` and `trigger` are further keys of the file, `more` are parts of headrace.yaml.
@@ -57,7 +64,7 @@ def function(site: Scenario, headrace: Any, tmp_path: Path) -> Callable[..., Hea
 
 
 @pytest.fixture
-def calls(site: Scenario, headrace: Any, topic: Any, tmp_path: Path) -> Callable[[int], FunctionCalls]:
+def calls(site: Scenario, headrace: StartHeadrace, topic: MakeTopic, tmp_path: Path) -> Callable[[int], FunctionCalls]:
     """Make a function that writes its calls, on a topic of so many partitions."""
     return lambda partitions: FunctionCalls(site, headrace, tmp_path, topic(partitions))
 
@@ -82,7 +89,11 @@ def backend(registrations: dict[str, Any]) -> Iterator[RecordingBackend]:
 
 @pytest.fixture
 def push(
-    site: Scenario, backend: RecordingBackend, headrace: Any, module_headrace: Any, registrations: dict[str, Any]
+    site: Scenario,
+    backend: RecordingBackend,
+    headrace: StartHeadrace,
+    module_headrace: SharedHeadrace,
+    registrations: dict[str, Any],
 ) -> Iterator[Callable[..., HeadraceProcess]]:
     """Push a topic to the backend: `push(topic, **settings of the consumer)`, by the process of the module.
 

@@ -1,6 +1,7 @@
 """Public test tools: a real Kafka, a clean Headrace process, a backend that records. The product never imports it."""
 
 from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, Received, RecordingBackend, Registry
+from headrace.testing.fixture_types import MakeTopic, SharedHeadrace, StartHeadrace
 from headrace.testing.history import Attempt, Commit, Operation, PauseSpan, Pushed, Seek, Skip
 from headrace.testing.ledger import Fault, Sent, check_produced
 from headrace.testing.manual_clock import ManualClock
@@ -15,6 +16,7 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "HeadraceProcess",
+    "MakeTopic",
     "ManualClock",
     "Operation",
     "PauseSpan",
@@ -26,7 +28,9 @@ __all__ = [
     "Registry",
     "Seek",
     "Sent",
+    "SharedHeadrace",
     "Skip",
+    "StartHeadrace",
     "check_produced",
     "check_pushed",
 ]

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import pytest
 from headrace.devcluster import Cluster, HeadraceProcess, RecordingBackend, Registry
 from headrace.devcluster.token_server import TokenServer
 from headrace.errors import EnvironmentProblem
+from headrace.testing.fixture_types import MakeTopic, SharedHeadrace, StartHeadrace
 from headrace.testing.forked import ForkedHeadrace
 from headrace.testing.pipelines import PipelineRows
 from headrace.testing.proxy import FaultProxy
@@ -83,7 +84,7 @@ def kafka_network(kafka_three: Cluster) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def topic(kafka: Cluster) -> Callable[..., str]:
+def topic(kafka: Cluster) -> MakeTopic:
     """Make topics with unique names on `kafka`: `topic(partitions=1, **configs) -> name`.
 
     Configuration names are written with underscores: `topic(3, retention_ms=1000)`.
@@ -122,7 +123,7 @@ def backend() -> Iterator[RecordingBackend]:
 
 
 @contextlib.contextmanager
-def _processes(folder: Path) -> Iterator[Callable[..., HeadraceProcess]]:
+def _processes(folder: Path) -> Iterator[StartHeadrace]:
     started: list[HeadraceProcess] = []
 
     def start(config: Mapping[str, Any], *, wait: bool = True, env: Mapping[str, str] | None = None) -> HeadraceProcess:
@@ -140,14 +141,14 @@ def _processes(folder: Path) -> Iterator[Callable[..., HeadraceProcess]]:
 
 
 @pytest.fixture
-def headrace(tmp_path: Path) -> Iterator[Callable[..., HeadraceProcess]]:
+def headrace(tmp_path: Path) -> Iterator[StartHeadrace]:
     """Start Headrace processes: `headrace(config, wait=True, env=None) -> HeadraceProcess`; killed after the test."""
     with _processes(tmp_path) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def module_headrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., HeadraceProcess]]:
+def module_headrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedHeadrace]:
     """The Headrace process that a module's tests share: `module_headrace(config) -> HeadraceProcess`, one a config.
 
     Each test uses topics and groups of its own.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace.testing import RecordingBackend
+from headrace.testing import RecordingBackend, StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, Response
 from tests.least_rights import RightsScenario, Row, rows_of
@@ -70,7 +69,7 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
+    kafka_secured: SecuredCluster, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
 ) -> Iterator[Reader]:
     """A user with every right that an active consumer needs."""
     yield Reader(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +13,15 @@ import pytest
 from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
 from headrace.records import Produced, TopicPartition
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.raw_server import served_by_thread
 
 CONFIG = {"active_consumers": {"auto_offset_reset": "earliest"}}
 
 
 @pytest.fixture
-def url(site: Any, headrace: Callable[..., Any]) -> str:
+def url(site: Scenario, headrace: StartHeadrace) -> str:
     return headrace({**site.config, **CONFIG}).url
 
 
@@ -90,7 +92,7 @@ def read(consumer: Any, count: int) -> list[Any]:
     return [next(records).value for records in [iter(consumer)] for _ in range(count)]
 
 
-def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Any, topic: Any) -> None:
+def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Scenario, topic: MakeTopic) -> None:
     """What was not yielded is not committed, and comes to the next member of the group."""
     name = topic()
     only = TopicPartition(name, 0)
@@ -114,7 +116,7 @@ def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Any,
         assert read(consumer, 1) == [{"n": 0}]
 
 
-def test_a_loop_that_is_left_loses_nothing(client: HeadraceClient, site: Any, topic: Any) -> None:
+def test_a_loop_that_is_left_loses_nothing(client: HeadraceClient, site: Scenario, topic: MakeTopic) -> None:
     """What it had fetched comes in the next loop, to `read`, or not at all after a seek."""
     name = topic()
     written = client.produce_all(name, [NewRecord({"n": n}) for n in range(6)])
@@ -130,7 +132,7 @@ def test_a_loop_that_is_left_loses_nothing(client: HeadraceClient, site: Any, to
         assert read(consumer, 2) == [{"n": 4}, {"n": 5}]
 
 
-def test_the_asynchronous_client_does_the_same(url: str, site: Any, topic: Any) -> None:
+def test_the_asynchronous_client_does_the_same(url: str, site: Scenario, topic: MakeTopic) -> None:
     """Two consumers at a time, one by a stream, and a transaction that commits what was read."""
     name, target = topic(), topic()
 
@@ -156,7 +158,7 @@ def test_the_asynchronous_client_does_the_same(url: str, site: Any, topic: Any) 
     site.wait_committed(f"{name}-read", name, 3)
 
 
-def test_errors_are_those_of_the_service(client: HeadraceClient, topic: Any) -> None:
+def test_errors_are_those_of_the_service(client: HeadraceClient, topic: MakeTopic) -> None:
     """With code, status and description, and no attempt more than needed."""
     name = topic(1, max_message_bytes=2000)
     with pytest.raises(TopicNotFound) as missing:
@@ -175,7 +177,7 @@ def test_errors_are_those_of_the_service(client: HeadraceClient, topic: Any) -> 
 
 
 def test_a_response_that_was_lost_repeats_nothing(
-    client: HeadraceClient, proxy: CuttingProxy, site: Any, topic: Any
+    client: HeadraceClient, proxy: CuttingProxy, site: Scenario, topic: MakeTopic
 ) -> None:
     """No record twice, none skipped, no instance too many, and every commit is made."""
     name, target = topic(), topic()
@@ -203,7 +205,7 @@ def test_a_response_that_was_lost_repeats_nothing(
 
 
 def test_a_stream_that_was_cut_resumes_behind_its_last_record(
-    client: HeadraceClient, proxy: CuttingProxy, topic: Any
+    client: HeadraceClient, proxy: CuttingProxy, topic: MakeTopic
 ) -> None:
     """Each record once, in the order of its partition, however often the connection ends and wherever."""
     name = topic(3)
@@ -222,7 +224,7 @@ def test_a_stream_that_was_cut_resumes_behind_its_last_record(
     assert proxy.cuts == 4
 
 
-def test_attempts_are_bounded(proxy: CuttingProxy, topic: Any) -> None:
+def test_attempts_are_bounded(proxy: CuttingProxy, topic: MakeTopic) -> None:
     """The error of the connection is raised after the last; nothing was written that was not meant."""
     import httpx
 
@@ -233,7 +235,9 @@ def test_attempts_are_bounded(proxy: CuttingProxy, topic: Any) -> None:
     assert proxy.cuts == 3
 
 
-def test_a_refused_transaction_loses_and_repeats_nothing(client: HeadraceClient, site: Any, topic: Any) -> None:
+def test_a_refused_transaction_loses_and_repeats_nothing(
+    client: HeadraceClient, site: Scenario, topic: MakeTopic
+) -> None:
     """One of two partitions was revoked: the records of the other come again, to the same consumer."""
     name, target = topic(2), topic()
     for partition in range(2):
@@ -250,7 +254,7 @@ def test_a_refused_transaction_loses_and_repeats_nothing(client: HeadraceClient,
     assert written == [[partition, n] for partition in range(2) for n in range(20)]
 
 
-def test_threads_share_a_client(client: HeadraceClient, topic: Any) -> None:
+def test_threads_share_a_client(client: HeadraceClient, topic: MakeTopic) -> None:
     name = topic()
     threads = [threading.Thread(target=client.produce, args=(name, n)) for n in range(8)]
     for thread in threads:

@@ -20,6 +20,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.http.endpoint import endpoints_of
 from headrace.records import OutgoingRecord
 from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace.testing import MakeTopic, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.trace_collector import collecting
 
@@ -54,7 +55,7 @@ class Processes:
 
 
 @pytest.fixture
-def three(site: Scenario, headrace: Callable[..., HeadraceProcess]) -> Processes:
+def three(site: Scenario, headrace: StartHeadrace) -> Processes:
     return Processes(headrace, {**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
 
 
@@ -88,9 +89,7 @@ def numbers(url: str, count: int, query: str = "") -> list[int]:
     return found
 
 
-def test_every_operation_through_any_process(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
-) -> None:
+def test_every_operation_through_any_process(site: Scenario, three: Processes, topic: MakeTopic, group: str) -> None:
     """Each request is to the next process."""
     name = topic()
     write(site, name, 0, 20)
@@ -115,7 +114,7 @@ def test_every_operation_through_any_process(
 
 
 def test_a_transaction_with_offsets_through_another_process(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: MakeTopic, group: str
 ) -> None:
     """It is written once and commits the offset; the same key gets the same response."""
     name, target = topic(), topic()
@@ -139,7 +138,7 @@ def test_a_transaction_with_offsets_through_another_process(
 
 
 def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: MakeTopic, group: str
 ) -> None:
     name = topic()
     write(site, name, 0, 10)
@@ -170,7 +169,7 @@ def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
 
 
 def test_an_instance_of_a_stopped_or_restarted_process_is_gone_at_once(
-    three: Processes, topic: Callable[..., str], group: str
+    three: Processes, topic: MakeTopic, group: str
 ) -> None:
     name = topic()
     first, second, third = three.urls
@@ -185,7 +184,7 @@ def test_an_instance_of_a_stopped_or_restarted_process_is_gone_at_once(
 
 
 def test_a_forwarded_read_is_in_the_trace_of_its_client(
-    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
+    site: Scenario, headrace: StartHeadrace, topic: MakeTopic, group: str
 ) -> None:
     """Below the request's span in both processes; the read has a link to the trace of its records."""
     name, trace = topic(), "0af7651916cd43dd8448eb211c80319c"
@@ -219,7 +218,7 @@ def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) 
             assert served == [204, 404]
 
 
-def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callable[..., str], group: str) -> None:
+def test_only_a_process_with_the_secret_forwards(three: Processes, topic: MakeTopic, group: str) -> None:
     path = create(three.urls[0], group, topic())
     forged = send("GET", three.urls[0] + path + "/assignments", None, {"X-Headrace-Forwarded": "e30=.0123456789abcdef"})
     assert (forged.status, forged.reason) == (403, "forward_refused")
@@ -233,7 +232,7 @@ def test_only_a_process_with_the_secret_forwards(three: Processes, topic: Callab
 
 
 def test_an_instance_exists_for_its_principal_only(
-    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str
+    site: Scenario, headrace: StartHeadrace, topic: MakeTopic, group: str
 ) -> None:
     principals = {name: {"token": f"${{env:{name.upper()}}}", "scopes": ["kafka:r", "kafka:w"]} for name in TOKENS}
     config = {**site.config, "security": {"mode": "token", "principals": principals}}
@@ -258,7 +257,7 @@ def test_an_instance_exists_for_its_principal_only(
 
 
 def test_requests_between_processes_are_over_tls(
-    site: Scenario, headrace: Callable[..., HeadraceProcess], topic: Callable[..., str], group: str, tmp_path: Path
+    site: Scenario, headrace: StartHeadrace, topic: MakeTopic, group: str, tmp_path: Path
 ) -> None:
     """Each process shows a certificate and requires one; a peer without it, or with other authorities, gets nothing."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
@@ -293,7 +292,7 @@ def test_requests_between_processes_are_over_tls(
 
 
 def test_a_client_that_leaves_while_its_read_waits(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
+    site: Scenario, three: Processes, topic: MakeTopic, group: str
 ) -> None:
     name = topic()
     first, second, third = three.urls
@@ -308,7 +307,7 @@ def test_a_client_that_leaves_while_its_read_waits(
 
 @pytest.mark.parametrize("many", [1200, 10], ids=["not-written", "written"])
 def test_a_client_that_leaves_before_it_has_its_response_gets_the_records_again(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str, many: int
+    site: Scenario, three: Processes, topic: MakeTopic, group: str, many: int
 ) -> None:
     """The response is larger than what the systems buffer of a connection, or than what the client's does."""
     name = topic()
@@ -332,9 +331,7 @@ def test_a_client_that_leaves_before_it_has_its_response_gets_the_records_again(
     assert found == list(range(many))
 
 
-def test_a_stream_through_another_process(
-    site: Scenario, three: Processes, topic: Callable[..., str], group: str
-) -> None:
+def test_a_stream_through_another_process(site: Scenario, three: Processes, topic: MakeTopic, group: str) -> None:
     name = topic()
     first, second, third = three.urls
     path = create(first, group, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 import yaml
 
 from headrace.devcluster.certificates import Authority
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 
 def whole(site: Any, name: str, **more: Any) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def rows_of(output: str) -> dict[tuple[str, str], str]:
 
 
 def test_the_doctor_examines_what_the_file_uses(
-    site: Any, topic: Callable[..., str], tmp_path: Path, request: pytest.FixtureRequest
+    site: Scenario, topic: MakeTopic, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Every precondition is in the table with what to do; a failing one is the exit code."""
     name = topic(1, retention_ms=3_600_000)
@@ -51,7 +52,7 @@ def test_the_doctor_examines_what_the_file_uses(
     assert "min.insync.replicas=2" in text
 
 
-def test_the_doctor_says_what_is_not_there(site: Any, tmp_path: Path) -> None:
+def test_the_doctor_says_what_is_not_there(site: Scenario, tmp_path: Path) -> None:
     """Topic, broker, registry, ksqlDB; without topics only the cluster counts, and one broker is a warning."""
     rows = rows_of(site.cli("doctor", "no-such-topic", "--output", "json", code=1).stdout)
     assert rows["topic no-such-topic", "exists"] == "failing"
@@ -67,7 +68,9 @@ def test_the_doctor_says_what_is_not_there(site: Any, tmp_path: Path) -> None:
     assert rows == {("cluster", "reachable"): "failing"}, "a registry that the file does not name gets no request"
 
 
-def test_report_starts_and_says_it_and_strict_refuses(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_report_starts_and_says_it_and_strict_refuses(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace
+) -> None:
     """In readiness and log one line about a cluster of one broker; the refusal names every check."""
     name = topic()
     process = headrace(whole(site, name))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 
-def test_every_record_is_accounted_for(site: Any, topic: Any, headrace: Any, backend: Any, tmp_path: Path) -> None:
+def test_every_record_is_accounted_for(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
+) -> None:
     """The sum is exact through a dead letter, a skip, an outage and a reset, which is named offset by offset."""
     name = topic(3)
     backend.response = PlannedResponse(fails=lambda record: record["partition"] == 1 and record["offset"] == 5)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
+from headrace.testing import Cluster, MakeTopic, Registry
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import command_environment
 
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 
 
 @pytest.fixture
-def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
+def env(kafka: Cluster, tmp_path: Path) -> Mapping[str, str]:
     return {**command_environment(kafka.bootstrap_servers, tmp_path), "PYTHONUNBUFFERED": "1"}
 
 
@@ -43,7 +43,9 @@ def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_lines_come_back_as_they_went(headrace: Any, topic: Any) -> None:
+def test_lines_come_back_as_they_went(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
+) -> None:
     """What `produce` writes, `consume` prints: keys, JSON values, in order within a partition."""
     name = topic(3)
     lines = [f'k{number % 5}\t{{"n": {number}, "x": 1.50}}' for number in range(500)]
@@ -73,7 +75,9 @@ POSITIONS = [
 ]
 
 
-def test_records_are_chosen_printed_and_written_again(headrace: Any, topic: Any, env: Any, tmp_path: Path) -> None:
+def test_records_are_chosen_printed_and_written_again(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic, env: Mapping[str, str], tmp_path: Path
+) -> None:
     """By positions, expressions, patterns and groups; as text, by a template and as JSON that `produce` takes."""
     name, copy = topic(retention_ms=-1), topic(retention_ms=-1)  # the records are old
     row = '{{"key":"k{0}","value":"{0}","timestamp":1{0}000,"headers":{{"n":"{0}"}}}}\n'
@@ -116,7 +120,12 @@ def test_records_are_chosen_printed_and_written_again(headrace: Any, topic: Any,
     assert headrace("consume", name, "--meta-only", "-o", "-1", "--keys").stdout.split("\t")[4:] == ["k0", "null\n"]
 
 
-def test_a_format_is_found_and_a_terminal_is_safe(headrace: Any, topic: Any, schema_registry: Any, env: Any) -> None:
+def test_a_format_is_found_and_a_terminal_is_safe(
+    headrace: Callable[..., subprocess.CompletedProcess[str]],
+    topic: MakeTopic,
+    schema_registry: Registry,
+    env: Mapping[str, str],
+) -> None:
     """Values with a schema, text and bytes in one topic; escape sequences of a record reach no terminal."""
     name, registry = topic(message_timestamp_type="LogAppendTime"), ("--schema-registry", schema_registry.url)
 
@@ -156,7 +165,10 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("name_of_format", SCHEMAS)
 def test_lines_with_a_schema_go_through_the_registry(
-    headrace: Any, topic: Any, schema_registry: Any, name_of_format: str
+    headrace: Callable[..., subprocess.CompletedProcess[str]],
+    topic: MakeTopic,
+    schema_registry: Registry,
+    name_of_format: str,
 ) -> None:
     """They are written by the newest schema of the topic's subject, and read by the id in the bytes."""
     name = topic()
@@ -179,7 +191,9 @@ def test_lines_with_a_schema_go_through_the_registry(
     assert f"record 3 of {name}-0: the bytes do not begin with" in failed.stderr
 
 
-def test_what_does_not_exist_is_named_in_one_paragraph(headrace: Any, topic: Any, tmp_path: Path) -> None:
+def test_what_does_not_exist_is_named_in_one_paragraph(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic, tmp_path: Path
+) -> None:
     """Unknown topics, partitions and groups, bad names and a cluster that is down: one paragraph, exit code 1."""
     for words in (["produce", "nope"], ["consume", "nope"], ["topics", "describe", "nope"], ["dlq", "redrive", "nope"]):
         assert "topic nope does not exist" in headrace(*words, given="x\n", code=1).stderr
@@ -196,7 +210,9 @@ def test_what_does_not_exist_is_named_in_one_paragraph(headrace: Any, topic: Any
         assert "within 3 s: connection refused by localhost:1" in headrace(*words, "-b", "localhost:1", code=1).stderr
 
 
-def test_topics_are_created_listed_and_described(headrace: Any, topic: Any) -> None:
+def test_topics_are_created_listed_and_described(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
+) -> None:
     """Creation takes partitions and configuration, says when the topic exists, and both views show it."""
     name = topic() + "-made"
     words = ("topics", "create", name, "--partitions", "2", "--set", "retention.ms=12345")
@@ -212,7 +228,9 @@ def test_topics_are_created_listed_and_described(headrace: Any, topic: Any) -> N
     assert [row["in_sync"] for row in found["partitions"]] == [[1], [1]]
 
 
-def test_lag_counts_every_partition_of_a_groups_topics(headrace: Any, topic: Any, kafka: Any) -> None:
+def test_lag_counts_every_partition_of_a_groups_topics(
+    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic, kafka: Cluster
+) -> None:
     """A partition without a committed offset counts from its first record."""
     name = topic(2)
     headrace("produce", name, "--keys", given="".join(f"k{number}\tx\n" for number in range(50)))
@@ -227,7 +245,9 @@ def test_lag_counts_every_partition_of_a_groups_topics(headrace: Any, topic: Any
     assert f"g-{name}" in headrace("groups", "list").stdout
 
 
-def test_following_waits_for_new_records_and_ends_at_its_count(env: Any, headrace: Any, topic: Any) -> None:
+def test_following_waits_for_new_records_and_ends_at_its_count(
+    env: Mapping[str, str], headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
+) -> None:
     """`--follow` prints what is there and what comes, until --max."""
     name = topic()
     headrace("produce", name, given="old\n")
@@ -239,7 +259,9 @@ def test_following_waits_for_new_records_and_ends_at_its_count(env: Any, headrac
         assert following.returncode == 0
 
 
-def test_interrupted_commands_end_at_once(env: Any, headrace: Any, topic: Any) -> None:
+def test_interrupted_commands_end_at_once(
+    env: Mapping[str, str], headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
+) -> None:
     """Ctrl-C while waiting for lines or records: exit code 130, no traceback, and `produce` has counted its records."""
     name = topic()
     with start(env, "produce", name) as producing, start(env, "consume", name, "--follow") as following:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -20,7 +19,9 @@ from tests.command_line import headrace
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_project_is_valid(kind: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_project_is_valid(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its files pass the checks and their schemas, which refuse a wrong key; a second time it is refused, by name."""
     monkeypatch.chdir(tmp_path)
     assert headrace("init", kind, "shop") == 0
@@ -45,7 +46,7 @@ def test_a_project_is_valid(kind: str, tmp_path: Path, monkeypatch: Any, capsys:
 
 
 @pytest.mark.parametrize("words", [["--ignore=tests/test_pipeline.py"], pytest.param([], marks=pytest.mark.long)])
-def test_the_tests_of_a_project_pass(words: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_tests_of_a_project_pass(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pytest as its README says, also those of all kinds in one folder."""
     monkeypatch.chdir(tmp_path)
     assert headrace("init", "all") == 0

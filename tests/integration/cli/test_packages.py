@@ -17,6 +17,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from headrace.testing import Cluster, MakeTopic
+
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 IMPORTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -74,7 +76,7 @@ def test_the_locked_packages_fit_each_extra(extra: str) -> None:
 
 
 @pytest.mark.long
-def test_the_core_alone_works(core: Path, kafka: Any, topic: Any, tmp_path: Path) -> None:
+def test_the_core_alone_works(core: Path, kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
     """Help, a check of the file, and records to and from a broker."""
     program, name = core / "bin/headrace", topic(1)
     (tmp_path / "headrace.yaml").write_text(f"kafka: {{bootstrap_servers: '{kafka.bootstrap_servers}'}}\n")

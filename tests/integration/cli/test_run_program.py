@@ -16,6 +16,7 @@ import pytest
 
 from headrace.devcluster import DevCluster
 from headrace.devcluster.ports import free_ports
+from headrace.testing import MakeTopic
 from headrace.testing.scenario import Scenario
 
 BACKGROUND = "sleep 600 & echo started $! >&2; "
@@ -69,7 +70,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_program_ends_the_run_with_its_code(run: Any, site: Scenario, topic: Any) -> None:
+def test_the_program_ends_the_run_with_its_code(run: Callable[..., Run], site: Scenario, topic: MakeTopic) -> None:
     """It starts even if a consumer waits for it, has the standard input, knows the address and no secret.
 
     It leaves nothing running.
@@ -91,7 +92,7 @@ def test_the_program_ends_the_run_with_its_code(run: Any, site: Scenario, topic:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_run_ends_the_program(run: Any, site: Scenario, number: int) -> None:
+def test_the_run_ends_the_program(run: Callable[..., Run], site: Scenario, number: int) -> None:
     """A signal ends the program first, while the API still serves; after a crash nothing of it is left."""
     ask = "curl -s -o /dev/null -w '%{http_code}' $HEADRACE_URL/health/liveness"
     script = BACKGROUND + f"trap 'echo last word $({ask}); exit 3' TERM; while :; do sleep 0.05; done"
@@ -103,7 +104,7 @@ def test_the_run_ends_the_program(run: Any, site: Scenario, number: int) -> None
     assert ("app | last word 200" in started.printed) == (number == signal.SIGTERM)
 
 
-def test_a_valid_change_starts_the_run_again(run: Any, site: Scenario, tmp_path: Path) -> None:
+def test_a_valid_change_starts_the_run_again(run: Callable[..., Run], site: Scenario, tmp_path: Path) -> None:
     """A file that is not valid is reported, and what runs continues, or waits; a signal ends it while it restarts."""
     started = run(
         "--dev", "--", "sh", "-c", "trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done", config=site.config
@@ -130,7 +131,7 @@ def test_a_valid_change_starts_the_run_again(run: Any, site: Scenario, tmp_path:
     assert started.printed.count("ready http=") == 3
 
 
-def test_a_run_for_development_needs_no_file_and_no_kafka(run: Any, tmp_path: Path) -> None:
+def test_a_run_for_development_needs_no_file_and_no_kafka(run: Callable[..., Run], tmp_path: Path) -> None:
     """It starts both in an empty folder, and leaves Kafka running for the next time."""
     script = "curl -s $HEADRACE_URL/health/readiness; exit 4"
     try:

@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord
 from headrace.runtime import SystemClock
+from headrace.testing import Cluster, MakeTopic, Registry, StartHeadrace
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import command_environment
 
@@ -34,7 +35,7 @@ ENDLESS = "SELECT sum(a.range * b.n) FROM range(100000000000) a, {table} b WHERE
 
 
 @pytest.fixture
-def orders(site: Scenario, topic: Callable[..., str]) -> str:
+def orders(site: Scenario, topic: MakeTopic) -> str:
     """A topic of three partitions, whose name needs quotes: 300 objects and a text that is none."""
     name = topic(3) + "-eu.v1"
     site.cli("topics", "create", name, "--partitions", "3")
@@ -46,7 +47,7 @@ def orders(site: Scenario, topic: Callable[..., str]) -> str:
     return name
 
 
-def test_a_slice_of_topics_is_asked(site: Scenario, orders: str, topic: Callable[..., str], tmp_path: Path) -> None:
+def test_a_slice_of_topics_is_asked(site: Scenario, orders: str, topic: MakeTopic, tmp_path: Path) -> None:
     """Columns come from the content; topics are joined; a record that does not fit, and a cut, are told."""
     done = site.cli("sql", f'SELECT carrier, count(*) AS n, min(delay) FROM "{orders}" GROUP BY 1 ORDER BY 1')
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -80,7 +81,7 @@ def test_a_statement_becomes_a_parquet_file(env: Mapping[str, str], orders: str,
 
 
 @pytest.fixture
-def env(kafka: Any, tmp_path: Path) -> Mapping[str, str]:
+def env(kafka: Cluster, tmp_path: Path) -> Mapping[str, str]:
     return {**command_environment(kafka.bootstrap_servers, tmp_path), "PYTHONUNBUFFERED": "1"}
 
 
@@ -114,7 +115,7 @@ def test_what_is_refused_says_what_to_do(site: Scenario, orders: str) -> None:
         assert problem in site.cli("sql", statement, code=1).stderr
 
 
-def test_values_with_a_schema_have_its_types(site: Scenario, topic: Callable[..., str], schema_registry: Any) -> None:
+def test_values_with_a_schema_have_its_types(site: Scenario, topic: MakeTopic, schema_registry: Registry) -> None:
     """Their format needs no option, because the bytes name their schema."""
     name = topic()
     options = ("--schema-registry", schema_registry.url)
@@ -133,7 +134,7 @@ def test_values_with_a_schema_have_its_types(site: Scenario, topic: Callable[...
     assert site.cli("consume", name, *where).stdout.startswith('{"item":"bolt"')
 
 
-def test_consume_takes_a_condition(site: Scenario, orders: str, topic: Callable[..., str]) -> None:
+def test_consume_takes_a_condition(site: Scenario, orders: str, topic: MakeTopic) -> None:
     """Over key, value and headers; --max counts what meets it."""
     late = site.cli("consume", orders, "--where", "value.delay > 147", "--keys").stdout.splitlines()
     assert sorted(line.split("\t")[0] for line in late) == ["k298", "k299"]
@@ -146,7 +147,7 @@ def test_consume_takes_a_condition(site: Scenario, orders: str, topic: Callable[
     assert 'column "delay" not found' in site.cli("consume", orders, "--where", "delay > 1", code=1).stderr
 
 
-def test_tables_of_a_running_headrace(site: Scenario, orders: str, headrace: Any, tmp_path: Path) -> None:
+def test_tables_of_a_running_headrace(site: Scenario, orders: str, headrace: StartHeadrace, tmp_path: Path) -> None:
     """They are listed, shown, asked and built again; a prompt reads standard input."""
     columns = "carrier STRING, n BIGINT"
     tables = {"flights": {"topic": orders, "kind": "log", "schema": columns}}

@@ -14,11 +14,12 @@ from yaml_table import table
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, PlannedResponse
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 
 @pytest.fixture
-def add(site: Any, headrace: Any, backend: Any) -> Callable[..., HeadraceProcess]:
+def add(site: Scenario, headrace: StartHeadrace, backend: RecordingBackend) -> Callable[..., HeadraceProcess]:
     """Add a process to a deployment, whose consumer `push` pushes a topic to the backend."""
     table = f"_headrace-control-{uuid.uuid4().hex[:12]}"
 
@@ -44,7 +45,9 @@ def has(api: Api, place: str) -> list[int]:
     return [one["partition"] for one in api.request("GET", place)["partitions"] if one["assigned"]]
 
 
-def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: Any, add: Any, backend: Any) -> None:
+def test_a_command_reaches_the_process_that_has_the_partition(
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Whichever process gets it; each knows the owners of all partitions."""
     name = topic(2)
     first = Api(add(name).url)
@@ -81,7 +84,9 @@ def test_a_command_reaches_the_process_that_has_the_partition(site: Any, topic: 
     assert len({one["by"] for one in everywhere["results"]}) == 2
 
 
-def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: Any, add: Any, backend: Any) -> None:
+def test_a_pause_and_settings_survive_rebalances_and_restarts(
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Who comes later holds what is held, until somebody lets it go; the status says by whom and why."""
     name = topic(2)
     one = add(name)
@@ -113,7 +118,7 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(site: Any, topic: 
 
 
 def test_functions_and_retry_topics_are_steered_alike(
-    site: Any, topic: Any, add: Any, backend: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """A record that waits an hour for another try is skipped there; a function begins once more."""
     name, source, target = topic(), topic(), topic()
@@ -153,7 +158,9 @@ def test_functions_and_retry_topics_are_steered_alike(
 REFUSED = table(__file__, "refused")
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: Any, add: Any) -> None:
+def test_what_cannot_be_is_refused_and_nothing_is_half_done(
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess]
+) -> None:
     """Each with what is wrong and what would be right; earlier commands stay in force."""
     name = topic()
     site.write_json(name, *range(3))
@@ -176,7 +183,9 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(site: Any, topic: An
     assert shown["settings"]["maxRecords"] == 100
 
 
-def test_the_commands_of_the_command_line(site: Any, topic: Any, add: Any, backend: Any) -> None:
+def test_the_commands_of_the_command_line(
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """What HTTP says, for people at 100 columns and for programs; 1 is the exit code where nothing was done."""
     name = topic()
     site.write_json(name, *range(5))
@@ -207,7 +216,9 @@ def test_the_commands_of_the_command_line(site: Any, topic: Any, add: Any, backe
     assert "Headrace is unreachable" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr
 
 
-def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: Any, add: Any, backend: Any) -> None:
+def test_without_a_table_control_is_off_and_delivery_goes_on(
+    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Nothing can have been paused where there is no topic; the details of readiness and each response say why."""
     name = topic()
     site.write_json(name, *range(3))
@@ -223,7 +234,7 @@ def test_without_a_table_control_is_off_and_delivery_goes_on(site: Any, topic: A
     assert api.request("GET", CONSUMER)["partitions"][0]["committed"] == 3
 
 
-def test_a_process_without_consumers_says_that_it_has_no_control(site: Any, headrace: Any) -> None:
+def test_a_process_without_consumers_says_that_it_has_no_control(site: Scenario, headrace: StartHeadrace) -> None:
     """A job requested there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)
     with pytest.raises(HeadraceError, match="this process runs no consumer: send the request to another"):

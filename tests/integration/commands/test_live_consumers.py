@@ -21,8 +21,18 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Operation, PauseSpan, RecordingBackend, Seek, check_pushed
+from headrace.testing import (
+    Cluster,
+    MakeTopic,
+    Operation,
+    PauseSpan,
+    RecordingBackend,
+    Seek,
+    StartHeadrace,
+    check_pushed,
+)
 from headrace.testing.recording import gather
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import kafka_settings
 from tests.raw_server import until
 
@@ -62,7 +72,7 @@ class Handler:
 class Member:
     """A pump and its consumer, as a process has them."""
 
-    def __init__(self, scenario: Scenario, **policy: Any) -> None:
+    def __init__(self, scenario: LiveScenario, **policy: Any) -> None:
         config = DeliveryConfig(ordering=scenario.ordering, batch=BatchConfig(max_records=5), max_in_flight=8)
         self.pump = Pump("member", scenario.group, scenario.handler, None, delivery=config, clock=CLOCK)
         self.consumer = Consumer(
@@ -89,7 +99,7 @@ class Member:
         assert (self.consumer.death, self.pump.death) == (None, None)
 
 
-class Scenario:
+class LiveScenario:
     """A topic with records, a group, and the operations on its partitions."""
 
     def __init__(self, kafka: Any, topic: str, folder: Path) -> None:
@@ -144,14 +154,14 @@ class Scenario:
 
 
 @pytest.fixture
-def scenario(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[Scenario]:
-    made = Scenario(kafka, topic(3), tmp_path)
+def scenario(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> Iterator[LiveScenario]:
+    made = LiveScenario(kafka, topic(3), tmp_path)
     yield made
     made.handler.journal.close()
 
 
 @pytest.mark.parametrize("membership", PROTOCOLS, ids=["cooperative", "eager", "kip-848"])
-async def test_seeks_under_load_are_exact(scenario: Scenario, membership: dict[str, Any]) -> None:
+async def test_seeks_under_load_are_exact(scenario: LiveScenario, membership: dict[str, Any]) -> None:
     """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
     scenario.membership = membership
     first, second, third = scenario.places
@@ -174,7 +184,7 @@ async def test_seeks_under_load_are_exact(scenario: Scenario, membership: dict[s
     await scenario.check()
 
 
-async def test_a_held_partition_stands_still_through_rebalances(scenario: Scenario) -> None:
+async def test_a_held_partition_stands_still_through_rebalances(scenario: LiveScenario) -> None:
     """Nothing of it comes while others go on; with its release everything does, and nobody is left paused."""
     scenario.ordering = "key"
     held, *others = scenario.places
@@ -202,7 +212,7 @@ async def test_a_held_partition_stands_still_through_rebalances(scenario: Scenar
 
 
 def test_changed_settings_of_the_file_restart_their_consumer_only(
-    site: Any, topic: Callable[..., str], headrace: Any, backend: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
 ) -> None:
     """Records are delivered once, the later ones to the new backend; what needs a restart changes nothing."""
     first, other, group = topic(), topic(), f"live-{time.time_ns()}"

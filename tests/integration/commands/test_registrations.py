@@ -12,7 +12,8 @@ import pytest
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, MakeTopic, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import Response, send
 
 PLACE = "/reactive-consumers"
@@ -80,11 +81,11 @@ class Deployment:
 
 
 @pytest.fixture
-def deployment(site: Any, headrace: Any, backend: Any) -> Deployment:
+def deployment(site: Scenario, headrace: StartHeadrace, backend: RecordingBackend) -> Deployment:
     return Deployment(site, headrace, backend)
 
 
-def test_registered_changed_disabled_removed(deployment: Deployment, topic: Any) -> None:
+def test_registered_changed_disabled_removed(deployment: Deployment, topic: MakeTopic) -> None:
     """Records arrive, a change loses none, and who comes back goes on where the group was."""
     site, backend, name = deployment.site, deployment.backend, topic()
     group = f"{name}-group"
@@ -142,7 +143,7 @@ def names_of(process: HeadraceProcess) -> list[str]:
 REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = table(__file__, "refused")
 
 
-def test_owners_are_apart(deployment: Deployment, topic: Any, tmp_path: Path) -> None:
+def test_owners_are_apart(deployment: Deployment, topic: MakeTopic, tmp_path: Path) -> None:
     """What is another's is missing; names, topics in a group and places are given once; scopes count."""
     name, other = topic(), topic()
     process = deployment.start(security=SECURITY, registrations={"max_per_owner": 1})
@@ -192,7 +193,7 @@ def test_owners_are_apart(deployment: Deployment, topic: Any, tmp_path: Path) ->
     }
 
 
-def test_two_processes_agree_and_a_killed_one_comes_back(deployment: Deployment, topic: Any) -> None:
+def test_two_processes_agree_and_a_killed_one_comes_back(deployment: Deployment, topic: MakeTopic) -> None:
     """One gets the request, both deliver; a killed one loses nothing, neither records nor registrations."""
     site, backend, name = deployment.site, deployment.backend, topic(2)
     group = f"{name}-group"

@@ -14,7 +14,8 @@ from typing import Any
 
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 
 def a_terminal_is_redrawn_until_an_interrupt(url: str) -> None:
@@ -36,7 +37,9 @@ def a_terminal_is_redrawn_until_an_interrupt(url: str) -> None:
         os.close(ours)
 
 
-def test_one_page_says_what_needs_a_person(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_one_page_says_what_needs_a_person(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """A backend that is away, then dead letters; every part is in the JSON, and the page has the command that helps."""
     name = topic(2)
     site.write(name, *(OutgoingRecord(name, None, b"{}", partition=n % 2) for n in range(40)))
@@ -68,7 +71,7 @@ def test_one_page_says_what_needs_a_person(site: Any, topic: Any, headrace: Any,
     site.wait_until(lambda: needs() == [("degraded", f"topic {name}.dlq")], "the dead letters")
 
 
-def test_without_headrace_the_page_has_what_kafka_alone_can_tell(site: Any, topic: Any) -> None:
+def test_without_headrace_the_page_has_what_kafka_alone_can_tell(site: Scenario, topic: MakeTopic) -> None:
     """A script sees by the exit code that the work failed; removed commands say what to type."""
     port = str(free_ports(1)[0])
     (site._folder / "headrace.yaml").write_text(json.dumps({**site.config, "http": {"port": int(port)}}))

@@ -8,7 +8,7 @@ import re
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +19,7 @@ import pytest
 from headrace.console.parts import excerpt, visible
 from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.chromium import LIMIT_MS, check_page, chromium, tab
@@ -154,7 +154,7 @@ def check_other_pages(page: Any, url: str) -> None:
 
 @pytest.mark.long  # a browser, and minutes on a busy machine
 def test_a_consumer_is_repaired_in_a_browser(
-    push: Any, site: Any, topic: Any, schema_registry: Any, tmp_path: Path
+    push: Callable[..., HeadraceProcess], site: Scenario, topic: MakeTopic, schema_registry: Registry, tmp_path: Path
 ) -> None:
     """Every page is without errors, wide and light or narrow and dark; each button does what the API says."""
     name = topic(2)
@@ -203,7 +203,9 @@ def test_a_consumer_is_repaired_in_a_browser(
 
 
 @pytest.mark.long  # a browser, and minutes on a busy machine
-def test_foreign_text_is_text_and_dead_letters_are_repaired(push: Any, site: Any, topic: Any) -> None:
+def test_foreign_text_is_text_and_dead_letters_are_repaired(
+    push: Callable[..., HeadraceProcess], site: Scenario, topic: MakeTopic
+) -> None:
     """Payloads in records, keys, headers, names and errors run no script; the pages redrive, drop, make and delete."""
     name, other = topic(), topic()
     dlq, made = f"{name}.dlq", f"constructor.onerror-{name}"
@@ -249,7 +251,7 @@ def test_foreign_text_is_text_and_dead_letters_are_repaired(push: Any, site: Any
         assert send("GET", f"{process.url}/topics/{made}").status == 404
 
 
-def test_a_console_reaches_https_and_administration(site: Any, headrace: Any, tmp_path: Path) -> None:
+def test_a_console_reaches_https_and_administration(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> None:
     """`headrace run` gives it the certificates of both listeners, and each page asks the one that has its path."""
     authority, tls = Authority(tmp_path), {}
     for name in ("main", "management"):
@@ -266,7 +268,9 @@ def test_a_console_reaches_https_and_administration(site: Any, headrace: Any, tm
             site.wait_until(lambda path=path, text=text: text in client.get(path).text, text)
 
 
-def test_an_outage_is_repaired_in_a_browser(push: Any, site: Any, topic: Any, backend: Any) -> None:
+def test_an_outage_is_repaired_in_a_browser(
+    push: Callable[..., HeadraceProcess], site: Scenario, topic: MakeTopic, backend: RecordingBackend
+) -> None:
     """The overview says why, and its buttons help; bad records are found, redriven and counted; the audit has who."""
     name = topic()
     more = {"security": SECURITY, "audit": {"to": "topic", "topic": f"{name}-audit"}}

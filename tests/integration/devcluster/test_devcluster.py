@@ -20,7 +20,7 @@ import pytest
 from headrace.devcluster import Cluster, DevCluster, Registry, broker_protocol
 from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, MakeTopic
 from headrace.testing.forked import run_command
 
 Dev = Callable[..., subprocess.CompletedProcess[str]]
@@ -160,7 +160,7 @@ def test_a_cluster_of_python_is_small_and_cleans_up(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: Callable[..., str]) -> None:
+def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: MakeTopic) -> None:
     """Partitions, each with a leader; one that exists is fine; an error has the number and text of Kafka."""
     name = topic(3, retention_ms=1000)
     kafka.create_topic(name, 3)

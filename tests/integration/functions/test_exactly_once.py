@@ -13,12 +13,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord, Record, TopicPartition
-from headrace.testing import HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.exactly_once import HANDLER, SLOW, by_id, check, committed_records, fill, write_function
 
 
 @pytest.fixture
-def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., HeadraceProcess]:
+def function(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> Callable[..., HeadraceProcess]:
     """Run a handler exactly once: `function(source, target, code, **attributes)`."""
 
     def start(source: str, target: str, code: str = HANDLER, more: Any = None, **attributes: Any) -> HeadraceProcess:
@@ -28,7 +29,9 @@ def function(site: Any, headrace: Any, tmp_path: Path) -> Callable[..., Headrace
     return start
 
 
-def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any) -> None:
+def test_outputs_and_offsets_move_together(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Every output is visible once and in order, every offset is committed, by transactions of many records."""
     source, target = topic(3), topic(3)
     fill(site, source, 3000)
@@ -43,7 +46,9 @@ def test_outputs_and_offsets_move_together(site: Any, topic: Any, function: Any)
     assert "Traceback" not in process.output
 
 
-def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
+def test_an_output_that_kafka_refuses_becomes_a_dead_letter(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Its transaction is aborted, and the records of it come again; the others have their outputs once."""
     source, target = topic(3), topic(1, max_message_bytes=2000)
     fill(site, source, 60)
@@ -58,7 +63,9 @@ def test_an_output_that_kafka_refuses_becomes_a_dead_letter(site: Any, topic: An
     assert "its records are delivered again" in process.output
 
 
-def test_kills_of_the_process_repeat_and_lose_nothing(site: Any, topic: Any, function: Any) -> None:
+def test_kills_of_the_process_repeat_and_lose_nothing(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """SIGKILL at random moments under load; what was open is aborted by the next process with the name."""
     source, target = topic(3), topic(3)
     # A short session: the partitions of a process that was killed are assigned again after it.
@@ -75,7 +82,9 @@ def test_kills_of_the_process_repeat_and_lose_nothing(site: Any, topic: Any, fun
     check(site, source, target)
 
 
-def test_a_worker_that_is_killed_repeats_and_loses_nothing(site: Any, topic: Any, function: Any) -> None:
+def test_a_worker_that_is_killed_repeats_and_loses_nothing(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """The worker dies in the middle of frames, by its own hand at some records, at the first attempt."""
     source, target = topic(3), topic(3)
     code = SLOW.replace(
@@ -92,7 +101,9 @@ def test_a_worker_that_is_killed_repeats_and_loses_nothing(site: Any, topic: Any
     assert "SIGKILL" in process.output
 
 
-def test_members_join_and_leave_under_load(site: Any, topic: Any, function: Any) -> None:
+def test_members_join_and_leave_under_load(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Partitions move while transactions are open; a process that leaves ends its transaction first."""
     source, target = topic(4), topic(2)
     fill(site, source, 6000, 4)
@@ -107,7 +118,9 @@ def test_members_join_and_leave_under_load(site: Any, topic: Any, function: Any)
     check(site, source, target)
 
 
-def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(site: Any, topic: Any, function: Any) -> None:
+def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Its transaction carries the generation of a member that is gone; it joins again."""
     source, target = topic(3), topic(3)
     fill(site, source, 6000)
@@ -124,7 +137,9 @@ def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(site: Any
     check(site, source, target)
 
 
-def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(site: Any, topic: Any, function: Any) -> None:
+def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """The one that is fenced opens its producer again when it has outputs, and the log names the setting."""
     source, target = topic(4), topic(2)
     more = {"producer": {"transactions": {"id": f"one-name-{source}"}}}
@@ -135,7 +150,9 @@ def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(site: A
     assert any("producer.transactions.id" in process.output for process in processes)
 
 
-def test_one_event_without_a_key_is_the_only_dead_letter(site: Any, kafka: Any, topic: Any, function: Any) -> None:
+def test_one_event_without_a_key_is_the_only_dead_letter(
+    site: Scenario, kafka: Cluster, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Of a compacted topic; Kafka's client reports the whole batch. A deleted dead letter topic is made again."""
     source, target = topic(1), topic(1, cleanup_policy="compact")
     function(source, target, attempts=1)
@@ -150,7 +167,7 @@ def test_one_event_without_a_key_is_the_only_dead_letter(site: Any, kafka: Any, 
 
 
 def test_an_event_that_emits_to_a_missing_topic_holds_its_own_partition_back(
-    site: Any, kafka: Any, topic: Any, function: Any
+    site: Scenario, kafka: Cluster, topic: MakeTopic, function: Callable[..., HeadraceProcess]
 ) -> None:
     """Until the topic is there; the outputs of all others are visible meanwhile."""
     source, target = topic(4), topic(1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 from yaml_table import table
 
+from headrace.testing import MakeTopic
 from tests.function_calls import FunctionCalls
 
 ACTS = table(__file__, "acts")
@@ -21,7 +22,7 @@ def held(calls: FunctionCalls, url: str) -> float:
     return sum(float(value) for value in re.findall(r"^headrace_awaiting_ack_records{.*} (\S+)$", page, re.MULTILINE))
 
 
-def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any) -> None:
+def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Callable[[int], FunctionCalls]) -> None:
     """The next worker has never had its records, so the acknowledgement of a later window must not end them."""
     one = calls(2)
     own = {"trigger": {"explicitAckMode": "explicitOnly"}, "workerAllocationMode": "key"}
@@ -39,7 +40,7 @@ def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Any) -> No
     assert one.reasons() == []
 
 
-def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Any) -> None:
+def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Callable[[int], FunctionCalls]) -> None:
     """Gaps are committed; another worker of another process acknowledges what was kept by its offset."""
     one = calls(2)
     own = {
@@ -66,7 +67,7 @@ def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Any) -> None:
     assert one.reasons() == []
 
 
-def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Any) -> None:
+def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Callable[[int], FunctionCalls]) -> None:
     """The call fails as with every exception, and a dead letter has ended."""
     one = calls(1)
     positions = [f"{one.source}:7:0", f"{one.source}:0:99", "other:0:0"]
@@ -84,7 +85,9 @@ def test_what_cannot_be_acknowledged_is_said_in_the_handler(calls: Any) -> None:
     assert process.terminate() == 0
 
 
-def test_another_trigger_acknowledges_and_the_window_is_not_for_acknowledged_records(calls: Any, topic: Any) -> None:
+def test_another_trigger_acknowledges_and_the_window_is_not_for_acknowledged_records(
+    calls: Callable[[int], FunctionCalls], topic: MakeTopic
+) -> None:
     """A trigger without acknowledgements of its own has a handler that sends them."""
     one, other = calls(1), topic()
     plain = {"kind": "kafka-cluster", "attributes": {"topics": [other], "consumerGroup": f"{one.group}-other"}}

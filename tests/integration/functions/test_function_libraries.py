@@ -6,8 +6,8 @@ import socket
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
@@ -16,6 +16,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
 from headrace.runtime import run_blocking
 from headrace.testing.forked import run_command
+from tests.function_workers import Running
 
 HANDLER = """
     import msgspec, tiny
@@ -78,7 +79,9 @@ def test_every_command_refuses_a_function_until_its_libraries_are_installed(need
     assert load_function(needs_libraries, settings(needs_libraries, "shared")).libraries is None
 
 
-async def test_libraries_are_installed_once_and_anew_when_the_file_changes(needs_libraries: Path, running: Any) -> None:
+async def test_libraries_are_installed_once_and_anew_when_the_file_changes(
+    needs_libraries: Path, running: Callable[..., AbstractAsyncContextManager[Running]]
+) -> None:
     """Two workers, one installation; a pinned version of what the worker itself uses does not break it.
 
     An installation that fails is a start error with pip's words and the command, and leaves nothing half made.
@@ -107,7 +110,9 @@ async def test_libraries_are_installed_once_and_anew_when_the_file_changes(needs
         assert function.written[0].value == b"tiny 2.0"
 
 
-async def test_a_stop_ends_pip(write_function: Callable[..., Path], running: Any) -> None:
+async def test_a_stop_ends_pip(
+    write_function: Callable[..., Path], running: Callable[..., AbstractAsyncContextManager[Running]]
+) -> None:
     """It waits for an index that never answers; its folder does not count."""
     folder = write_function("def handler(context, event):\n    pass\n")
     with socket.create_server(("127.0.0.1", 0)) as index:
@@ -125,7 +130,7 @@ async def test_a_stop_ends_pip(write_function: Callable[..., Path], running: Any
 
 
 async def test_classes_of_the_real_package_are_those_of_events(
-    write_function: Callable[..., Path], running: Any
+    write_function: Callable[..., Path], running: Callable[..., AbstractAsyncContextManager[Running]]
 ) -> None:
     """A handler may test for them, return its Response, and acknowledge by its QualifiedOffset."""
     folder = write_function(PACKAGE_HANDLER, outputTopic="out")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, MakeTopic, StartHeadrace
 from headrace.testing.forked import ForkedHeadrace
+from headrace.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 HANDLER = "def handler(context, event):\n    pass\n"
@@ -32,7 +33,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
-    site: Any, topic: Any, headrace: Any, write: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, write: Callable[..., str]
 ) -> None:
     """From zero by what waits in Kafka, bounded by partitions and replicas; back to zero when all is committed."""
     source = topic(2)
@@ -76,7 +77,7 @@ class RunFunction(ForkedHeadrace):
 
 
 def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
-    site: Any, topic: Any, write: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, write: Callable[..., str], tmp_path: Path
 ) -> None:
     """`headrace function run --reload`: a change serves the next record, a broken one keeps the old worker."""
     source, target = topic(), topic()

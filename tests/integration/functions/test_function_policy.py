@@ -6,13 +6,15 @@ import json
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 
@@ -25,7 +27,9 @@ def ended(site: Any, process: HeadraceProcess, trigger: str) -> dict[str, float]
     return {outcome: count for outcome, count in found.items() if count}
 
 
-def test_a_failure_never_commits_silently(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_a_failure_never_commits_silently(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
+) -> None:
     """Each policy: retried and then a dead letter, a dead letter at once, handled as in Nuclio, and stopped."""
     code = (
         "calls = {}\n"
@@ -56,7 +60,7 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, headrace: Any, 
     assert ended(site, process, "handled") == {"delivered": 2, "skipped": 2}
     outputs = defaultdict(list)
     for record in site.records(target):
-        outputs[record.key.decode()].append(record.value)
+        outputs[record.key.decode()].append(record.value or b"")
     assert sorted(outputs["retry"]) == [b"a", b"b", b"once"]
     assert sorted(outputs["deadLetter"]) == sorted(outputs["handled"]) == [b"a", b"b"]
     attempts = {
@@ -68,7 +72,9 @@ def test_a_failure_never_commits_silently(site: Any, topic: Any, headrace: Any, 
     assert process.terminate() == 0
 
 
-def test_retry_topics_let_later_events_pass(site: Any, topic: Any, function: Any) -> None:
+def test_retry_topics_let_later_events_pass(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """A failed event waits there, is called again when it is due, and its output has the event's key."""
     source, target = topic(), topic()
     code = (
@@ -105,7 +111,9 @@ def outputs_of(site: Any, target: str) -> list[Any]:
     return [(record.key, json.loads(record.value)) for record in site.records(target)]
 
 
-def test_events_of_a_key_go_to_one_worker_in_their_order(site: Any, topic: Any, function: Any) -> None:
+def test_events_of_a_key_go_to_one_worker_in_their_order(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """In whatever partition they are; both workers have some."""
     source, target = topic(2), topic()
     records = [OutgoingRecord(source, b"k%d" % (n % 20), b"%d" % n, partition=n % 20 % 2) for n in range(400)]
@@ -123,7 +131,7 @@ def test_events_of_a_key_go_to_one_worker_in_their_order(site: Any, topic: Any, 
 
 
 def test_a_partition_keeps_its_worker_across_rebalances(
-    site: Any, topic: Any, function: Any, headrace: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """While it is assigned; partitions spread evenly over the workers, also topics of one partition."""
     wide, narrow, target = topic(8), [topic() for _ in range(4)], topic()
@@ -164,7 +172,9 @@ def test_a_partition_keeps_its_worker_across_rebalances(
     assert two.terminate() == one.terminate() == 0
 
 
-def test_events_wait_for_a_full_batch_until_its_timeout(site: Any, topic: Any, function: Any) -> None:
+def test_events_wait_for_a_full_batch_until_its_timeout(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Each partition for itself; a stop does not wait, and the next process has the events that did."""
     source, target = topic(2), topic()
 
@@ -201,7 +211,9 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> None:
+def test_a_hung_event_stops_no_other(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Its worker is replaced three times, it becomes a dead letter `timeout`, and thousands behind it are called."""
     source, target = topic(2), topic()
     code = (
@@ -217,7 +229,7 @@ def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> No
     process = function(source, code, spec={"eventTimeout": "1s"}, outputTopic=target, outputFormat="binary")
     for partition, count in enumerate((2501, 2500)):
         site.wait_committed(f"{source}-work", source, count, partition)
-    assert sorted(record.value for record in site.records(target)) == sorted(
+    assert sorted(record.value or b"" for record in site.records(target)) == sorted(
         [*values[1:], *(b"x%d" % number for number in range(2500))]
     )
     (dead_letter,) = site.records(f"{source}.dlq")
@@ -226,7 +238,9 @@ def test_a_hung_event_stops_no_other(site: Any, topic: Any, function: Any) -> No
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_that_are_killed_lose_nothing(site: Any, topic: Any, function: Any, signal_number: int) -> None:
+def test_workers_that_are_killed_lose_nothing(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], signal_number: int
+) -> None:
     """Every event has its output, in order per partition after its repetitions, and no event is a dead letter."""
     source, target = topic(4), topic()
     code = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.function_calls import Line
+from tests.function_calls import FunctionCalls, Line
 
 WAITS = """
 def handler(context, event):
@@ -32,7 +32,9 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
 @PROTOCOLS
-def test_only_partitions_that_are_given_up_are_drained(calls: Any, protocol: str, tmp_path: Path) -> None:
+def test_only_partitions_that_are_given_up_are_drained(
+    calls: Callable[[int], FunctionCalls], protocol: str, tmp_path: Path
+) -> None:
     """At the deadline a worker that is still at their event is killed; the event goes to the next owner, unblamed."""
     one = calls(4)
     own = {
@@ -62,7 +64,9 @@ def test_only_partitions_that_are_given_up_are_drained(calls: Any, protocol: str
     assert one.reasons() == []
 
 
-def test_a_wait_above_the_time_limit_of_a_rebalance_raises_it(calls: Any, tmp_path: Path) -> None:
+def test_a_wait_above_the_time_limit_of_a_rebalance_raises_it(
+    calls: Callable[[int], FunctionCalls], tmp_path: Path
+) -> None:
     """Kafka would remove the member after 6 s, and the next owner would call its event again."""
     one = calls(2)
     times = {"sessionTimeout": "6s", "heartbeatInterval": "1s", "rebalanceTimeout": "6s"}
@@ -81,7 +85,7 @@ def test_a_wait_above_the_time_limit_of_a_rebalance_raises_it(calls: Any, tmp_pa
     assert [process.terminate() for process in (first, second)] == [0, 0]
 
 
-def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: Any) -> None:
+def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: Callable[[int], FunctionCalls]) -> None:
     """Without membership: Kafka refuses its commits while the group has a member, and readiness says so."""
     one = calls(3)
     for partition in range(3):
@@ -109,7 +113,7 @@ def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: 
     assert second.terminate() == 0
 
 
-def test_a_member_without_partitions_leaves_at_once(calls: Any) -> None:
+def test_a_member_without_partitions_leaves_at_once(calls: Callable[[int], FunctionCalls]) -> None:
     """Or each rebalance until the end of its session waits for it, with partitions that are not read."""
     one = calls(1)
     one.write(0, "a")
@@ -130,7 +134,9 @@ def owners(lines: list[Line]) -> list[str]:
 
 
 @PROTOCOLS
-def test_every_event_is_called_once_over_rebalance_and_stop(calls: Any, protocol: str, tmp_path: Path) -> None:
+def test_every_event_is_called_once_over_rebalance_and_stop(
+    calls: Callable[[int], FunctionCalls], protocol: str, tmp_path: Path
+) -> None:
     """A worker stops between two events, its drain callback follows, and the next owner begins behind them.
 
     SIGTERM does the same for all partitions; what has ended is committed, and the member has left.

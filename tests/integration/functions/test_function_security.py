@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic, StartHeadrace
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 
@@ -68,7 +68,7 @@ def write_function(
 
 @pytest.mark.parametrize("way", ["attributes", "secret", "certificates", "oauth"])
 def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
-    kafka_secured: SecuredCluster, headrace: Callable[..., Any], tmp_path: Path, way: str
+    kafka_secured: SecuredCluster, headrace: StartHeadrace, tmp_path: Path, way: str
 ) -> None:
     """headrace.yaml uses the listener without login, so only the trigger's own login can read the other one.
 
@@ -91,7 +91,7 @@ def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
 
 
 def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
-    kafka_secured: SecuredCluster, site: Scenario, topic: Any, headrace: Callable[..., Any], tmp_path: Path
+    kafka_secured: SecuredCluster, site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """Its topic is there alone; dead letters are written to the cluster of headrace.yaml, and are created there."""
     source, target = "function-elsewhere", topic()

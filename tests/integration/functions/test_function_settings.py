@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess, MakeTopic
+from headrace.testing.scenario import Scenario
 
 ECHO = "def handler(context, event):\n    return event.body[:9]\n"
 
@@ -32,7 +35,9 @@ def write_large(site: Any, topic: str, *sizes: int) -> None:
     asyncio.run(produce())
 
 
-def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(site: Any, topic: Any, function: Any) -> None:
+def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """It is fetched whole, however small the fetch is, and is a dead letter with its bytes after no attempt."""
     source, target, most = topic(max_message_bytes=5_000_000), topic(), 2_000_000
     write_large(site, source, 10, most + 1, 900, 4_000_000, 20)
@@ -48,7 +53,7 @@ def test_a_record_above_the_limit_goes_to_the_policy_and_the_others_on(site: Any
 
 
 def test_an_output_that_a_topic_refuses_is_a_dead_letter_and_the_others_are_written(
-    site: Any, topic: Any, function: Any
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
 ) -> None:
     """A compacted topic takes no record without a key; the client says so of the whole batch."""
     source, target = topic(), topic(cleanup_policy="compact")
@@ -62,7 +67,9 @@ def test_an_output_that_a_topic_refuses_is_a_dead_letter_and_the_others_are_writ
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [101_000_000, 104_700_000])
-def test_the_largest_batch_that_a_broker_takes_is_received(site: Any, topic: Any, function: Any, size: int) -> None:
+def test_the_largest_batch_that_a_broker_takes_is_received(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], size: int
+) -> None:
     """The client would disconnect from a response above its own default limit of 100 MB, again and again."""
     source, target = topic(max_message_bytes=104_857_600, segment_bytes=209_715_200), topic()
     write_large(site, source, 10, size, 20)
@@ -72,7 +79,7 @@ def test_the_largest_batch_that_a_broker_takes_is_received(site: Any, topic: Any
 
 
 def test_a_slow_handler_pauses_its_partition_and_keeps_the_membership(
-    site: Any, topic: Any, function: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], tmp_path: Path
 ) -> None:
     """Also when it takes longer than session and rebalance; each record is handled once."""
     source, go = topic(2), tmp_path / "go"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from headrace.records import OutgoingRecord
+from headrace.testing import HeadraceProcess, MakeTopic, Registry, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
 
-def test_the_example_runs_unchanged(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_the_example_runs_unchanged(site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path) -> None:
     """Only its topics and group are renamed; flights come out with a word, and keep their keys."""
     source, target = topic(2), topic(2)
     text = (EXAMPLE / "function.yaml").read_text()
@@ -38,7 +40,9 @@ def test_the_example_runs_unchanged(site: Any, topic: Any, headrace: Any, tmp_pa
     assert "Traceback" not in process.output
 
 
-def test_avro_comes_in_decoded_and_json_goes_out(site: Any, topic: Any, function: Any, schema_registry: Any) -> None:
+def test_avro_comes_in_decoded_and_json_goes_out(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], schema_registry: Registry
+) -> None:
     """The handler sees plain values; logical types are written as text; the key travels byte for byte."""
     source, target = topic(), topic()
     code = "def handler(context, event):\n    return {**event.body, 'seen': type(event.body['at']).__name__}\n"
@@ -70,7 +74,9 @@ def test_avro_comes_in_decoded_and_json_goes_out(site: Any, topic: Any, function
     assert outputs[0]["at"].startswith("2013-01-01T06:00:00")
 
 
-def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topic: Any, function: Any) -> None:
+def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """Two attempts as the file says, the user's stack in the dead letter, neighbours untouched; redriven later."""
     source, target = topic(), topic()
     code = (
@@ -103,7 +109,9 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(site: Any, topi
     assert process.terminate() == 0
 
 
-def test_the_cluster_lacks_the_topic_until_it_is_made(site: Any, topic: Any, function: Any) -> None:
+def test_the_cluster_lacks_the_topic_until_it_is_made(
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+) -> None:
     """The output topic of a function takes its partitions from the source, as soon as that exists."""
     source = topic() + "-later"
     process = function(

@@ -11,6 +11,8 @@ import pytest
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 HANDLER = table(__file__, "handler")
@@ -18,7 +20,7 @@ HANDLER = table(__file__, "handler")
 
 @pytest.mark.parametrize("allocator", ["", "shared"])
 def test_a_request_acknowledges_records_of_kafka(
-    site: Any, topic: Any, headrace: Any, tmp_path: Path, allocator: str
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path, allocator: str
 ) -> None:
     """The group commits what the request acknowledges and no more; SIGTERM lets a request in flight end."""
     source, seen = topic(), topic()

@@ -6,23 +6,26 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
+from headrace.testing import Cluster, StartHeadrace
 from headrace.testing.proxy import JOIN_GROUP, FaultProxy
 from headrace.testing.scenario import Scenario
-from tests.function_calls import function_file
+from tests.function_calls import FunctionCalls, function_file
 
 HANGS = table(__file__, "hangs")
 STUCK = table(__file__, "stuck")
 """With this as `sitecustomize`, the loop of a process is stuck from SIGUSR1 on, while the file exists."""
 
 
-def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(calls: Any, tmp_path: Path) -> None:
+def test_point_5_the_limits_of_partitions_and_workers_do_not_add_up(
+    calls: Callable[[int], FunctionCalls], tmp_path: Path
+) -> None:
     """Four events and the callbacks hang; with their limits one after the other, Kafka would remove the member.
 
     Events that wait for these workers are not begun any more.
@@ -63,7 +66,7 @@ def handler(context, event):
 
 
 def test_point_16_readiness_names_worker_group_partition_and_brokers(
-    kafka_three: Any, kafka_network: FaultProxy, headrace: Any, tmp_path: Path
+    kafka_three: Cluster, kafka_network: FaultProxy, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """One after the other, and is back after each; liveness tells of a loop that is stuck, and of nothing else."""
     site, source = Scenario(kafka_three.bootstrap_servers, tmp_path), f"ready-{uuid.uuid4().hex[:8]}"
@@ -113,7 +116,9 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
     assert process.terminate() == 0
 
 
-def test_point_19_isolation_and_commit_interval_are_settings(calls: Any, site: Any) -> None:
+def test_point_19_isolation_and_commit_interval_are_settings(
+    calls: Callable[[int], FunctionCalls], site: Scenario
+) -> None:
     """Records of an aborted transaction are called only if the file says so; a long interval commits at the end."""
     one = calls(1)
     name, code = f"{one.group}-dirty", "def handler(context, event): note(event.trigger.name, 0, event.offset)\n"

@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
+from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import JSON, NDJSON, Endpoint
 from headrace.http.endpoint import OPEN as OPEN_RULE
-from headrace.testing import HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, Registry
 
 LONG = 5000
 TOKEN, SCOPES = "a-token-that-may-do-all", ["kafka:r", "kafka:w", "admin", "metrics", "consumers:w"]
@@ -64,7 +65,7 @@ def lines(context: Any, value: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def topics(kafka: Any) -> list[str]:
+def topics(kafka: Cluster) -> list[str]:
     """Topics that are there, and one that is not."""
     unique = uuid.uuid4().hex[:8]
     names = [f"cases-{unique}-{n}" for n in range(2)]
@@ -74,7 +75,9 @@ def topics(kafka: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def api(kafka: Any, schema_registry: Any, topics: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def api(
+    kafka: Cluster, schema_registry: Registry, topics: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenApiSchema]:
     """A running Headrace, and its document as it serves it."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
@@ -159,7 +162,7 @@ def send_all(cases: st.SearchStrategy[Any], count: int) -> collections.Counter[i
     return statuses
 
 
-def check_writing(api: Any, topics: list[str], path: str, count: int) -> None:
+def check_writing(api: OpenApiSchema, topics: list[str], path: str, count: int) -> None:
     statuses = send_all(writing_cases(api[path]["POST"], topics), count)
     assert sum(statuses.values()) >= count
     assert sum(n for status, n in statuses.items() if status < 300) >= 0.2 * count, statuses
@@ -167,7 +170,7 @@ def check_writing(api: Any, topics: list[str], path: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", WRITING)
-def test_writing_is_as_documented(api: Any, topics: list[str], path: str) -> None:
+def test_writing_is_as_documented(api: OpenApiSchema, topics: list[str], path: str) -> None:
     """150 requests to produce, half as many to its relatives, of which a quarter at least is served."""
     check_writing(api, topics, path, 150 if path == POST else 75)
 
@@ -175,7 +178,7 @@ def test_writing_is_as_documented(api: Any, topics: list[str], path: str) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", WRITING)
-def test_writing_is_as_documented_for_thousands(api: Any, topics: list[str], path: str) -> None:
+def test_writing_is_as_documented_for_thousands(api: OpenApiSchema, topics: list[str], path: str) -> None:
     """The same with other requests every time."""
     check_writing(api, topics, path, LONG if path == POST else LONG // 5)
 
@@ -189,7 +192,7 @@ def test_writing_is_as_documented_for_thousands(api: Any, topics: list[str], pat
     ],
     ids=lambda one: one.id,
 )
-def test_the_other_endpoints_are_as_documented(api: Any, endpoint: Endpoint) -> None:
+def test_the_other_endpoints_are_as_documented(api: OpenApiSchema, endpoint: Endpoint) -> None:
     """With and without what they ask for."""
     path, operation = endpoint.path, api[endpoint.path][endpoint.method]
     modes = [GenerationMode.POSITIVE]

@@ -15,8 +15,9 @@ from confluent_kafka import admin
 
 from headrace.kafka import Admin
 from headrace.kafka.cluster_admin import ClusterAdmin
-from headrace.testing import HeadraceProcess
-from headrace.testing.secured import kafka_settings
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace, StartHeadrace
+from headrace.testing.scenario import Scenario
+from headrace.testing.secured import SecuredCluster, kafka_settings
 from tests.active_client import Response, send
 
 SCOPES = {"ops": ["admin"], "ann": ["consume:test-*", "group:test-*"]}
@@ -30,7 +31,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def process(kafka: Any, module_headrace: Any, audit: Path) -> HeadraceProcess:
+def process(kafka: Cluster, module_headrace: SharedHeadrace, audit: Path) -> HeadraceProcess:
     more = {"security": {"mode": "token", "principals": PRINCIPALS}, "audit": {"file": str(audit)}}
     return module_headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, **more})  # type: ignore[no-any-return]
 
@@ -44,7 +45,7 @@ def ask(process: HeadraceProcess) -> Ask:
 
 
 @pytest.fixture
-def group(kafka: Any, topic: Any, site: Any) -> Iterator[tuple[str, str]]:
+def group(kafka: Cluster, topic: MakeTopic, site: Scenario) -> Iterator[tuple[str, str]]:
     """A topic of two partitions with ten records each, and a group that has committed 4 of each."""
     name = topic(2)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -58,7 +59,7 @@ def group(kafka: Any, topic: Any, site: Any) -> Iterator[tuple[str, str]]:
     consumer.close()
 
 
-def test_a_topic_is_created_described_changed_and_deleted(ask: Ask, topic: Any, audit: Path) -> None:
+def test_a_topic_is_created_described_changed_and_deleted(ask: Ask, topic: MakeTopic, audit: Path) -> None:
     """Each change has a preview that changes nothing, and only the change itself is audited."""
     name = f"{topic()}-made"
     create = {"name": name, "partitions": 2, "configs": {"retention.ms": 864000000, "min.cleanable.dirty.ratio": 0.1}}
@@ -148,7 +149,9 @@ def test_offsets_are_reset_in_every_form(ask: Ask, group: tuple[str, str], audit
     assert ask("POST", f"/groups/{named}/offsets", {"to": "earliest"}, by="ann").status == 403
 
 
-def test_a_group_with_members_keeps_its_offsets(ask: Ask, group: tuple[str, str], kafka: Any, site: Any) -> None:
+def test_a_group_with_members_keeps_its_offsets(
+    ask: Ask, group: tuple[str, str], kafka: Cluster, site: Scenario
+) -> None:
     """It is shown with its members and their partitions; a reset is 409, and a preview says how many there are."""
     name, named = group
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": named})
@@ -163,7 +166,7 @@ def test_a_group_with_members_keeps_its_offsets(ask: Ask, group: tuple[str, str]
     assert named in [one["group"] for one in ask("GET", "/groups", by="ann").body["groups"]]
 
 
-def test_the_command_asks_for_the_name_again(site: Any, topic: Any) -> None:
+def test_the_command_asks_for_the_name_again(site: Scenario, topic: MakeTopic) -> None:
     """Another name, or none, deletes nothing; an internal topic is not even asked for."""
     name = topic()
     for given in ("y\n", f"{name}x\n", f"{name.upper()}\n"):
@@ -175,7 +178,9 @@ def test_the_command_asks_for_the_name_again(site: Any, topic: Any) -> None:
     site.wait_until(lambda: name not in site.cli("topics", "list").stdout, "the end of the topic")
 
 
-def test_access_rules_are_listed_for_those_who_may_read_them(kafka_secured: Any, headrace: Any) -> None:
+def test_access_rules_are_listed_for_those_who_may_read_them(
+    kafka_secured: SecuredCluster, headrace: StartHeadrace
+) -> None:
     """Others see the brokers, and why there are no rules."""
     pattern, allow = (admin.ResourcePatternType.PREFIXED, "User:ann", "*"), admin.AclPermissionType.ALLOW
     rule = admin.AclBinding(admin.ResourceType.TOPIC, "orders", *pattern, admin.AclOperation.READ, allow)
@@ -194,7 +199,7 @@ def test_access_rules_are_listed_for_those_who_may_read_them(kafka_secured: Any,
 
 
 async def test_an_election_that_is_not_needed_is_no_problem(
-    kafka: Any, topic: Any, request: pytest.FixtureRequest
+    kafka: Cluster, topic: MakeTopic, request: pytest.FixtureRequest
 ) -> None:
     """A partition that is not there is one."""
     if request.config.getoption("--secured"):
@@ -205,7 +210,7 @@ async def test_an_election_that_is_not_needed_is_no_problem(
 
 
 @pytest.mark.long
-def test_the_preferred_leader_is_elected(kafka_three: Any, headrace: Any, site: Any) -> None:
+def test_the_preferred_leader_is_elected(kafka_three: Cluster, headrace: StartHeadrace, site: Scenario) -> None:
     """After a broker was away, its partitions have another leader until somebody asks for an election."""
     kafka_three.create_topic("elected", 3)
     url = f"{headrace({'kafka': {'bootstrap_servers': kafka_three.bootstrap_servers}}).url}/topics/elected"

@@ -6,13 +6,13 @@ import re
 import socket
 import ssl
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.app.documents import every_endpoint
 from headrace.devcluster.ports import free_ports
 from headrace.http.endpoint import OPEN
+from headrace.testing import Cluster, MakeTopic, StartHeadrace
 from tests.active_client import send
 from tests.command_line import headrace as run
 from tests.raw_server import Authority
@@ -35,7 +35,7 @@ HEAD = "POST /transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicat
 
 
 def test_administration_has_its_own_listener_until_the_end(
-    kafka: Any, topic: Any, headrace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each operation is at one of them, health at both; commands find it; its certificate changes; it drains last."""
     authority, port = Authority(tmp_path), free_ports(1)[0]

@@ -8,7 +8,6 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem
 from headrace.runtime.jvm import find_java
 from headrace.runtime.jvm.artifacts import Artifact, Repository
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace
 from headrace.testing.scenario import Scenario
 from tests.debian_package import debian_program
 from tests.function_calls import function_file
@@ -68,7 +68,9 @@ def upgrading(hidden: bytes, path: str = "/nothing") -> tuple[bytes, bytes]:
 
 
 @pytest.fixture(scope="module")
-def process(kafka: Any, module_headrace: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def process(
+    kafka: Cluster, module_headrace: SharedHeadrace, tmp_path_factory: pytest.TempPathFactory
+) -> HeadraceProcess:
     """A run of two processes with every listener that there is."""
     folder, code = tmp_path_factory.mktemp("function"), "def handler(context, event):\n    return 'done'\n"
     kafka.create_topic(source := f"one-request-{uuid.uuid4().hex[:8]}", 1)
@@ -80,7 +82,7 @@ def process(kafka: Any, module_headrace: Any, tmp_path_factory: pytest.TempPathF
     return module_headrace({**Scenario(kafka.bootstrap_servers, folder).config, **sections})
 
 
-def test_each_listener_reads_a_body_as_a_body(process: Any) -> None:
+def test_each_listener_reads_a_body_as_a_body(process: HeadraceProcess) -> None:
     """That of requests, of administration, and of a function's trigger; the next request is served."""
     [line] = re.findall("^ready .*$", process.output, re.MULTILINE)
     urls = re.findall(r"=(http://\S+)", line)
@@ -98,7 +100,7 @@ def test_each_listener_reads_a_body_as_a_body(process: Any) -> None:
 
 
 @pytest.fixture(params=PROXIES)
-def proxy(request: pytest.FixtureRequest, process: Any, site: Any, tmp_path: Path) -> Iterator[str]:
+def proxy(request: pytest.FixtureRequest, process: HeadraceProcess, site: Scenario, tmp_path: Path) -> Iterator[str]:
     """The address of a proxy in front of the run, which shares its connections among its clients."""
     text, *words = PROXIES[request.param]
     port = str(free_ports(1)[0])
@@ -116,7 +118,7 @@ def proxy(request: pytest.FixtureRequest, process: Any, site: Any, tmp_path: Pat
             running.terminate()
 
 
-def test_a_client_of_a_proxy_gets_nothing_of_another(proxy: str, site: Any, topic: Any) -> None:
+def test_a_client_of_a_proxy_gets_nothing_of_another(proxy: str, site: Scenario, topic: MakeTopic) -> None:
     """The attacker's hidden request would take in the victim's, with its token, and shift the responses."""
     name = topic()
     victim = (
@@ -139,7 +141,9 @@ def test_a_client_of_a_proxy_gets_nothing_of_another(proxy: str, site: Any, topi
 
 
 @pytest.mark.long
-def test_spring_over_the_client_of_java_can_post(process: Any, site: Any, topic: Any, tmp_path: Path) -> None:
+def test_spring_over_the_client_of_java_can_post(
+    process: HeadraceProcess, site: Scenario, topic: MakeTopic, tmp_path: Path
+) -> None:
     """It offers HTTP/2 with its first request, whose body follows the head."""
     try:
         repository = Repository(tmp_path, lambda _: None)

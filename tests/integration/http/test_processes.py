@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 from active_client import Instance, send
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.devcluster.headrace import HeadraceProcess
+from headrace.testing import MakeTopic, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 
 def by_process(run: HeadraceProcess, name: str, **labels: str) -> dict[str, float]:
@@ -23,7 +24,7 @@ def by_process(run: HeadraceProcess, name: str, **labels: str) -> dict[str, floa
 
 
 def test_two_processes_are_one_run(
-    site: Any, topic: Callable[..., str], headrace: Callable[..., HeadraceProcess], backend: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
 ) -> None:
     """Requests reach both, each finds what the other has, metrics and status are of both, and both drain."""
     name, group = topic(4), "g-" + topic()

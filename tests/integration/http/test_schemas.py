@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from headrace.testing import MakeTopic, Registry, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 
 
 def test_schemas_are_those_of_topics_that_the_caller_may_read(
-    schema_registry: Any, site: Any, headrace: Any, topic: Any
+    schema_registry: Registry, site: Scenario, headrace: StartHeadrace, topic: MakeTopic
 ) -> None:
     """Subjects in pages by name; the versions of one, the newest first, with references and compatibility."""
     name, registry = topic(), schema_registry.url

@@ -16,6 +16,8 @@ import yaml
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
+from headrace.testing import Cluster, MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
@@ -28,7 +30,7 @@ def bearer(scope: str, lasts_seconds: int = 600) -> str:
     return f"Bearer {jwt.encode({'alg': 'ES256', 'kid': 'one'}, claims, KEY)}"
 
 
-def test_produce_with_signed_tokens(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_produce_with_signed_tokens(site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path) -> None:
     """A caller with the scope writes; a caller with another or none does not."""
     name = topic()
     (tmp_path / "jwks.json").write_text(json.dumps({"keys": [KEY.as_dict(private=False)]}))
@@ -100,7 +102,7 @@ def settings_of(kafka: Any, site: Any, topic: str) -> dict[str, Any]:
 
 
 def test_long_requests_end_when_their_token_expires(
-    kafka: Any, site: Any, topic: Any, headrace: Any, tmp_path: Path
+    kafka: Cluster, site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """Row J2; each response names the reason. A token is valid for a minute after `exp`."""
     name, file = topic(), tmp_path / "jwks.json"
@@ -114,7 +116,7 @@ def test_long_requests_end_when_their_token_expires(
 
 
 def test_long_requests_end_when_a_reload_takes_their_credentials(
-    kafka: Any, site: Any, topic: Any, headrace: Any
+    kafka: Cluster, site: Scenario, topic: MakeTopic, headrace: StartHeadrace
 ) -> None:
     """Of a principal that is removed, or has other scopes; those of others go on."""
     name, scopes = topic(), ["kafka:r", "kafka:w", "metrics"]

@@ -17,11 +17,13 @@ from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import ConfigError, FatalKafkaError, KafkaUnavailable, RecordTooLarge, TransactionAborted
 from headrace.kafka.transactions import batch_transactions
 from headrace.kafka.transactions.batch_transactions import BatchTransactions
+from headrace.testing import Cluster, MakeTopic
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import kafka_settings
 
 
 @pytest.fixture
-def make(kafka: Any) -> Callable[..., BatchTransactions]:
+def make(kafka: Cluster) -> Callable[..., BatchTransactions]:
     """Make producers on the shared broker, with a new name unless one is given."""
     with contextlib.suppress(confluent_kafka.KafkaException):
         kafka.create_topic(BATCHES_TOPIC, 1, {"cleanup.policy": "compact"})
@@ -59,7 +61,9 @@ def visible(site: Any, topic: str) -> list[str]:
     return [record.value.decode() for record in site.records(topic)]
 
 
-def test_a_batch_and_its_number_become_visible_together(site: Any, topic: Any, make: Any) -> None:
+def test_a_batch_and_its_number_become_visible_together(
+    site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
+) -> None:
     """Keys, values, headers and nulls of several topics arrive; the next process continues behind them."""
     first, second = topic(), topic()
     batches = make("headrace.test." + first)
@@ -77,7 +81,11 @@ def test_a_batch_and_its_number_become_visible_together(site: Any, topic: Any, m
 
 @pytest.mark.parametrize("point", ["batch.produced", "batch.numbered", "batch.committed"])
 def test_a_successor_knows_how_a_cut_batch_has_ended(
-    site: Any, topic: Any, make: Any, monkeypatch: pytest.MonkeyPatch, point: str
+    site: Scenario,
+    topic: MakeTopic,
+    make: Callable[..., BatchTransactions],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
 ) -> None:
     """It ends the open transaction before it asks, and fences the predecessor, which may still be alive."""
     name = topic()
@@ -101,7 +109,9 @@ def test_a_successor_knows_how_a_cut_batch_has_ended(
     assert len(visible(site, name)) == (3 if point == "batch.committed" else 2)
 
 
-def test_a_refused_record_keeps_its_whole_batch_out(site: Any, topic: Any, make: Any) -> None:
+def test_a_refused_record_keeps_its_whole_batch_out(
+    site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
+) -> None:
     """The error names the topic; after it the same producer is opened again, and its number is unchanged."""
     name, small = topic(), topic(max_message_bytes=2000)
     batches = make()
@@ -113,7 +123,9 @@ def test_a_refused_record_keeps_its_whole_batch_out(site: Any, topic: Any, make:
     site.wait_until(lambda: visible(site, name) == ["b"], "the second attempt alone")
 
 
-def test_a_batch_larger_than_the_queue_waits_for_it(site: Any, topic: Any, make: Any) -> None:
+def test_a_batch_larger_than_the_queue_waits_for_it(
+    site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
+) -> None:
     """The client takes about 150 MB at a time."""
     name = topic(4)
     batches = make()
@@ -122,7 +134,9 @@ def test_a_batch_larger_than_the_queue_waits_for_it(site: Any, topic: Any, make:
     site.wait_until(lambda: len(site.records(name)) == 250, "250 records")
 
 
-def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_takes_too_long_names_the_setting(
+    topic: MakeTopic, make: Callable[..., BatchTransactions], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kafka has aborted its transaction by then."""
     name = topic()
     batches = make(seconds=2.0)
@@ -137,13 +151,15 @@ def test_a_batch_that_takes_too_long_names_the_setting(topic: Any, make: Any, mo
     assert batches.open() is None
 
 
-def test_a_time_limit_above_that_of_the_brokers_is_refused(make: Any) -> None:
+def test_a_time_limit_above_that_of_the_brokers_is_refused(make: Callable[..., BatchTransactions]) -> None:
     """Kafka allows 15 minutes by default."""
     with pytest.raises(ConfigError, match=r"lower transaction_timeout_seconds .* or raise transaction.max.timeout.ms"):
         make(seconds=100_000.0).open()
 
 
-def test_a_writer_that_was_overtaken_writes_nothing(site: Any, topic: Any, make: Any) -> None:
+def test_a_writer_that_was_overtaken_writes_nothing(
+    site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
+) -> None:
     """It slept while another process wrote the batch. To open again would fence that one, and write it twice."""
     name = topic()
     batches = make("headrace.test." + name)

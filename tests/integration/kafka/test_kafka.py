@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
@@ -21,6 +20,7 @@ from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.kafka.client.properties import client_properties
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Deadline, SystemClock
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.secured import kafka_settings
 from tests.group_client import Heard
 from tests.raw_server import until
@@ -61,7 +61,7 @@ async def fill(kafka: KafkaConfig, topic: str, count: int, **fields: Any) -> lis
 @pytest.mark.parametrize("bad", [{30}, {*range(0, 500, 7)}], ids=len)
 @pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"message_timestamp_before_max_ms": 60_000}])
 async def test_a_record_that_a_topic_refuses_fails_alone(
-    kafka: Any, topic: Callable[..., str], settings: dict[str, Any], bad: set[int]
+    kafka: Cluster, topic: MakeTopic, settings: dict[str, Any], bad: set[int]
 ) -> None:
     """Whatever the client says of its batch, and though a later batch is taken: the others stand in their order."""
     name, producer = topic(1, **settings), Producer(config(kafka), ProducerConfig())
@@ -79,7 +79,7 @@ async def test_a_record_that_a_topic_refuses_fails_alone(
     await producer.stop()
 
 
-async def test_the_longest_offset_map_is_taken_by_the_broker(kafka: Any, topic: Callable[..., str]) -> None:
+async def test_the_longest_offset_map_is_taken_by_the_broker(kafka: Cluster, topic: MakeTopic) -> None:
     """The next owner gets it on assignment."""
     where, name = config(kafka), topic()
     chance, partition = random.Random(1), TopicPartition(name, 0)
@@ -114,7 +114,7 @@ async def removed_below(kafka: KafkaConfig, place: TopicPartition, offset: int) 
     ],
 )
 async def test_a_gap_stalls_its_partition_or_is_passed_by_policy(
-    kafka: Any, topic: Callable[..., str], committed: int, missing: str
+    kafka: Cluster, topic: MakeTopic, committed: int, missing: str
 ) -> None:
     """Nothing is reset silently: the reason has the exact offsets, another partition continues, the gap is counted."""
     where, name = config(kafka), topic(2)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
@@ -20,6 +19,7 @@ from yaml_table import table
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
 from headrace.runtime import SystemClock
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.secured import kafka_section, kafka_settings
 
 pytestmark = pytest.mark.secured
@@ -28,12 +28,12 @@ _HOLDER = table(__file__, "holder")
 
 
 @pytest.fixture
-def settings(kafka: Any) -> KafkaConfig:
+def settings(kafka: Cluster) -> KafkaConfig:
     return kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)
 
 
 @pytest.fixture
-def holders(kafka: Any, topic: Callable[..., str], tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def holders(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Two processes that hold a lease each, by the name of the lease."""
     names = topic(), topic()
     file = tmp_path / "headrace.yaml"
@@ -59,7 +59,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_one_holds_and_the_next_has_it_when_it_lets_go(settings: KafkaConfig, topic: Callable[..., str]) -> None:
+def test_one_holds_and_the_next_has_it_when_it_lets_go(settings: KafkaConfig, topic: MakeTopic) -> None:
     """A second one is refused and told who holds it; after the release it gets it, and other names are free."""
     name = topic()
 
@@ -79,7 +79,7 @@ def test_one_holds_and_the_next_has_it_when_it_lets_go(settings: KafkaConfig, to
     run(work)
 
 
-def test_of_many_that_come_at_once_one_has_it_at_a_time(settings: KafkaConfig, topic: Callable[..., str]) -> None:
+def test_of_many_that_come_at_once_one_has_it_at_a_time(settings: KafkaConfig, topic: MakeTopic) -> None:
     """Four that want it at the same moment have it one after the other."""
     name = topic()
     holding = 0
@@ -102,7 +102,9 @@ def test_of_many_that_come_at_once_one_has_it_at_a_time(settings: KafkaConfig, t
     run(work)
 
 
-def test_holders_that_are_killed_or_sleep_lose_it_with_their_session(settings: KafkaConfig, holders: Any) -> None:
+def test_holders_that_are_killed_or_sleep_lose_it_with_their_session(
+    settings: KafkaConfig, holders: dict[str, subprocess.Popen[str]]
+) -> None:
     """Who waits gets it then; and the one that slept finds out when it wakes, before it does more."""
     (killed, first), (sleeping, second) = holders.items()
     first.kill()

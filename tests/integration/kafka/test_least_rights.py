@@ -16,7 +16,7 @@ import yaml
 
 from headrace.errors import TopicNotFound
 from headrace.records import TopicPartition
-from headrace.testing import PlannedResponse, RecordingBackend
+from headrace.testing import PlannedResponse, RecordingBackend, StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import Feature, Posted, RightsScenario, Written, assert_named, rows_of
@@ -262,7 +262,7 @@ LONG: tuple[type[Feature], ...] = (
 
 @pytest.fixture
 def scenario(
-    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
+    kafka_secured: SecuredCluster, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
 ) -> Iterator[Callable[[type[Feature]], RightsScenario]]:
     """Return the scenario of a feature."""
 
@@ -295,22 +295,22 @@ def test_each_right_is_enough_and_needed(
     kind: type[Feature], scenario: Callable[[type[Feature]], RightsScenario]
 ) -> None:
     """All rights are enough; without one of them the sentence names it, and with it again nothing is lost."""
-    feature = kind(scenario := scenario(kind))
-    assert scenario.rows
+    feature = kind(used := scenario(kind))
+    assert used.rows
     feature.start()
     feature.trigger(0)
     wait(feature, 0, lambda: feature.done(0), "the first use")
-    for number, row in enumerate(scenario.rows, 1):
-        sentence = row.sentence(scenario.user, scenario.key)
+    for number, row in enumerate(used.rows, 1):
+        sentence = row.sentence(used.user, used.key)
         assert sentence not in feature.texts()
-        scenario.take(row)
+        used.take(row)
         if row.at_start:
             feature.restart()
         feature.trigger(number)
         wait(feature, number, lambda words=sentence: words in feature.texts(), f"{row}: {sentence}")
-        scenario.give(row)
+        used.give(row)
         wait(feature, number, lambda number=number: feature.done(number), f"use {number} after {row} was given back")
-    known = tuple(row.sentence(scenario.user, scenario.key) for row in (*scenario.rows, *rows_of("Active consumers")))
-    named_rights = set(re.findall(rf"User:{scenario.user} has no right [^:;\"(]+?(?=[:;])", feature.texts()))
+    known = tuple(row.sentence(used.user, used.key) for row in (*used.rows, *rows_of("Active consumers")))
+    named_rights = set(re.findall(rf"User:{used.user} has no right [^:;\"(]+?(?=[:;])", feature.texts()))
     others = {one for one in named_rights if not one.startswith(known) and "DescribeConfigs" not in one}
     assert others == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import RecordingBackend
+from headrace.testing import RecordingBackend, StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import RightsScenario
@@ -56,7 +55,7 @@ def unnamed(scenario: RightsScenario, url: str, row: list[Any]) -> str:
 
 
 def test_requests_are_answered_403(
-    kafka_secured: SecuredCluster, tmp_path: Path, headrace: Callable[..., Any], backend: RecordingBackend
+    kafka_secured: SecuredCluster, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
 ) -> None:
     """Not as an outage, and with a response at all."""
     scenario = RightsScenario(kafka_secured, f"none-{secrets.token_hex(2)}", [], tmp_path, headrace, backend)

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.testing import Cluster, HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 SOON_SECONDS = 3.0
 LATE_SECONDS = 60.0
 
 
-class Scenario:
+class OutageScenario:
     """A cluster of its own with one broker, and a process with a consumer and a function on it."""
 
     def __init__(self, cluster: Cluster, folder: Path, site: Any, headrace: Any, backend: Any) -> None:
@@ -75,10 +76,12 @@ class Scenario:
 
 
 @pytest.fixture
-def scenario(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator[Scenario]:
+def scenario(
+    site: Scenario, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
+) -> Iterator[OutageScenario]:
     with Cluster(tmp_path / "kafka") as cluster:
         cluster.create_topic("orders")
-        made = Scenario(cluster, tmp_path, site, headrace, backend)
+        made = OutageScenario(cluster, tmp_path, site, headrace, backend)
         assert made.produce().status == 200
         site.wait_until(made.is_well, "all to be well")
         yield made
@@ -95,7 +98,7 @@ def scenario(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> Iterator
     ids=["killed", "hanging"],
 )
 def test_all_say_the_same_in_an_outage(
-    scenario: Scenario,
+    scenario: OutageScenario,
     break_it: Callable[[Cluster, int], None],
     mend: Callable[[Cluster, int], None],
     why: str,
@@ -138,7 +141,7 @@ def test_all_say_the_same_in_an_outage(
     assert scenario.process.terminate() == 0
 
 
-def test_following_a_topic_says_that_kafka_is_away_and_back(site: Any, tmp_path: Path) -> None:
+def test_following_a_topic_says_that_kafka_is_away_and_back(site: Scenario, tmp_path: Path) -> None:
     """On standard error, beside the records; records that come later are printed."""
     with Cluster(tmp_path / "kafka") as cluster:
         cluster.create_topic("orders")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from headrace.devcluster import Cluster
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing import RecordingBackend
+from headrace.testing import RecordingBackend, StartHeadrace
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 
@@ -100,7 +100,7 @@ def assert_refused(process: Any, topic: str) -> None:
 
 
 def test_a_refused_login_heals(
-    short_logins: SecuredCluster, headrace: Callable[..., Any], backend: RecordingBackend, tmp_path: Path
+    short_logins: SecuredCluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """At the start and later: one line in the log, nothing is written, and consumers resume without a restart."""
     scenario = Scenario(short_logins.cluster.bootstrap_servers, tmp_path)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import HeadraceError, RecordTooLarge, TransactionAborted
 from headrace.kafka import Admin, TransactionSession, read_records
 from headrace.records import OutgoingRecord, Produced, TopicPartition
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.secured import kafka_settings
 
 
-def test_a_session_that_was_shut_out_writes_nothing_more(kafka: Any, topic: Callable[..., str]) -> None:
+def test_a_session_that_was_shut_out_writes_nothing_more(kafka: Cluster, topic: MakeTopic) -> None:
     """Not what it is given next, nor later by another client of its own; the later session is not disturbed."""
     name = topic()
     settings = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60)

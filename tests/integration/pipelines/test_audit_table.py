@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import yaml
 
 from headrace.records import Header, OutgoingRecord
 from headrace.runtime.telemetry.audit_events import RangeEvent
-from headrace.testing import HeadraceProcess
+from headrace.testing import HeadraceProcess, MakeTopic
 from headrace.testing.scenario import Scenario
 from tests.active_client import Response, send
 from tests.integration.pipelines.test_pipelines import QUICK, gone
@@ -38,7 +38,7 @@ LIMIT_SECONDS = 240.0
 
 def column_of(field: str) -> str:
     """Return the column of a field."""
-    return OTHER_NAMES.get(field, re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", field))
+    return OTHER_NAMES.get(field, re.sub("[A-Z]", lambda letter: f"_{str(letter[0]).lower()}", field))
 
 
 def row_of(event: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_every_field_of_an_event_is_read() -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_rows_equal_the_events_also_when_the_driver_is_killed(
-    site: Scenario, topic: Any, push: Any, postgres: PostgresServer, tmp_path: Path
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """Of writes, failures, refusals, deliveries, reports and operations. Odd texts, times and values stop nothing."""
     topics = topic(3), topic(), f"{topic()}-audit"

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
+from headrace.testing import Cluster, MakeTopic
 from tests.integration.pipelines.test_pipelines import produce, read, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
@@ -27,7 +29,9 @@ async def committed(servers: str, topic: str) -> list[dict[str, Any]]:
     return [json.loads(r.value or b"null") for r in await records_of(KafkaConfig(bootstrap_servers=servers), topic)]
 
 
-async def test_partitions_that_are_added_during_a_run_are_read_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
+async def test_partitions_that_are_added_during_a_run_are_read_once(
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
     """Their records are in the topic of each sink exactly once, over a driver that is killed; the digest holds."""
     source, out = topic(1), f"{topic()}-out.dotted-name"
     servers = kafka.bootstrap_servers
@@ -65,7 +69,7 @@ async def test_partitions_that_are_added_during_a_run_are_read_once(kafka: Any, 
     assert found == Counter((flow, number) for flow in (1, 2) for number in range(5000))
 
 
-async def test_strange_records_arrive_as_they_are(kafka: Any, topic: Any, tmp_path: Path) -> None:
+async def test_strange_records_arrive_as_they_are(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
     """Null keys and values, empty ones, headers without a value, twice the same header, and values of almost 1 MB."""
     source, out, servers = topic(2), topic(), kafka.bootstrap_servers
     (tmp_path / "echo.py").write_text("def handler(context, event):\n    return event.body\n")
@@ -109,7 +113,9 @@ async def test_strange_records_arrive_as_they_are(kafka: Any, topic: Any, tmp_pa
 
 
 @pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)", "bytearray(1 << 44)"])
-async def test_python_that_always_fails_ends_its_flow(kafka: Any, topic: Any, tmp_path: Path, how: str) -> None:
+async def test_python_that_always_fails_ends_its_flow(
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path, how: str
+) -> None:
     """The rows of the micro-batch come again a bounded number of times. The flow continues when the code is correct."""
     source, out, settings = topic(1), topic(), KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
     code = "import os\n\nfrom pyspark.sql.functions import udf\n\n\ndef checked(number):\n{}    return number\n\n\n"
@@ -140,7 +146,7 @@ async def test_python_that_always_fails_ends_its_flow(kafka: Any, topic: Any, tm
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Give a folder on a file system of 60 MB."""
     folder = tmp_path / "small"
     folder.mkdir()
@@ -150,7 +156,7 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-async def test_a_full_disk_is_waited_for(kafka: Any, topic: Any, small_disk: Path) -> None:
+async def test_a_full_disk_is_waited_for(kafka: Cluster, topic: MakeTopic, small_disk: Path) -> None:
     """The checkpoint cannot be written for a while: then the run continues, and each record is there once."""
     source, out, servers = topic(2), topic(), kafka.bootstrap_servers
     spec = {

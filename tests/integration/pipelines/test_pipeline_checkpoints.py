@@ -20,6 +20,7 @@ from headrace.pipelines.protocol import DriverTask
 from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.pipelines import PipelineRows
 from tests.integration.pipelines.test_pipelines import QUICK, SCHEMA, produce_flights, read, rows, running, until
 
@@ -93,7 +94,7 @@ def check_state(stores: list[Any], written: Mapping[Any, Any]) -> None:
 
 
 def test_a_checkpoint_takes_what_fits_and_refuses_the_rest(
-    kafka: Any, topic: Any, tmp_path: Path, pipeline_rows: PipelineRows
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path, pipeline_rows: PipelineRows
 ) -> None:
     """A flow with a filter and another column continues from its checkpoint, beside flows that are refused.
 
@@ -162,7 +163,7 @@ def check_reasons(reasons: Mapping[str, str], again: str) -> None:
 
 
 @pytest.mark.long
-def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path: Path) -> None:
+def test_removed_records_are_never_passed_over(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
     """A flow whose unread records retention has removed fails before its next batch, with what can be done."""
     source, out = topic(), topic()
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
@@ -186,7 +187,9 @@ def test_removed_records_are_never_passed_over(kafka: Any, topic: Any, tmp_path:
 
 
 @pytest.mark.long
-def test_a_topic_that_is_created_again_during_a_run_is_not_read_on(kafka: Any, topic: Any, tmp_path: Path) -> None:
+def test_a_topic_that_is_created_again_during_a_run_is_not_read_on(
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
     """Its first records would be passed over: the flow ends and says so, and writes none of them by then."""
     source, out = topic(), topic()
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)

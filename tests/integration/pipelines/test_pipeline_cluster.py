@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyspark
 import pytest
@@ -17,6 +16,7 @@ from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import find_java
+from headrace.testing import Cluster, MakeTopic
 from tests.integration.pipelines.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
@@ -65,7 +65,7 @@ def write_steps(folder: Path) -> None:
 
 
 def test_results_are_exact_although_a_worker_dies(
-    kafka: Any, topic: Any, tmp_path: Path, standalone: tuple[str, list[Server]]
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path, standalone: tuple[str, list[Server]]
 ) -> None:
     """An aggregate over a Python function of the pipeline's folder counts each record once, on executors of which one
     is killed in between; its state goes on in the executor that is left. Tasks that write repeat no row."""

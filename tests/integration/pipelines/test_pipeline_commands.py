@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.jvm_server import Server
+from headrace.testing import Cluster, MakeTopic
 from tests.integration.pipelines.test_pipelines import produce, records_of
 
 pytestmark = pytest.mark.heavy
@@ -23,7 +23,9 @@ LIMIT_SECONDS = 180.0
 
 
 @pytest.mark.long
-def test_a_file_runs_once_and_its_rows_are_shown_again_when_it_changes(kafka: Any, topic: Any, tmp_path: Path) -> None:
+def test_a_file_runs_once_and_its_rows_are_shown_again_when_it_changes(
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
     """A run with `once` ends by itself; a change of an SQL file shows its rows by the same Spark session."""
     source, target = topic(2), topic()
     rows = (json.dumps({"plate": f"B {number}", "cents": number * 100}).encode() for number in range(10))

@@ -17,6 +17,7 @@ from headrace.devcluster.ports import free_ports
 from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.jvm import ensure_artifacts
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipeline_cluster import spark_process, write_steps
 from tests.integration.pipelines.test_pipelines import (
@@ -138,7 +139,7 @@ async def end(killed: str, server: ConnectServer, run: Any) -> None:
 
 @pytest.mark.parametrize("killed", ["server", "driver"])
 def test_results_are_exact_although_a_process_is_killed(
-    kafka: Any, topic: Any, tmp_path: Path, server: ConnectServer, killed: str
+    kafka: Cluster, topic: MakeTopic, tmp_path: Path, server: ConnectServer, killed: str
 ) -> None:
     """An aggregate over a Python function of the pipeline's folder counts each record once, a filter and a handler
     lose none and repeat at most a micro-batch. The driver has no JVM; it waits for the server, and continues from the

@@ -30,7 +30,7 @@ from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of, unframe
 from headrace.formats.protobuf import ProtobufCodec
 from headrace.records import Record
-from headrace.testing import HeadraceProcess, RecordingBackend
+from headrace.testing import HeadraceProcess, RecordingBackend, Registry
 from headrace.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipelines import produce, records_of
 from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
@@ -98,7 +98,9 @@ def dead_letter(record: Record, header: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def flows(kafka_secured: SecuredCluster, schema_registry: Any, tmp_path_factory: Any) -> Iterator[Flows]:
+def flows(
+    kafka_secured: SecuredCluster, schema_registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Flows]:
     """Run the pipeline until it has read everything; a third schema of its trips arrives while it runs."""
     servers, prefix, folder = kafka_secured.bootstrap_servers, f"f{uuid.uuid4().hex[:6]}", tmp_path_factory.mktemp("f")
     for name in ("passages", "flights", "trips", "visits", "hostile", "other"):

@@ -12,6 +12,7 @@ from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
+from headrace.testing import Cluster, MakeTopic, Registry
 from tests.integration.pipelines.test_pipelines import produce, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
@@ -19,9 +20,9 @@ pytestmark = [pytest.mark.heavy, pytest.mark.long]
 
 @pytest.mark.parametrize(("more", "source", "flow", "reason"), table(__file__, "a_permanent_failure_is_not_retried"))
 async def test_a_permanent_failure_is_not_retried(
-    kafka: Any,
-    topic: Any,
-    schema_registry: Any,
+    kafka: Cluster,
+    topic: MakeTopic,
+    schema_registry: Registry,
     tmp_path: Path,
     more: dict[str, Any],
     source: dict[str, Any],
@@ -53,7 +54,7 @@ async def test_a_permanent_failure_is_not_retried(
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])
-async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: Path, mode: str) -> None:
+async def test_late_rows_are_counted_exactly(kafka: Cluster, topic: MakeTopic, tmp_path: Path, mode: str) -> None:
     """Each row is in a window or in the topic of late rows, with key and headers, over several micro-batches."""
     source, out, late = topic(1), topic(), topic()
     spec = {
@@ -99,7 +100,7 @@ async def test_late_rows_are_counted_exactly(kafka: Any, topic: Any, tmp_path: P
     assert in_time + counted == 1001
 
 
-async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any, tmp_path: Path) -> None:
+async def test_real_time_mode_writes_each_record_at_once(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
     """Kafka to Kafka by SQL with a table, a rule and its quarantine, and corrupt records in quarantine."""
     source, out = topic(1), topic()
     (tmp_path / "gates.csv").write_text("1,north\n2,south\n3,east\n")
@@ -134,7 +135,7 @@ async def test_real_time_mode_writes_each_record_at_once(kafka: Any, topic: Any,
     assert await values(f"{source}.dlq") == {b"{bad"}
 
 
-async def test_generated_rows_go_to_the_log_of_the_driver(kafka: Any, tmp_path: Path) -> None:
+async def test_generated_rows_go_to_the_log_of_the_driver(kafka: Cluster, tmp_path: Path) -> None:
     """For tries: no topic is needed."""
     spec = {
         "name": "tryout",

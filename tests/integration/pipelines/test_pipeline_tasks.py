@@ -17,6 +17,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask, Rows
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.pipelines import PipelineRows
 from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
 
@@ -82,7 +83,7 @@ def test_one_session_does_task_after_task_without_kafka(pipeline_rows: PipelineR
 
 
 def test_rows_of_a_slice_are_shown_and_nothing_is_written(
-    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+    kafka: Cluster, topic: MakeTopic, pipeline_rows: PipelineRows, tmp_path: Path
 ) -> None:
     """Only the slice is read, by a source, a view and a flow; no sink, group or checkpoint appears."""
     name = topic(2)

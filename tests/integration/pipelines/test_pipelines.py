@@ -23,6 +23,7 @@ from headrace.pipelines.runs import PipelineRun
 from headrace.pipelines.spec import PipelineSpec
 from headrace.records import Record
 from headrace.runtime import Deadline, Service, SystemClock
+from headrace.testing import Cluster, MakeTopic, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.pipeline_harness import document
 
@@ -110,7 +111,7 @@ def read(run: PipelineRun, flow: str) -> int:
     return run.counts(flow)["read"]
 
 
-async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) -> None:
+async def test_a_driver_waits_for_the_one_before_it(kafka: Cluster, tmp_path: Path) -> None:
     """Two drivers never use one folder at the same time; one that waits ends at once when told."""
     spec = PipelineSpec.model_validate(document())
     owner = Service("test")
@@ -125,7 +126,9 @@ async def test_a_driver_waits_for_the_one_before_it(kafka: Any, tmp_path: Path) 
     assert gone(driver.pid)
 
 
-def test_the_death_of_headrace_leaves_no_process(kafka: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_the_death_of_headrace_leaves_no_process(
+    kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
+) -> None:
     """kill -9 of the parent ends Spark too."""
     file = tmp_path / "late.yaml"
     file.write_text(json.dumps(document({"topic": topic()}, sources={"a": {"topic": topic(), "schema": "x INT"}})))

@@ -21,6 +21,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from headrace.config.kafka import KafkaConfig
 from headrace.devcluster.headrace import HeadraceProcess
 from headrace.devcluster.security import allowed
+from headrace.testing import StartHeadrace
 from headrace.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipelines import produce, rows, working_below
 from tests.least_rights import rows_of
@@ -127,7 +128,7 @@ def rights_of_the_page(user: str, source: str, sink: str, group: str) -> list[Ac
 
 
 def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
-    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
+    kafka_secured: SecuredCluster, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """A user with a strange password and no right but those it needs: rows arrive, the password is in the secrets
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
@@ -178,9 +179,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     assert not secrets.exists()
 
 
-def test_tokens_are_enough_for_spark(
-    kafka_secured: SecuredCluster, headrace: Callable[..., HeadraceProcess], tmp_path: Path
-) -> None:
+def test_tokens_are_enough_for_spark(kafka_secured: SecuredCluster, headrace: StartHeadrace, tmp_path: Path) -> None:
     """Source and sinks connect with tokens of a server whose authority only the file has."""
     servers, source, sink = kafka_secured.cluster.bootstrap_servers, "in-token", "out-token"
     kafka_secured.cluster.create_topic(source, 1)

@@ -13,6 +13,7 @@ from yaml_table import table
 from headrace.errors import PipelineInvalid
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask
+from headrace.testing import Cluster, MakeTopic
 from headrace.testing.pipelines import PipelineRows
 from headrace.testing.secured import kafka_settings
 from tests.integration.pipelines.test_pipelines import produce, records_of, rows, running, until
@@ -32,7 +33,7 @@ def written(folder: Path, which: str = "", **topics: str) -> Path:
 
 
 def test_state_continues_over_batches_and_restarts(
-    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+    kafka: Cluster, topic: MakeTopic, pipeline_rows: PipelineRows, tmp_path: Path
 ) -> None:
     """Failed rows are dead letters, and change no state; the checkpoint shows the state, and refuses another one."""
     settings = kafka_settings(kafka.bootstrap_servers)
@@ -111,7 +112,7 @@ def check_outcomes(
 
 
 def test_each_failure_follows_the_policy_of_its_flow(
-    kafka: Any, topic: Any, pipeline_rows: PipelineRows, tmp_path: Path
+    kafka: Cluster, topic: MakeTopic, pipeline_rows: PipelineRows, tmp_path: Path
 ) -> None:
     """After all attempts a row is a dead letter, dropped, or the end of the flow, and no state or timer has changed.
 

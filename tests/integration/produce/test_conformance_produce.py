@@ -7,11 +7,13 @@ import itertools
 import json
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+
+from headrace.testing import Cluster, MakeTopic, Registry, SharedHeadrace
 
 pytestmark = pytest.mark.secured
 
@@ -84,7 +86,7 @@ class Produce:
 
 
 @pytest.fixture
-def produce(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any]) -> Iterator[Produce]:
+def produce(kafka: Cluster, schema_registry: Registry, module_headrace: SharedHeadrace) -> Iterator[Produce]:
     """A client of the one process for the whole file."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
@@ -96,7 +98,7 @@ def produce(kafka: Any, schema_registry: Any, module_headrace: Callable[..., Any
 
 
 @pytest.fixture(scope="module")
-def place(kafka: Any) -> str:
+def place(kafka: Cluster) -> str:
     """A topic of two partitions."""
     name = f"conformance-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, 2, {"max.message.bytes": "2000"})
@@ -133,7 +135,7 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.schema])
-def test_every_schema_input(produce: Produce, topic: Callable[..., str], name: str) -> None:
+def test_every_schema_input(produce: Produce, topic: MakeTopic, name: str) -> None:
     """Each way to name a schema finds the same one, and the response says its id."""
     place = topic()
     subjects = [f"{place}-{end}" for end in ("key", "value", "other")]
@@ -165,7 +167,7 @@ def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str)
     assert [entry["offset"] - first["offset"] for entry in (third, last)] == [1, 2]
 
 
-def test_records_are_where_the_response_says(produce: Produce, topic: Callable[..., str]) -> None:
+def test_records_are_where_the_response_says(produce: Produce, topic: MakeTopic) -> None:
     """Partition and offset, key, value, timestamp and headers, byte for byte."""
     name = topic(3)
     records = [
@@ -184,7 +186,7 @@ def test_records_are_where_the_response_says(produce: Produce, topic: Callable[.
     assert third.headers() == [("X-Correlation-Id", b"mine")]
 
 
-def test_equal_keys_go_to_the_partition_of_the_java_client(produce: Produce, topic: Callable[..., str]) -> None:
+def test_equal_keys_go_to_the_partition_of_the_java_client(produce: Produce, topic: MakeTopic) -> None:
     """murmur2 of the stored bytes, positive, modulo the partitions: so both clients agree where a key lives."""
     partitions = {"": 1, "a": 4, "kafka": 0, "foobar": 6, "été": 3, "x" * 99: 9}
     records = [{"key": key, "value": 1} for key in partitions]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 CLIENTS = 8
 
@@ -39,9 +40,7 @@ class Client:
         connection.close()
 
 
-def test_a_stop_loses_nothing_and_doubles_nothing(
-    site: Any, topic: Callable[..., str], headrace: Callable[..., Any]
-) -> None:
+def test_a_stop_loses_nothing_and_doubles_nothing(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """While clients produce: every ok is at its offset, whatever got no ok is not there, and the exit code is 0."""
     name = topic()
     process = headrace(site.config)

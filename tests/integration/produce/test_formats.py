@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -21,7 +21,12 @@ from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.records import OutgoingRecord
 from headrace.runtime import SystemClock
+from headrace.testing import HeadraceProcess, MakeTopic, RecordingBackend, Registry
+from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess
+
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
 
 HANDLER = "def handler(context, event):\n    return event.body\n"
 DRAFT7 = "http://json-schema.org/draft-07/schema#"
@@ -39,14 +44,14 @@ PERSON_PROTO = table(__file__, "person_proto")
 
 
 @pytest.fixture
-def confluent(schema_registry: Any) -> Iterator[Any]:
+def confluent(schema_registry: Registry) -> Iterator[SchemaRegistryClient]:
     registry = pytest.importorskip("confluent_kafka.schema_registry", exc_type=ImportError)
     with registry.SchemaRegistryClient({"url": schema_registry.url}) as client:
         yield client
 
 
 @pytest.fixture
-def ours(schema_registry: Any) -> Callable[..., Any]:
+def ours(schema_registry: Registry) -> Callable[..., Any]:
     """Run with codecs on the real registry."""
 
     def run(work: Callable[[Codecs], Awaitable[Any]]) -> Any:
@@ -80,7 +85,9 @@ async def back(codecs: Codecs, data: bytes, name: str) -> Any:
     return json.loads(reader.decode(data) or b"")
 
 
-def test_avro_with_references_is_what_confluent_writes_and_reads(confluent: Any, ours: Any) -> None:
+def test_avro_with_references_is_what_confluent_writes_and_reads(
+    confluent: SchemaRegistryClient, ours: Callable[..., Any]
+) -> None:
     """The schema names a type of another subject."""
     from confluent_kafka.schema_registry import Schema, SchemaReference
     from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
@@ -100,7 +107,9 @@ def test_avro_with_references_is_what_confluent_writes_and_reads(confluent: Any,
     assert ours(lambda codecs: back(codecs, theirs, "avro")) == value
 
 
-def test_json_schema_is_what_confluent_writes_and_reads(confluent: Any, ours: Any) -> None:
+def test_json_schema_is_what_confluent_writes_and_reads(
+    confluent: SchemaRegistryClient, ours: Callable[..., Any]
+) -> None:
     """With a reference, which its own validator follows too."""
     from confluent_kafka.schema_registry import Schema, SchemaReference
     from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -130,7 +139,7 @@ PEOPLE = [
 
 @pytest.mark.parametrize(("message", "value"), PEOPLE)
 def test_protobuf_is_what_confluent_writes_and_reads(
-    confluent: Any, ours: Any, message: str | None, value: dict[str, Any]
+    confluent: SchemaRegistryClient, ours: Callable[..., Any], message: str | None, value: dict[str, Any]
 ) -> None:
     """First, second and nested message types; imports; text registered by us, a descriptor registered by them."""
     from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
@@ -157,7 +166,12 @@ def test_protobuf_is_what_confluent_writes_and_reads(
 
 
 def test_what_others_write_is_read_over_http_and_by_push_functions_and_tables(
-    site: Any, topic: Any, function: Any, backend: Any, schema_registry: Any, confluent: Any
+    site: Scenario,
+    topic: MakeTopic,
+    function: Callable[..., HeadraceProcess],
+    backend: RecordingBackend,
+    schema_registry: Registry,
+    confluent: SchemaRegistryClient,
 ) -> None:
     """Schemas that the registry accepts and values that Python lacks; a record that no schema reads names its cause."""
     source, target, rows = topic(), topic(), table(__file__, "others_write")

@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+from headrace.testing import Cluster, StartHeadrace
 from headrace.testing.scenario import JsonResponse, Scenario
 
 PENDING_BYTES = 1_000_000
@@ -58,7 +57,7 @@ def served_while_stuck(pool: ThreadPoolExecutor, url: str, stuck: str, live: str
 
 
 def test_a_partition_without_enough_replicas_refuses_alone(
-    kafka_three: Any, headrace: Callable[..., Any], tmp_path: Path
+    kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """503 at once for it alone, the rest is served meanwhile, and what was taken is written when the broker is back."""
     stuck, live = f"stuck-{time.time_ns()}", f"live-{time.time_ns()}"

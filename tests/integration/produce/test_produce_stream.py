@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from headrace.testing import MakeTopic, SharedHeadrace, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.ndjson_client import NdjsonClient
 
 
@@ -20,7 +21,7 @@ async def exchange(url: str, topic: str, records: list[Any]) -> list[Any]:
     return receipts
 
 
-def test_every_receipt_is_where_its_line_is(site: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_every_receipt_is_where_its_line_is(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """Many partitions, and a produce budget much smaller than the stream: it waits, and nothing is refused."""
     name = topic(6)
     url = headrace({**site.config, "producer": {"max_pending_bytes": 100_000}}).url
@@ -35,7 +36,7 @@ def test_every_receipt_is_where_its_line_is(site: Any, topic: Callable[..., str]
 
 
 def test_a_client_that_does_not_read_is_not_read_from(
-    site: Any, topic: Callable[..., str], module_headrace: Any
+    site: Scenario, topic: MakeTopic, module_headrace: SharedHeadrace
 ) -> None:
     """What it sends waits on its own side, memory stays bounded; it goes, and nothing of it is left."""
     name = topic()
@@ -70,7 +71,7 @@ def connections_to(process: Any) -> int:
 
 
 def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
-    site: Any, topic: Callable[..., str], headrace: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace
 ) -> None:
     """Receipts without a gap, then one line with the number of the first line that was not taken; exit code 0."""
     name = topic()
@@ -104,7 +105,7 @@ def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
 
 
 def test_a_client_that_is_gone_leaves_a_prefix_of_its_lines(
-    site: Any, topic: Callable[..., str], module_headrace: Any
+    site: Scenario, topic: MakeTopic, module_headrace: SharedHeadrace
 ) -> None:
     """At least what it has receipts for, nothing after a gap, and the process goes on."""
     name = topic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from headrace.devcluster import Registry
 from headrace.devcluster.token_server import TokenServer
+from headrace.testing import StartHeadrace
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
 from tests.active_client import send
@@ -40,7 +41,7 @@ def front(
 
 
 def test_the_command_line_reads_with_the_registry_of_the_file(
-    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """`consume` decodes, and `doctor` reports the registry."""
     kafka_secured.cluster.create_topic("registry-cli")
@@ -70,7 +71,7 @@ def wait_for_reason(scenario: Scenario, url: str, text: str) -> None:
 
 
 def test_a_password_that_changes_on_disk_is_taken_up(
-    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """The next request uses it; a schema that is known needs no request."""
     kafka_secured.cluster.create_topic("registry-password")
@@ -86,7 +87,7 @@ def test_a_password_that_changes_on_disk_is_taken_up(
 
 
 def test_an_authority_that_changes_on_disk_is_taken_up(
-    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: Callable[..., Any], tmp_path: Path
+    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """With another authority the response and readiness name the setting; with the right one the process recovers."""
     kafka_secured.cluster.create_topic("registry-rotation")

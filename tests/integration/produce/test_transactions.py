@@ -6,7 +6,6 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAborted
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
+from headrace.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 pytestmark = pytest.mark.secured
 
@@ -43,11 +44,11 @@ def values(site: Any, topic: str, count: int) -> list[Any]:
 
 
 @pytest.fixture
-def url(kafka: Any, module_headrace: Callable[..., Any]) -> str:
+def url(kafka: Cluster, module_headrace: SharedHeadrace) -> str:
     return str(module_headrace({"kafka": {"bootstrap_servers": kafka.bootstrap_servers}}).url)
 
 
-def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[..., str], url: str) -> None:
+def test_a_transaction_is_visible_in_all_its_topics(site: Scenario, topic: MakeTopic, url: str) -> None:
     """Partitions and offsets in the order of the request, records where they say."""
     first, second = topic(2), topic()
     parts = [
@@ -64,9 +65,7 @@ def test_a_transaction_is_visible_in_all_its_topics(site: Any, topic: Callable[.
     assert (written.key, written.value, written.headers) == (b"\0\1", b"7", [("X-Correlation-Id", b"mine")])
 
 
-def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(
-    site: Any, topic: Callable[..., str], url: str
-) -> None:
+def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(site: Scenario, topic: MakeTopic, url: str) -> None:
     """Each record fits the topic, so each is written, in order, behind the marker of the attempt in one batch."""
     name = topic(1, max_message_bytes=100_000)
     records = [{"value": str(n) + "x" * 50_000} for n in range(5)]
@@ -75,7 +74,7 @@ def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(
     assert [value[0] for value in values(site, name, 5)] == list("01234")
 
 
-def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: Callable[..., str], url: str) -> None:
+def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: MakeTopic, url: str) -> None:
     """A compacted topic takes no record without a key; sending the transaction again would not help."""
     name, other = topic(1, cleanup_policy="compact"), topic()
     parts = [{"topic": other, "records": [{"value": 1}]}, {"topic": name, "records": [{"value": 2}]}]
@@ -84,7 +83,7 @@ def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: Callable
     assert [part["offsets"][0]["errorCode"] for part in body["topics"]] == [50003, 50002]
 
 
-def test_a_key_writes_once(site: Any, topic: Callable[..., str], url: str) -> None:
+def test_a_key_writes_once(site: Scenario, topic: MakeTopic, url: str) -> None:
     """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()
     body = {"records": [{"value": 1}, {"value": 2}]}
@@ -107,7 +106,7 @@ def test_a_key_writes_once(site: Any, topic: Callable[..., str], url: str) -> No
 
 
 def test_a_process_that_is_shut_out_says_so_and_goes_on(
-    site: Any, topic: Callable[..., str], headrace: Callable[..., Any]
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace
 ) -> None:
     """Another producer takes its name: one request fails for certain, and what it wrote is never visible."""
     name = topic()
@@ -126,7 +125,7 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_commit_in_doubt_is_looked_up(
-    site: Any, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch, committed: bool
+    site: Scenario, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     """The client fails while it commits: the response is what its successor finds in the topic, and never a guess."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 OFFSETS = {1: [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}], 0: [{"partition": 0, "offset": -1}] * 2}
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_responses_with_weak_acks_say_so(acks: int, site: Any, topic: Callable[..., str], headrace: Any) -> None:
+def test_responses_with_weak_acks_say_so(acks: int, site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """The leader's word has an offset, nobody's has none; the log says what is given up."""
     weak = {"properties": {"enable.idempotence": False, "acks": acks}}
     process = headrace({**site.config, "producer": weak})

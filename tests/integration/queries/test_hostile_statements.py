@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.testing import Cluster
+from headrace.testing import Cluster, SharedHeadrace
 from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess, TableResponse, principals
 
@@ -34,7 +34,7 @@ COUNT = "SELECT count(*) FROM moves"
 
 
 @pytest.fixture(scope="module")
-def hostile(kafka: Cluster, module_headrace: Any, tmp_path_factory: pytest.TempPathFactory) -> TableProcess:
+def hostile(kafka: Cluster, module_headrace: SharedHeadrace, tmp_path_factory: pytest.TempPathFactory) -> TableProcess:
     """A process with two tables, of which the reader may read one."""
     scenario = Scenario(kafka.bootstrap_servers, tmp_path_factory.mktemp("hostile"))
     for topic in ("hostile-moves", "hostile-secret"):

@@ -7,11 +7,10 @@ import secrets
 import subprocess
 import venv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace.testing import HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 
@@ -32,7 +31,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def process(site: Scenario, kafka: Any, headrace: Any) -> HeadraceProcess:
+def process(site: Scenario, kafka: Cluster, headrace: StartHeadrace) -> HeadraceProcess:
     """A process with a table of two rows."""
     topic = f"ksql-{secrets.token_hex(4)}"
     kafka.create_topic(topic, 1)

@@ -7,6 +7,7 @@ import json
 import threading
 from typing import Any
 
+from headrace.testing import StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.raw_server import Server, Talk, served_by_thread
@@ -35,7 +36,7 @@ def exchange(server: Server, closed: threading.Event) -> Talk:
     return talk
 
 
-def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: Any) -> None:
+def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: StartHeadrace) -> None:
     """All three endpoints send them to `/query-stream`, and give its rows and its refusal in their own formats."""
     server, closed = Server(), threading.Event()
     with served_by_thread(exchange(server, closed)) as port:
@@ -60,7 +61,7 @@ def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: Any) -> N
     assert "correct ksqldb.url" in down.body["message"]
 
 
-def test_a_caller_with_patterns_cannot_use_the_ksqldb_server(site: Scenario, headrace: Any) -> None:
+def test_a_caller_with_patterns_cannot_use_the_ksqldb_server(site: Scenario, headrace: StartHeadrace) -> None:
     """The server sees one user, so a caller must be allowed to read every topic."""
     scopes = {"all": ["kafka:r"], "every": ["kafka:r", "consume:*"], "some": ["kafka:r", "consume:orders"]}
     tokens = {name: f"{name}-0123456789abcdef" for name in scopes}

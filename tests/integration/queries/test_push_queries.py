@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headrace.testing import HeadraceProcess
+from headrace.testing import Cluster, HeadraceProcess, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.table_process import TableProcess
@@ -72,7 +72,7 @@ def topic(site: Scenario) -> str:
 
 
 @pytest.fixture
-def process(site: Scenario, kafka: Any, headrace: Any, topic: str) -> HeadraceProcess:
+def process(site: Scenario, kafka: Cluster, headrace: StartHeadrace, topic: str) -> HeadraceProcess:
     """A process with a table of the topic."""
     kafka.create_topic(topic, 1)
     return headrace({**site.config, "tables": {"stock": {"topic": topic, "schema": "item STRING, n BIGINT"}}})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from headrace.testing import MakeTopic, Registry, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
@@ -23,7 +23,7 @@ ADDED = {
 
 @pytest.mark.parametrize("kind", ADDED)
 def test_a_new_schema_while_the_table_runs(
-    site: Scenario, topic: Callable[..., str], headrace: Any, schema_registry: Any, kind: str
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, schema_registry: Registry, kind: str
 ) -> None:
     """Added columns have values from the first record on; a removed one is NULL, and refused at the next start."""
     name = topic()

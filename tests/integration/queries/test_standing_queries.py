@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, PlannedResponse, RecordingBackend
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
@@ -48,7 +48,7 @@ def config_of(site: Scenario, topic: str, backend: RecordingBackend) -> dict[str
 
 
 def test_each_row_of_a_standing_query_reaches_the_backend(
-    site: Scenario, topic: Any, headrace: Any, backend: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
 ) -> None:
     """Filter and columns; one bad row and one corrupt record are dead letters; nothing is lost with a process."""
     name = topic()

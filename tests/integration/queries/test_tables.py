@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import confluent_kafka.admin
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster
+from headrace.testing import Cluster, MakeTopic, Registry, StartHeadrace
 from headrace.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
@@ -36,7 +36,7 @@ def record(topic: str, key: bytes | None, item: str | None, n: int = 0, **more: 
 
 
 def test_formats_of_keys_and_values(
-    site: Scenario, topic: Callable[..., str], headrace: Any, schema_registry: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, schema_registry: Registry
 ) -> None:
     """Columns of the registry or of the file; keys as text, bytes and JSON; headers; corrupt records are counted."""
     by_format = {kind: topic() for kind in SCHEMAS}
@@ -90,7 +90,7 @@ def standing_still(process: int) -> Iterator[None]:
         os.kill(process, signal.SIGCONT)
 
 
-def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable[..., str], headrace: Any) -> None:
+def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """Records that were removed unread, added partitions and a topic that is created again: said, never silent."""
     name = topic()
     site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(10)))
@@ -140,7 +140,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: Callable
     assert process.output.count("deleted and created again") == 2
 
 
-def test_limits_and_retention(site: Scenario, topic: Callable[..., str], headrace: Any) -> None:
+def test_limits_and_retention(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """A table at its limit stops and names the remedies; old rows are deleted; a rebuild reads the topic anew."""
     name = topic()
     now = int(time.time() * 1000)
@@ -162,7 +162,7 @@ def test_limits_and_retention(site: Scenario, topic: Callable[..., str], headrac
 
 
 def test_restarts_and_changed_definitions(
-    site: Scenario, topic: Callable[..., str], headrace: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
 ) -> None:
     """The rows are there again, also while Kafka is away; a changed definition is refused with the ways out."""
     name = topic(3, cleanup_policy="compact")
@@ -192,7 +192,7 @@ def test_restarts_and_changed_definitions(
 
 
 @pytest.mark.parametrize("name", ["arrived", "raw", "rows", "memory", "moves_file", "select", "key"])
-def test_a_table_may_have_any_name(site: Scenario, topic: Callable[..., str], headrace: Any, name: str) -> None:
+def test_a_table_may_have_any_name(site: Scenario, topic: MakeTopic, headrace: StartHeadrace, name: str) -> None:
     """Also one that the engine uses itself."""
     made_topic = topic()
     site.write(made_topic, record(made_topic, b"k", "a", 1))

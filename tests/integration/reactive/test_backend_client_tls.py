@@ -8,13 +8,12 @@ import re
 import ssl
 from pathlib import Path
 
-from raw_server import OK, Authority, always, client_for, run, served, why_not
-from staged import staged
-
 from headrace.config.backend import BackendConfig, ClientTls
 from headrace.runtime import SystemClock
 from headrace.runtime.tls import ClientTlsFiles
 from headrace.sidecar.reactive.client import client_of
+from tests.raw_server import OK, Authority, always, client_for, run, served, why_not
+from tests.staged import staged
 
 
 @staged(run)

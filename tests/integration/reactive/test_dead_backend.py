@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
 
@@ -18,7 +19,9 @@ def held(site: Any, process: Any) -> float:
     return float(found[1]) if found else -1
 
 
-def test_a_topic_behind_a_dead_backend_stays_in_kafka(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_a_topic_behind_a_dead_backend_stays_in_kafka(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Records in memory are bounded, the reason is reported, and everything resumes with the backend."""
     name = topic(PARTITIONS)
     site.write(name, *(OutgoingRecord(name, b"%d" % n, b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)))

@@ -9,12 +9,14 @@ import json
 import re
 import time
 from collections import Counter
-from typing import Any, get_args
+from typing import get_args
 
 from raw_server import Server, served_by_thread
 
 from headrace.config.backend import BackendMode
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
@@ -39,7 +41,9 @@ class FatalRecord:
             await writer.drain()
 
 
-def test_a_record_at_which_the_backend_closes_the_connection_ends_alone(site: Any, topic: Any, headrace: Any) -> None:
+def test_a_record_at_which_the_backend_closes_the_connection_ends_alone(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace
+) -> None:
     """It is the first, so nothing else is accepted meanwhile: before it is sent alone, the backend gets OPTIONS."""
     name, server = topic(), FatalRecord(b'"offset":0')
     site.write_json(name, *range(5))
@@ -108,7 +112,7 @@ async def judge(accepted: set[tuple[str, int]], reader: asyncio.StreamReader, wr
         await writer.drain()
 
 
-def test_each_record_is_judged_by_its_own_response(site: Any, topic: Any, headrace: Any) -> None:
+def test_each_record_is_judged_by_its_own_response(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """In every mode and order, beside records that are refused, break the connection, or cannot be sent."""
     name, accepted = topic(PARTITIONS), set[tuple[str, int]]()
     plain = {n: (b"k%d" % (n % 9), b'{"n":%d}' % n, [], True) for n in range(RECORDS)}

@@ -17,6 +17,7 @@ from headrace.config.section import fits_any
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
+from headrace.testing import MakeTopic
 from headrace.testing.secured import kafka_settings
 from tests.group_client import Heard
 from tests.raw_server import until
@@ -156,7 +157,7 @@ with_harness = staged(run_harness, fixtures=("kafka",))
 
 @with_harness
 async def test_a_pattern_takes_topics_that_come_later_from_their_first_record_and_stops_no_lane(
-    harness: IntakeHarness, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: MakeTopic
 ) -> None:
     """Only names reach the client; `latest` skips nothing of a topic that is created while it runs."""
     base = topic()
@@ -184,7 +185,7 @@ async def test_a_pattern_takes_topics_that_come_later_from_their_first_record_an
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @with_harness
 async def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
-    harness: IntakeHarness, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
+    harness: IntakeHarness, /, topic: MakeTopic, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     """Its offsets have passed the group's position by then, so only the topic's id shows it."""
     name = topic()
@@ -204,7 +205,7 @@ async def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_s
 
 @with_harness
 async def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_read(
-    harness: IntakeHarness, /, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+    harness: IntakeHarness, /, topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of the old topic ends any more, so nothing else would resume it."""
     name = topic()
@@ -225,7 +226,7 @@ async def test_a_topic_that_is_created_anew_while_its_partition_is_paused_is_rea
 
 @with_harness
 async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another_joins(
-    harness: IntakeHarness, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: MakeTopic
 ) -> None:
     """The generation changes while the last records end; a member that had closed by then would commit in the old."""
     name = topic(2)
@@ -263,7 +264,7 @@ async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another
 
 @with_harness
 async def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
-    harness: IntakeHarness, /, topic: Callable[..., str]
+    harness: IntakeHarness, /, topic: MakeTopic
 ) -> None:
     """Under `range` a change of one place names all the others, at the positions they have."""
     name = topic(2)

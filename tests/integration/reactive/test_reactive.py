@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.records import Header, OutgoingRecord, TopicPartition
-from headrace.testing import PlannedResponse
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 EVENT = {"specversion": b"1.0", "id": b"e 1", "source": b"/shop", "type": b"sold"}
 
@@ -18,7 +20,9 @@ def offsets(records: list[dict[str, Any]]) -> list[int]:
     return [record["offset"] for record in records]
 
 
-def test_batches_are_pushed_in_order_and_committed(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_batches_are_pushed_in_order_and_committed(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """The body is what the backend's side of the contract says; batches keep to their size."""
     name = topic()
     site.write(name, *(OutgoingRecord(name, b"k", b'{"n":%d}' % n, [("h", b"x")]) for n in range(25)))
@@ -37,7 +41,9 @@ def test_batches_are_pushed_in_order_and_committed(site: Any, topic: Any, push: 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_every_other_mode_delivers_every_record(site: Any, topic: Any, headrace: Any, backend: Any) -> None:
+def test_every_other_mode_delivers_every_record(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """One record per request, and CloudEvents in both ways: order, identity, trace, tombstones and events."""
     name = topic()
     attributes: list[Header] = [(f"ce_{n}", v) for n, v in EVENT.items()]
@@ -77,7 +83,9 @@ def test_every_other_mode_delivers_every_record(site: Any, topic: Any, headrace:
     assert structured[2] == {**plain, "datacontenttype": "application/json", "data": [2]}
 
 
-def test_consumption_waits_for_the_backends_health(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_consumption_waits_for_the_backends_health(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Nothing is posted before the first 2xx, and readiness says what is waited for."""
     name = topic()
     site.write_json(name, 1, 2)
@@ -92,7 +100,7 @@ def test_consumption_waits_for_the_backends_health(site: Any, topic: Any, push: 
 
 
 def test_what_the_backend_says_of_a_failed_record_is_in_its_dead_letter(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """In another order than they were sent: its own key and ids, and the stack trace."""
     name = topic()
@@ -116,7 +124,7 @@ def test_what_the_backend_says_of_a_failed_record_is_in_its_dead_letter(
 
 
 def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """The way of a bad record: attempts, dead letter byte for byte, redrive under the same delivery id."""
     name = topic()
@@ -149,7 +157,13 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     assert site.cli("groups", "describe", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
 
 
-def test_avro_is_pushed_as_json(site: Any, topic: Any, push: Any, backend: Any, schema_registry: Any) -> None:
+def test_avro_is_pushed_as_json(
+    site: Scenario,
+    topic: MakeTopic,
+    push: Callable[..., HeadraceProcess],
+    backend: RecordingBackend,
+    schema_registry: Registry,
+) -> None:
     """Values posted as Avro are decoded by the schema they name; others are dead letters at once, and not logged."""
     name = topic()
     registry = {"schema_registry": {"url": schema_registry.url, "timeout_seconds": 60}}
@@ -179,7 +193,9 @@ def test_avro_is_pushed_as_json(site: Any, topic: Any, push: Any, backend: Any, 
     assert "secret-4711" not in process.output
 
 
-def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_sigterm_finishes_what_is_in_flight_and_commits_it(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """What is at the backend ends and is committed, nothing comes twice, and the exit code is 0."""
     name = topic()
     site.write_json(name, *range(20))
@@ -201,7 +217,11 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(site: Any, topic: Any
 
 @pytest.mark.parametrize("drain_seconds", [1, 600])
 def test_a_drain_ends_at_its_limit_or_with_a_second_sigterm(
-    site: Any, topic: Any, push: Any, backend: Any, drain_seconds: int
+    site: Scenario,
+    topic: MakeTopic,
+    push: Callable[..., HeadraceProcess],
+    backend: RecordingBackend,
+    drain_seconds: int,
 ) -> None:
     """What is in flight is abandoned, not committed, and counted in the log; so it comes again."""
     name = topic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.devcluster import Received
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, Produced, Record
-from headrace.testing import PlannedResponse
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace.testing.scenario import Scenario
 
 
 def spoiled_by(status: int, *offsets: int) -> Callable[[Received], PlannedResponse]:
@@ -36,7 +36,12 @@ def firsts(offsets: Iterable[int]) -> list[int]:
 
 @pytest.mark.parametrize(("status", "attempts"), [(422, 1), (500, 3)])
 def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
-    site: Any, topic: Any, push: Any, backend: Any, status: int, attempts: int
+    site: Scenario,
+    topic: MakeTopic,
+    push: Callable[..., HeadraceProcess],
+    backend: RecordingBackend,
+    status: int,
+    attempts: int,
 ) -> None:
     """The response is for the whole batch: it is sent in halves, in order, and the dead letter has the response."""
     name = topic()
@@ -60,7 +65,7 @@ def test_a_bad_record_of_a_batch_is_found_and_ends_alone(
 
 
 def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_there(
-    site: Any, topic: Any, push: Any, backend: Any, kafka: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend, kafka: Cluster
 ) -> None:
     """No record is skipped; readiness and the log say what it waits for, and it resumes by itself."""
     name = topic()
@@ -80,7 +85,12 @@ def test_a_dead_letter_topic_that_is_missing_holds_its_partition_until_it_is_the
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_record_as_large_as_its_topic_allows_lands(
-    site: Any, topic: Any, push: Any, backend: Any, kafka: Any, ours: bool
+    site: Scenario,
+    topic: MakeTopic,
+    push: Callable[..., HeadraceProcess],
+    backend: RecordingBackend,
+    kafka: Cluster,
+    ours: bool,
 ) -> None:
     """With all of its history where we make the topic; in one with the same limit, with what there is room for."""
     name = topic(max_message_bytes=20_000)

@@ -10,7 +10,8 @@ from typing import Any
 from headrace.consumers.lag import lag_of
 from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace.testing.scenario import Scenario
 
 
 def fail(backend: Any, fails: Callable[[dict[str, Any]], bool]) -> None:
@@ -28,7 +29,7 @@ def write(site: Any, topic: str, key: bytes, *numbers: int) -> None:
 
 
 def test_a_failed_record_comes_back_from_its_retry_topics_as_it_was(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """Each delivery has the same identity, and the next attempt."""
     name = topic()
@@ -50,7 +51,7 @@ def test_a_failed_record_comes_back_from_its_retry_topics_as_it_was(
 
 
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
-    site: Any, kafka: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, kafka: Cluster, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """The retry topic was made by hand, and takes less than a topic that is read."""
     small, large = topic(max_message_bytes=20_000), topic()
@@ -67,7 +68,7 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
 
 
 def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """It is made with the largest limit of them."""
     small, large = topic(max_message_bytes=20_000), topic()
@@ -78,7 +79,9 @@ def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
     assert [record["attempt"] for record in seen(backend, 0)] == [1, 2]
 
 
-def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_what_waits_survives_a_restart_and_keeps_its_time(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """The process that was to deliver it is gone; the next one does, when the record says, with the next attempt."""
     name = topic()
     fail(backend, lambda entry: entry["attempt"] == 1)
@@ -96,7 +99,7 @@ def test_what_waits_survives_a_restart_and_keeps_its_time(site: Any, topic: Any,
 
 
 def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """Two processes, and a key in the retry topic, others pass; one process dies, more come; none passes."""
     name = topic(2)
@@ -122,7 +125,7 @@ def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
 
 
 def test_a_seek_back_delivers_what_lies_before_a_record_that_waits(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """The key is unblocked first; else the earlier record would count as ended, because a later one waits."""
     name = topic()

@@ -15,6 +15,8 @@ from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
 from headrace.runs.dead_letters.completed_offsets import CompletedOffsets
+from headrace.testing import Cluster, MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.dead_letter_records import written_for
 
 OWN: list[Header] = [("tenant", b"acme"), ("bytes", b"\xff")]
@@ -41,7 +43,7 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     return dlq
 
 
-def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> None:
+def test_what_has_ended_is_left_no_more(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:
     """Marks count by topic and partition, and one reading serves all topics; markers of transactions do not."""
     one, other = (buried(site, kafka, topic(), [b"v"] * 6, 2) for _ in range(2))
 
@@ -66,7 +68,7 @@ def test_what_has_ended_is_left_no_more(site: Any, kafka: Any, topic: Any) -> No
     assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")
 
 
-def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: Any, topic: Any) -> None:
+def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:
     """History, result, own headers; JSON, text and bytes each as what they are."""
     name = topic()
     dlq = buried(site, kafka, name, [b'{"count": 12345678901234567890.10}', b"plain", b"\xfe\x01"])
@@ -85,7 +87,7 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Any, kafka: An
     assert "continue with --cursor oldest.0-1" in said.stderr
 
 
-def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: Any) -> None:
+def test_topics_that_are_empty_or_missing_or_none(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:
     """Each is said clearly."""
     ordinary, empty = topic(), buried(site, kafka, topic(), [])
     site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
@@ -95,7 +97,7 @@ def test_topics_that_are_empty_or_missing_or_none(site: Any, kafka: Any, topic: 
         assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
 
 
-def test_the_same_over_http(site: Any, kafka: Any, topic: Any, headrace: Any) -> None:
+def test_the_same_over_http(site: Scenario, kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """List, page, search and statistics, for administrators only."""
     name = topic()
     dlq = buried(site, kafka, name, [b'{"n": %d}' % n for n in range(30)], 2)

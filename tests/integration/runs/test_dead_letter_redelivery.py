@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,7 +13,8 @@ import pytest
 from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace.testing.scenario import Scenario
 from tests.dead_letter_records import bury
 
 OWN: list[Header] = [("own", b"h")]
@@ -48,11 +50,13 @@ class RedeliveryScenario:
 
 
 @pytest.fixture
-def redelivery(site: Any, push: Any, kafka: Any, topic: Any) -> RedeliveryScenario:
+def redelivery(
+    site: Scenario, push: Callable[..., HeadraceProcess], kafka: Cluster, topic: MakeTopic
+) -> RedeliveryScenario:
     return RedeliveryScenario(site, push, kafka, topic(2))
 
 
-def test_a_caller_loops_until_nothing_is_left(redelivery: RedeliveryScenario, backend: Any) -> None:
+def test_a_caller_loops_until_nothing_is_left(redelivery: RedeliveryScenario, backend: RecordingBackend) -> None:
     """Empty, processed, empty again: each letter once, as the record it was, under the identity it had at first."""
     redelivery.write(10)
     redelivery.start(max_records=1)
@@ -82,7 +86,7 @@ def test_a_caller_loops_until_nothing_is_left(redelivery: RedeliveryScenario, ba
 
 
 def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
-    redelivery: RedeliveryScenario, backend: Any
+    redelivery: RedeliveryScenario, backend: RecordingBackend
 ) -> None:
     """`lastretry` is of its own call: the next one without it keeps what fails (defect 26)."""
     redelivery.write(3)
@@ -107,7 +111,9 @@ def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
     assert redelivery.call()["status"] == "empty"
 
 
-def test_no_group_is_joined_and_letters_of_others_are_left(redelivery: RedeliveryScenario, backend: Any) -> None:
+def test_no_group_is_joined_and_letters_of_others_are_left(
+    redelivery: RedeliveryScenario, backend: RecordingBackend
+) -> None:
     """The live group stays as it is, and its consumer gets the dead letters of its own group only."""
     redelivery.write(2)
     redelivery.bury()
@@ -124,7 +130,7 @@ def test_no_group_is_joined_and_letters_of_others_are_left(redelivery: Redeliver
     assert asyncio.run(admin.committed(redelivery.group)) == before
 
 
-def test_a_backend_that_is_down_is_reported_at_once(redelivery: RedeliveryScenario, backend: Any) -> None:
+def test_a_backend_that_is_down_is_reported_at_once(redelivery: RedeliveryScenario, backend: RecordingBackend) -> None:
     """The call fails within seconds and completes nothing; the next one delivers."""
     redelivery.write(3)
     redelivery.bury()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.records import OutgoingRecord
+from headrace.testing import MakeTopic
+from headrace.testing.scenario import Scenario
 from headrace.testing.secured import command_environment
 from tests.dead_letter_records import bury
 
@@ -43,7 +45,7 @@ def start(site: Any, folder: Path, failpoints: str, *words: str) -> subprocess.P
     return begun
 
 
-def test_letters_are_counted_and_redriven_byte_for_byte(site: Any, topic: Any) -> None:
+def test_letters_are_counted_and_redriven_byte_for_byte(site: Scenario, topic: MakeTopic) -> None:
     """The whole way: numbers, a dry run, the redrive, and nothing left; records come back as they were."""
     name = topic(3)
     dlq = letters_of(site, name, 40)
@@ -72,7 +74,7 @@ def test_letters_are_counted_and_redriven_byte_for_byte(site: Any, topic: Any) -
     assert left(site, dlq) == 0
 
 
-def test_a_filtered_redrive_leaves_exactly_the_rest(site: Any, topic: Any) -> None:
+def test_a_filtered_redrive_leaves_exactly_the_rest(site: Scenario, topic: MakeTopic) -> None:
     """By error first and exactly once, then all: each once; a selection that matches nothing is an error."""
     name = topic(2)
     dlq = letters_of(site, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError"))
@@ -84,7 +86,7 @@ def test_a_filtered_redrive_leaves_exactly_the_rest(site: Any, topic: Any) -> No
     assert values(site, name) == sorted([*values(site, dlq)] * 2)
 
 
-def test_letters_go_elsewhere(site: Any, topic: Any, tmp_path: Path) -> None:
+def test_letters_go_elsewhere(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """To a retry topic of a consumer, into quarantine and out of it again, or nowhere."""
     name = topic(2)
     dlq, retry_topic = f"{name}.dlq", "billing.retry.60s"
@@ -111,7 +113,7 @@ def test_letters_go_elsewhere(site: Any, topic: Any, tmp_path: Path) -> None:
     assert sorted(values(site, name)) == sorted([*values(site, dlq), b"v2\xff", b"v3\xff"])
 
 
-def test_a_forged_origin_is_left(site: Any, topic: Any, tmp_path: Path) -> None:
+def test_a_forged_origin_is_left(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """A dead letter that names a topic which its consumer does not read, with and without a configuration."""
     name, other = topic(), topic()
     dlq = letters_of(site, name, 2)
@@ -130,7 +132,7 @@ def test_a_forged_origin_is_left(site: Any, topic: Any, tmp_path: Path) -> None:
     assert left(site, dlq) == 0
 
 
-def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Any, topic: Any) -> None:
+def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Scenario, topic: MakeTopic) -> None:
     """Each says what is wrong, and nothing is sent."""
     name = topic()
     dlq = letters_of(site, name, 3)
@@ -144,7 +146,7 @@ def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Any, topic: 
     assert left(site, dlq) == 3
 
 
-def test_a_letter_too_large_for_its_target_stays(site: Any, topic: Any) -> None:
+def test_a_letter_too_large_for_its_target_stays(site: Scenario, topic: MakeTopic) -> None:
     """The others go, it is named and is left, in either mode, and the exit code says so."""
     name = topic(1, **{"max.message.bytes": "3000"})
     dlq = letters_of(site, name, 20)
@@ -156,7 +158,7 @@ def test_a_letter_too_large_for_its_target_stays(site: Any, topic: Any) -> None:
         assert left(site, dlq) == 1
 
 
-def test_one_run_at_a_time(site: Any, topic: Any, tmp_path: Path) -> None:
+def test_one_run_at_a_time(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """While one is in the middle of its work others are refused with its name, and do nothing."""
     name = topic()
     dlq = letters_of(site, name, 5)
@@ -167,7 +169,7 @@ def test_one_run_at_a_time(site: Any, topic: Any, tmp_path: Path) -> None:
     assert values(site, name) == sorted(values(site, dlq) * 2)
 
 
-def test_interrupted_by_ctrl_c_nothing_is_half_done(site: Any, topic: Any, tmp_path: Path) -> None:
+def test_interrupted_by_ctrl_c_nothing_is_half_done(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """The slice under way is marked before the command ends, so the next run sends the rest and nothing twice."""
     name = topic()
     dlq = letters_of(site, name, 100)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from yaml_table import table
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess, PlannedResponse
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 FUNCTION = table(__file__, "function")
 HANDLER = """
@@ -61,7 +62,9 @@ def replayed(backend: Any, name: str) -> list[dict[str, Any]]:
     return [record for request in requests for record in request.body]
 
 
-def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_a_window_goes_to_the_backend_once_more(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """The same records with the same ids, and the id of the job; no committed offset of any group changes."""
     name = topic(2)
     site.write(name, *(OutgoingRecord(name, b"k", b"%d" % n, None, n % 2) for n in range(40)))
@@ -92,7 +95,9 @@ def test_a_window_goes_to_the_backend_once_more(site: Any, topic: Any, push: Any
     assert [entry["id"] for entry in listed][:2] == [whole["id"], begun["id"]]
 
 
-def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """By the consumer's own policy; and its dead letters are replayed as the records they were, to the same end."""
     name = topic()
     site.write_json(name, *range(6))
@@ -129,7 +134,9 @@ def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(site: Any, topic: 
     assert (done["progress"]["counts"]["given_up"], len(site.records(f"{name}.dlq"))) == (1, 2)
 
 
-def test_a_window_goes_to_another_topic_as_it_is(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_a_window_goes_to_another_topic_as_it_is(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Key, value, headers and timestamp, the partition where there is one; headers say which job and which record."""
     name, wide, narrow = topic(3), topic(3), topic(1)
     sent = [OutgoingRecord(name, b"k%d" % n, b"v", [("h", b"%d" % n)], n % 3, 1_700_000_000_000 + n) for n in range(9)]
@@ -148,7 +155,7 @@ def test_a_window_goes_to_another_topic_as_it_is(site: Any, topic: Any, push: An
         assert len(found) == 9
 
 
-def test_a_window_goes_to_a_function(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_a_window_goes_to_a_function(site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path) -> None:
     """Its handler sees by a header of the event that it is a replay; the group has read nothing of it."""
     name = topic()
     site.write_json(name, *range(5))
@@ -164,7 +171,9 @@ def test_a_window_goes_to_a_function(site: Any, topic: Any, headrace: Any, tmp_p
     assert out == [{"replay": begun["id"], "offset": n} for n in (1, 2, 3)]
 
 
-def test_what_is_gone_from_the_log_is_said_and_not_fatal(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_what_is_gone_from_the_log_is_said_and_not_fatal(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Retention took the start of the window; two records of a transaction were aborted, and markers are no records."""
     name = topic()
     site.write_json(name, *range(10))
@@ -196,7 +205,9 @@ def _in_transactions(site: Any, topic: str) -> None:
             producer.commit_transaction(60)
 
 
-def test_a_record_that_can_end_nowhere_ends_the_replay(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_a_record_that_can_end_nowhere_ends_the_replay(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Where dead letters are off nothing is passed over: the job fails and names the record."""
     name = topic()
     site.write_json(name, *range(5))
@@ -233,7 +244,9 @@ async def _delete_before(site: Any, topic: str, offset: int) -> None:
 BAD: list[tuple[dict[str, Any], int, str]] = table(__file__, "bad")
 
 
-def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_what_makes_no_sense_is_refused_and_nothing_begins(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Each with a status and a sentence; the same over the seed's endpoint, with its code."""
     name, other = topic(2), topic()
     site.write_json(name, *range(10))
@@ -255,7 +268,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_begins(site: Any, topic: Any
 
 
 def test_the_seeds_endpoint_replays_to_the_backend_and_to_a_topic(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """Its response is that of a produce request, and names the job; a consumer group of its own is as good as any."""
     name, other = topic(), topic()
@@ -281,7 +294,9 @@ def letters_of(site: Any, process: HeadraceProcess, name: str) -> dict[str, Any]
     return next(one for one in site.ask(f"{process.url}/adm/dead-letters").body["topics"] if one["topic"] == name)  # type: ignore[no-any-return]
 
 
-def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_letters_are_redriven_dropped_and_moved_by_jobs(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """To their topic, to the backend as the original records, to quarantine and away; each is completed once."""
     name = topic()
     site.write_json(name, *range(8))
@@ -326,7 +341,9 @@ def test_letters_are_redriven_dropped_and_moved_by_jobs(site: Any, topic: Any, p
     assert again.status == 400 or wait_for(site, process, again.body["id"])["progress"]["records"] == 0
 
 
-def test_the_commands_begin_watch_and_steer(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_the_commands_begin_watch_and_steer(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Over the same HTTP API: dry run, to the end, detached, paused, resumed, stopped; a refusal is exit code 1."""
     name = topic()
     site.write_json(name, *range(30))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r"}
@@ -17,7 +18,7 @@ def produce(url: str, name: str) -> int:
     return send("POST", url, BODY, {"Authorization": f"Bearer {name:->16}"}).status
 
 
-def test_records_and_refusals_have_events_in_a_topic(site: Any, topic: Any, headrace: Any) -> None:
+def test_records_and_refusals_have_events_in_a_topic(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """One event per record with its place, the correlation id as key; one per refusal; no value, no token."""
     name, audit = topic(), f"{topic()}-audit"
     config = {**site.config, "security": {"mode": "token", "principals": PRINCIPALS}}
@@ -28,7 +29,7 @@ def test_records_and_refusals_have_events_in_a_topic(site: Any, topic: Any, head
     assert produce(f"{process.url}/producers/{name}", "stranger") == 401
     process.terminate()
     events = site.records(audit)
-    found = {event.key: json.loads(event.value) for event in events if b"PRODUCER" in event.value}
+    found = {event.key or b"": json.loads(event.value) for event in events if b"PRODUCER" in event.value}
     assert sorted(found) == [b"c-0", b"c-1", b"c-2"]
     assert {(n["auditStatus"], n["caller"], n["topic"], n["correlationId"]) for n in found.values()} == {
         ("SUCCESS", "loader", name, f"c-{number}") for number in range(3)
@@ -44,7 +45,9 @@ def test_records_and_refusals_have_events_in_a_topic(site: Any, topic: Any, head
     assert b"----" not in text
 
 
-def test_without_settings_failures_have_events_in_a_file(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_without_settings_failures_have_events_in_a_file(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
+) -> None:
     """In the folder of the configuration, with reports of clients; what went well is not in it."""
     name = topic(**{"max.message.bytes": 100})
     process = headrace(site.config)

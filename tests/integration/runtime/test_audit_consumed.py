@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import PlannedResponse
+from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 
 HANDLER = """
 def handler(context, event):
@@ -41,7 +43,9 @@ def by_value(request: Any) -> PlannedResponse:
     )
 
 
-def test_each_completed_record_has_one_event(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_each_completed_record_has_one_event(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """Delivered or a dead letter, with ids of its headers, of its result or of its delivery; and each dead letter."""
     name = topic()
     own: list[Header] = [("X-Correlation-Id", b"c-1"), ("X-Traceability-Id", b"t-1")]
@@ -75,7 +79,7 @@ def test_each_completed_record_has_one_event(site: Any, topic: Any, push: Any, b
 
 
 def test_a_record_of_a_retry_topic_has_its_event_when_it_is_completed(
-    site: Any, topic: Any, push: Any, backend: Any
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
     """Once, with its first position, also if it only waited for another record of its key."""
     name = topic()
@@ -98,7 +102,9 @@ def test_a_record_of_a_retry_topic_has_its_event_when_it_is_completed(
     ]
 
 
-def test_a_function_has_events_of_its_own_types(site: Any, topic: Any, headrace: Any, tmp_path: Path) -> None:
+def test_a_function_has_events_of_its_own_types(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
+) -> None:
     """`STREAMING_CONSUMER` for its input, and `STREAMING_PRODUCER` for its output."""
     name, target = topic(), topic()
     site.write_json(name, 0, 1, 2)
@@ -121,7 +127,9 @@ def test_a_function_has_events_of_its_own_types(site: Any, topic: Any, headrace:
     assert [event["topic"] for event in events(site, f"{name}-audit", "PRODUCER")] == [f"{name}.dlq"]
 
 
-def test_replays_redrives_and_control_operations_have_events(site: Any, topic: Any, push: Any, backend: Any) -> None:
+def test_replays_redrives_and_control_operations_have_events(
+    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
+) -> None:
     """A replay has its job's id, a redriven record its first position, and each operation its caller's reason."""
     name = topic()
     site.write_json(name, {"n": 0}, {"n": 1})

@@ -24,7 +24,7 @@ from headrace.devcluster import HeadraceProcess, RecordingBackend, Registry
 from headrace.devcluster.certificates import write_file
 from headrace.devcluster.ports import free_ports
 from headrace.devcluster.token_server import TokenServer
-from headrace.testing import PlannedResponse
+from headrace.testing import PlannedResponse, StartHeadrace
 from headrace.testing.forked import ForkedCommand
 from headrace.testing.scenario import Scenario
 from headrace.testing.secured import SecuredCluster
@@ -271,7 +271,7 @@ def _configs(logins: dict[str, Any], secrets: Secrets, name: str, backend_url: s
 
 
 def test_no_secret_is_seen_anywhere(
-    kafka_secured: SecuredCluster, secrets: Secrets, headrace: Any, backend: RecordingBackend, tmp_path: Path
+    kafka_secured: SecuredCluster, secrets: Secrets, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """Every kind of secret, in every use of it, also where it is wrong, with the log at its most detailed level."""
     name, seen, records = "canary", Seen(), json.dumps(RECORDS).encode()

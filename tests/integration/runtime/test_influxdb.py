@@ -22,6 +22,8 @@ from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.influxdb import InfluxDb
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.periodic_push import MetricsPush
+from headrace.testing import MakeTopic, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.debian_package import debian_program
 
 TOKEN = "ann:c4nary-pass"
@@ -73,7 +75,7 @@ def influx(tmp_path: Path) -> InfluxServer:
 
 
 def test_every_metric_and_light_4j_s_arrive_again_after_an_outage(
-    site: Any, topic: Any, headrace: Any, influx: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, influx: InfluxServer
 ) -> None:
     """The outage costs two lines in the log; counters of that time are in the first push after it."""
     influxdb = {"url": f"{influx.url}/write?db=metrics&precision=ms", "token": TOKEN, "interval_seconds": 1}
@@ -96,7 +98,7 @@ def test_every_metric_and_light_4j_s_arrive_again_after_an_outage(
     assert "c4nary" not in process.output
 
 
-async def test_names_of_callers_arrive_as_they_are(site: Any, influx: Any) -> None:
+async def test_names_of_callers_arrive_as_they_are(site: Scenario, influx: InfluxServer) -> None:
     """Only a backslash before a special character is lost, because line protocol cannot say it."""
     metrics = Metrics()
     settings = InfluxDbConfig(url=f"{influx.url}/write?db=metrics", token=SecretStr(TOKEN))

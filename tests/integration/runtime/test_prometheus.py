@@ -19,7 +19,8 @@ from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.metrics import CATALOGUE
 from headrace.runtime.telemetry.monitoring import dashboard, queries
-from headrace.testing import PlannedResponse
+from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.debian_package import debian_program
 
 CASES = table(__file__, "alerts")
@@ -93,7 +94,7 @@ def prometheus(site: Any, folder: Path, target: str) -> Iterator[str]:
 
 
 def test_an_alert_fires_while_the_backend_is_broken(
-    site: Any, topic: Any, headrace: Any, backend: Any, tmp_path: Path
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
 ) -> None:
     """And resolves after it; meanwhile every query of the dashboard is accepted, and has series if there are any."""
     name = topic(1)

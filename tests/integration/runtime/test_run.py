@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from yaml_table import table
 
 from headrace.devcluster.jvm_server import Server
 from headrace.devcluster.ports import free_ports
-from headrace.testing import Cluster, PlannedResponse, Registry
+from headrace.testing import Cluster, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
@@ -30,7 +30,9 @@ def push(topic: str, backend: Any, **more: Any) -> dict[str, Any]:
     return {"push": {"topics": [topic], "group": f"{topic}-push", "backend": {"url": backend.url}, **more}}
 
 
-def test_kafka_and_the_registry_start_later(site: Any, tmp_path: Path, headrace: Any, backend: Any) -> None:
+def test_kafka_and_the_registry_start_later(
+    site: Scenario, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Live, not ready with a reason, and 503; each of them is used without a restart once it responds."""
     (port,) = free_ports(1)
     avro = {"valueFormat": "avro", "valueSchema": '"long"', "records": [{"value": 7}]}
@@ -68,7 +70,7 @@ def test_kafka_and_the_registry_start_later(site: Any, tmp_path: Path, headrace:
 
 
 def test_a_folder_of_light4j_starts_as_it_is(
-    site: Any, topic: Callable[..., str], tmp_path: Path, backend: Any
+    site: Scenario, topic: MakeTopic, tmp_path: Path, backend: RecordingBackend
 ) -> None:
     """The sample set that produces and consumes, with addresses of the environment as in a container."""
     name, (port,) = topic(), free_ports(1)
@@ -97,7 +99,7 @@ def test_a_folder_of_light4j_starts_as_it_is(
 
 @pytest.mark.parametrize("address", ["@headrace-{}", "{}/notify", "{}/nobody-listens"])
 def test_the_service_manager_is_told(
-    site: Any, topic: Callable[..., str], tmp_path: Path, headrace: Any, backend: Any, address: str
+    site: Scenario, topic: MakeTopic, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend, address: str
 ) -> None:
     """`sd_notify`: what a start waits for, ready, alive again and again, and the drain; nothing fails without one."""
     address = address.format(tmp_path.name if address.startswith("@") else tmp_path)
@@ -129,7 +131,9 @@ def test_the_service_manager_is_told(
     assert ("failed to notify" in process.output) == ("nobody" in address)
 
 
-def test_topics_that_are_missing(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+def test_topics_that_are_missing(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Producing to one is refused; a consumer waits for its topic, says so, and then works."""
     later = topic() + "-later"
     process = headrace({**site.config, "reactive_consumers": push(later, backend)}, wait=False)
@@ -165,7 +169,9 @@ def test_files_that_are_wrong_end_with_78(tmp_path: Path, text: str, says: str) 
     assert done.stdout == ""
 
 
-def test_a_port_that_is_taken_ends_with_1(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+def test_a_port_that_is_taken_ends_with_1(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Soon, with what to do, and before anything was consumed."""
     name = topic()
     site.write_json(name, 1)
@@ -182,7 +188,7 @@ def test_a_port_that_is_taken_ends_with_1(site: Any, topic: Callable[..., str], 
 
 
 def test_a_consumer_that_dies_is_named_and_starts_again_alone(
-    site: Any, topic: Callable[..., str], headrace: Any, backend: Any
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
 ) -> None:
     """A second member with the same static identity fences it; when that has left, it reads on."""
     name, slow = topic(), topic()
@@ -216,7 +222,9 @@ def metric(text: str, name: str, /, **labels: str) -> float:
     return -1.0
 
 
-def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str], headrace: Any, backend: Any) -> None:
+def test_metrics_show_depths_records_and_lag(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
+) -> None:
     """Records in and out per way in, what is held, and the lag of each partition, while the backend is slow."""
     name = topic()
     backend.response = PlannedResponse(status=503)
@@ -244,7 +252,7 @@ def test_metrics_show_depths_records_and_lag(site: Any, topic: Callable[..., str
     assert json.loads(site.cli("groups", "describe", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
 
 
-def test_a_log_that_nobody_reads_stops_nothing(site: Any, tmp_path: Path) -> None:
+def test_a_log_that_nobody_reads_stops_nothing(site: Scenario, tmp_path: Path) -> None:
     """Lines that standard error does not take are dropped and counted; requests are answered, and it drains."""
     (port,) = free_ports(1)
     principals = {"ann": {"token": "a-token-of-sixteen-characters", "scopes": ["admin"]}}
@@ -277,7 +285,7 @@ uvloop.new_event_loop = Loop
 """
 
 
-def test_a_look_up_of_a_name_does_not_delay_the_end(site: Any, headrace: Any, tmp_path: Path) -> None:
+def test_a_look_up_of_a_name_does_not_delay_the_end(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> None:
     """Its server may not answer for minutes."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_NAMES)
     config = {**site.config, "health": {"downstream_url": "http://slow.example/"}}

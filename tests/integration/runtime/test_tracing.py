@@ -15,6 +15,8 @@ import pytest
 
 from headrace.errors import EnvironmentProblem
 from headrace.runtime.telemetry.tracing import configure_tracing
+from headrace.testing import MakeTopic, RecordingBackend, StartHeadrace
+from headrace.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import function_file
 from tests.trace_collector import Collector, collecting
@@ -37,7 +39,13 @@ def collector() -> Iterator[Collector]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_one_trace_goes_through_all_parts(
-    site: Any, topic: Any, headrace: Any, backend: Any, collector: Collector, tmp_path: Path, name: str
+    site: Scenario,
+    topic: MakeTopic,
+    headrace: StartHeadrace,
+    backend: RecordingBackend,
+    collector: Collector,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     """From the client's header to the record, the backend, the handler and its output; no span has what users send."""
     source, target = topic(), topic()
@@ -76,7 +84,7 @@ def access_lines(process: Any) -> list[dict[str, Any]]:
 
 
 def test_what_is_not_sampled_passes_on_its_callers_headers(
-    site: Any, topic: Any, headrace: Any, collector: Collector
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, collector: Collector
 ) -> None:
     """No span is exported; the access log has names of the query without values, and no header or body."""
     name = topic()
@@ -97,7 +105,9 @@ def test_what_is_not_sampled_passes_on_its_callers_headers(
 
 
 @pytest.mark.parametrize("how", ["silent", "closed", "redirects"])
-def test_a_collector_that_is_down_stalls_nothing(site: Any, topic: Any, headrace: Any, how: str) -> None:
+def test_a_collector_that_is_down_stalls_nothing(
+    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, how: str
+) -> None:
     """Records are written, the process drains and ends, and the log has one line about it."""
     name, is_silent = topic(), how == "silent"
     with socket.create_server(("127.0.0.1", 0)) as server, collecting(status=302) as elsewhere:

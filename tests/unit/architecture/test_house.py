@@ -16,7 +16,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from headrace.app.documents import ENDPOINTS
 from headrace.config.format_list import FORMATS
 from headrace.extras import MODULES, extra_of
 
@@ -177,7 +176,7 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def test_http_names_no_feature() -> None:
     """What a path is to the server is declared at its endpoint, so a feature adds one without touching `http`."""
-    segments = {part for endpoint in ENDPOINTS for part in endpoint.path.split("/") if part and part[0] != "{"}
+    segments = {part for endpoint in every_endpoint() for part in endpoint.path.split("/") if part and part[0] != "{"}
     paths = "|".join(map(re.escape, sorted(segments - OF_EVERY_LISTENER, key=len, reverse=True)))
     named = re.compile(rf"(?<![\w/}}.])/(?:{paths})(?![\w.-])|\b(?:{NOUNS})\b", re.IGNORECASE)
     found = [
@@ -264,3 +263,28 @@ def test_the_licence_is_in_the_repository_and_in_the_package() -> None:
     assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
     assert "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def fixtures_without_a_type(path: Path, known: set[str]) -> Iterator[str]:
+    """Yield where a test or a fixture takes or makes a fixture as `Any`."""
+    for node in functions(ast.parse(path.read_text())):
+        marks = [ast.unparse(mark) for mark in node.decorator_list]
+        is_fixture = any("fixture" in mark for mark in marks)
+        if is_fixture or node.name.startswith("test_"):
+            given = {name for mark in marks for name in re.findall(r"\w+", mark.partition("parametrize(")[2])}
+            taken = [part for part in (*node.args.args, *node.args.kwonlyargs) if part.arg in known - given]
+            loose = [part.arg for part in taken if part.annotation and ast.unparse(part.annotation) == "Any"]
+            made = is_fixture and node.returns and re.fullmatch(r"(\w+\[)?Any\]?", ast.unparse(node.returns))
+            yield from (
+                f"{path.relative_to(ROOT)}: {node.name}: {name}" for name in [*loose, *(["its value"] * bool(made))]
+            )
+
+
+def test_fixtures_have_types() -> None:
+    """A reader of a test sees what it works with, and mypy compares its calls with the tools."""
+    paths = [*sorted((ROOT / "tests").rglob("*.py")), SRC / "testing" / "plugin.py"]
+    known = {"monkeypatch", "tmp_path", "capsys", "caplog", "request", "server", "opened"}
+    for path in paths:
+        nodes = functions(ast.parse(path.read_text()))
+        known |= {node.name for node in nodes if any("fixture" in ast.unparse(mark) for mark in node.decorator_list)}
+    assert [found for path in paths for found in fixtures_without_a_type(path, known)] == []

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
-from headrace.app.documents import ENDPOINTS  # noqa: E402
+from headrace.app.documents import every_endpoint()  # noqa: E402
 from headrace.config.explain import moved  # noqa: E402
 from headrace.errors import catalogue  # noqa: E402
 from headrace.runtime.telemetry.metrics import CATALOGUE  # noqa: E402
@@ -75,7 +75,7 @@ def existing() -> set[str]:
     modules = {name for path in counts.files() for name in (path.name, path.stem, str(path.relative_to(ROOT)))}
     codes = {text for error in catalogue() for text in (error.code, error.message)}
     metrics = {name for name, *_ in CATALOGUE}
-    routes = {f"{one.method} {one.path}" for one in ENDPOINTS}
+    routes = {f"{one.method} {one.path}" for one in every_endpoint()}
     return {*counts.definitions(), *modules, *counts.settings(), *codes, *metrics, *routes, *counts.commands()}
 
 

@@ -123,7 +123,9 @@ def test_each_cause_of_no_response_has_a_sentence_of_its_own(server: tuple[str, 
         assert pinned.cert_store_stats()["x509"] == 1  # no authority, because no host name is checked
 
 
-def test_commands_trust_the_file_of_an_authority_or_of_a_folder(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_commands_trust_the_file_of_an_authority_or_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`headrace status` of a running server is no outage then; an expired token is a problem with exit code 1."""
     monkeypatch.chdir(tmp_path)
     tls = Authority(tmp_path).issue("server")

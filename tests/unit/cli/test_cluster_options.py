@@ -10,9 +10,9 @@ import pytest
 from yaml_table import table
 
 from headrace.cli.api import address_of
-from headrace.cli.cluster_options import ENDPOINTS, find_cluster, find_settings
+from headrace.cli.cluster_options import find_cluster, find_settings
 from headrace.cli.main import main
-from headrace.config.dev_endpoints import environment
+from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.command_line import headrace
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """A command `topics` that raises what it is given."""
 
     def install(cause: BaseException) -> None:
@@ -86,7 +87,9 @@ def test_quick_commands_import_no_heavy_library(words: str, heavy: tuple[str, ..
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, failing: Any, capsys: Any) -> None:
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Wherever the import fails: in a function of the command, or later."""
     failing(ModuleNotFoundError("No module named 'psycopg.rows'", name="psycopg.rows"))
     assert headrace("topics") == 1
@@ -166,7 +169,7 @@ def test_wrong_usage_exits_2_with_a_hint(words: list[str], text: str, capsys: py
     ],
 )
 def test_errors_are_one_paragraph_and_an_exit_code(
-    failing: Any, capsys: pytest.CaptureFixture[str], cause: Exception, code: int, said: str
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str], cause: Exception, code: int, said: str
 ) -> None:
     """What fails is told on standard error without a traceback; configuration has its own code."""
     failing(cause)
@@ -178,14 +181,18 @@ def test_errors_are_one_paragraph_and_an_exit_code(
 
 
 @pytest.mark.parametrize("words", [["--debug", "topics"], ["topics", "--debug"]])
-def test_debug_adds_the_traceback(failing: Any, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_debug_adds_the_traceback(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
     """The flag works before and after the command."""
     failing(KafkaUnavailable("no broker"))
     assert headrace(*words) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_interrupt_exits_130_at_once(failing: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_exits_130_at_once(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ctrl-C ends the process without waiting for threads that are still busy."""
     failing(KeyboardInterrupt())
     codes: list[int] = []

@@ -17,6 +17,7 @@ from headrace.console.feeds import Feed
 from headrace.console.guard import SESSION, Guard
 from headrace.console.server_api import Servers
 from headrace.console.sessions import Session, Sessions
+from tests.running_server import OpenServer
 
 ANN, BOB = "a-token-of-an-operator", "a-token-of-a-reader.."
 SECURITY = {
@@ -34,7 +35,7 @@ async def shown(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def test_a_login_is_a_cookie_and_other_sites_are_refused(opened: Any) -> None:
+async def test_a_login_is_a_cookie_and_other_sites_are_refused(opened: OpenServer) -> None:
     """The token is in no address and no page; the cookie is no use to scripts, to other sites, or after its end."""
     async with opened(security=SECURITY) as server:
         sessions, servers = Sessions(), Servers([server.web.url])
@@ -85,7 +86,7 @@ def test_sessions_are_bounded_and_end_when_idle(monkeypatch: pytest.MonkeyPatch)
     assert Session("e30.eyJzY29wZSI6ImthZmthOnIifQ.x").problem_with("admin") == "your token has no scope admin"
 
 
-async def test_polls_continue_whatever_responds(opened: Any) -> None:
+async def test_polls_continue_whatever_responds(opened: OpenServer) -> None:
     """Requests at the same time find the process that lives; a response that is no response is an outage."""
     async with opened() as server:
         servers = Servers(["http://127.0.0.1:9", server.web.url])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -121,6 +122,6 @@ async def _serving(shows: ssl.SSLContext | None = None, **settings: object) -> A
 
 
 @pytest.fixture
-def serving() -> object:
+def serving() -> Callable[..., AbstractAsyncContextManager[Setting]]:
     """Serve a small registry: `async with serving(timeout_seconds=1) as setting`; with TLS if `shows` is given."""
     return _serving

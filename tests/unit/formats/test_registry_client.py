@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +17,12 @@ from yaml_table import table
 from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.formats.registry import RegisteredSchema
 from tests.raw_server import Authority
+from tests.unit.formats.conftest import Setting
 
 
-async def test_a_schema_of_an_id_is_requested_once(serving: Any) -> None:
+async def test_a_schema_of_an_id_is_requested_once(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """The client keeps it whatever the time, also in an outage."""
     async with serving() as it:
         it.server.add("s", 7, '"int"')
@@ -29,7 +33,9 @@ async def test_a_schema_of_an_id_is_requested_once(serving: Any) -> None:
         assert len(it.server.requests) == 1
 
 
-async def test_latest_is_requested_again_after_its_time_and_a_version_is_not(serving: Any) -> None:
+async def test_latest_is_requested_again_after_its_time_and_a_version_is_not(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """Only the latest version can change; while the registry is down, known schemas are still used."""
     async with serving() as it:
         it.server.add("s", 1, '"int"')
@@ -49,7 +55,9 @@ async def test_latest_is_requested_again_after_its_time_and_a_version_is_not(ser
             await it.client.of_subject("other")
 
 
-async def test_not_found_is_remembered_for_a_while(serving: Any) -> None:
+async def test_not_found_is_remembered_for_a_while(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """A client that repeats a wrong name does not reach the registry each time."""
     async with serving() as it:
         for _ in range(3):
@@ -61,7 +69,9 @@ async def test_not_found_is_remembered_for_a_while(serving: Any) -> None:
         assert (await it.client.of_subject("s")).id == 1
 
 
-async def test_callers_who_want_the_same_share_one_request(serving: Any) -> None:
+async def test_callers_who_want_the_same_share_one_request(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """A burst of look-ups of a new schema is one request to the registry."""
     async with serving() as it:
         it.server.add("s", 1, '"int"')
@@ -73,7 +83,9 @@ async def test_callers_who_want_the_same_share_one_request(serving: Any) -> None
         assert len(it.server.requests) == 1
 
 
-async def test_a_caller_who_leaves_does_not_take_the_others_along(serving: Any) -> None:
+async def test_a_caller_who_leaves_does_not_take_the_others_along(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """If the caller that sent the request is cancelled, the others get an error, and the next call sends it again."""
     async with serving() as it:
         it.server.add("s", 1, '"int"')
@@ -91,7 +103,7 @@ async def test_a_caller_who_leaves_does_not_take_the_others_along(serving: Any) 
     ("status", "body", "user", "problem"), yaml.safe_load(Path(__file__).with_name("registry.yaml").read_text())
 )
 async def test_an_invalid_response_is_unavailable_and_not_kept(
-    serving: Any, status: int, body: str, user: str, problem: str
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], status: int, body: str, user: str, problem: str
 ) -> None:
     """A wrong URL or a rejected login is not "not found"; no redirect is followed, and no password shown."""
     login = {"username": user, "password": "canary"} if user else {}
@@ -106,7 +118,9 @@ async def test_an_invalid_response_is_unavailable_and_not_kept(
         assert (await it.client.by_id(1)).id == 1
 
 
-async def test_a_registry_that_is_down_or_hangs_is_unavailable(serving: Any) -> None:
+async def test_a_registry_that_is_down_or_hangs_is_unavailable(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """The wait has the limit of the configuration; a refused connection has the address and what to do."""
     async with serving(timeout_seconds=0.05) as it:
         it.server.gate.clear()
@@ -117,7 +131,9 @@ async def test_a_registry_that_is_down_or_hangs_is_unavailable(serving: Any) -> 
             await it.client.by_id(1)
 
 
-async def test_registering_looks_up_first_and_makes_latest_new(serving: Any) -> None:
+async def test_registering_looks_up_first_and_makes_latest_new(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """Text the subject has is not registered again; new text becomes the latest version at once."""
     async with serving() as it:
         it.server.add("s", 1, '"int"')
@@ -132,7 +148,9 @@ async def test_registering_looks_up_first_and_makes_latest_new(serving: Any) -> 
             await it.client.register("s", "incompatible")
 
 
-async def test_subjects_travel_as_one_path_step_and_credentials_with_them(serving: Any) -> None:
+async def test_subjects_travel_as_one_path_step_and_credentials_with_them(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """A slash in a subject does not change the path; basic authentication is sent."""
     async with serving(username="ann", password="secret") as it:
         it.server.add("a b/c", 1, '"int"')
@@ -140,7 +158,9 @@ async def test_subjects_travel_as_one_path_step_and_credentials_with_them(servin
         assert it.server.authorizations == {"Basic YW5uOnNlY3JldA=="}
 
 
-async def test_texts_of_requests_take_bounded_memory(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_of_requests_take_bounded_memory(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rejected ones are kept by their digest, and registered ones within a limit of bytes."""
     monkeypatch.setattr("headrace.formats.registry._CACHE_BYTES", 30_000)
     async with serving() as it:
@@ -158,7 +178,12 @@ async def test_texts_of_requests_take_bounded_memory(serving: Any, monkeypatch: 
     ids=["trusted", "authority", "expired", "host-name", "plain-text"],
 )
 async def test_tls_that_fails_is_named_with_the_setting(
-    serving: Any, tmp_path: Path, shown: str, host: str, ca: str, problem: str
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+    tmp_path: Path,
+    shown: str,
+    host: str,
+    ca: str,
+    problem: str,
 ) -> None:
     """The registry's certificate is always checked, and the sentence names what to correct."""
     authority, _ = Authority(tmp_path), Authority(tmp_path, "other")
@@ -173,7 +198,9 @@ async def test_tls_that_fails_is_named_with_the_setting(
         assert not it.server.requests
 
 
-async def test_a_registry_that_requires_a_certificate_gets_that_of_the_settings(serving: Any, tmp_path: Path) -> None:
+async def test_a_registry_that_requires_a_certificate_gets_that_of_the_settings(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], tmp_path: Path
+) -> None:
     """Without one the sentence names the setting."""
     authority = Authority(tmp_path)
     context = authority.issue("server")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ from headrace import errors
 from headrace.formats.choice import Codecs, SchemaChoice, SchemaRules
 from headrace.formats.plain import header_of
 from headrace.formats.registry import Reference
+from tests.unit.formats.conftest import Setting
 
 CHOICES = yaml.safe_load(Path(__file__).with_name("schema_choice.yaml").read_text())
 INT, LONG = '"int"', '"long"'
 
 
 @pytest.mark.parametrize("row", CHOICES["found"])
-async def test_a_schema_is_found_by_what_the_request_says(serving: Any, row: list[Any]) -> None:
+async def test_a_schema_is_found_by_what_the_request_says(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], row: list[Any]
+) -> None:
     """Id, version, text, subject, nothing; in the order of the specification."""
     choice, schema_id, default = (*row, "json")[:3]
     async with serving() as it:
@@ -34,7 +39,7 @@ async def test_a_schema_is_found_by_what_the_request_says(serving: Any, row: lis
 
 @pytest.mark.parametrize(("choice", "error"), CHOICES["refused"])
 async def test_what_contradicts_itself_or_does_not_exist_is_rejected(
-    serving: Any, choice: dict[str, Any], error: str
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], choice: dict[str, Any], error: str
 ) -> None:
     """Each conflict has its own error; an id of another subject counts as not found."""
     async with serving() as it:
@@ -47,7 +52,9 @@ async def test_what_contradicts_itself_or_does_not_exist_is_rejected(
         assert raised.value.status == 400
 
 
-async def test_formats_without_schema_ignore_schema_fields_and_send_no_request(serving: Any) -> None:
+async def test_formats_without_schema_ignore_schema_fields_and_send_no_request(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """As the original."""
     async with serving() as it:
         for name in ("json", "String", "BINARY"):
@@ -56,7 +63,9 @@ async def test_formats_without_schema_ignore_schema_fields_and_send_no_request(s
         assert it.server.requests == []
 
 
-async def test_records_are_read_by_the_schema_they_name(serving: Any) -> None:
+async def test_records_are_read_by_the_schema_they_name(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """One reader serves many schemas, each requested once; a record of an unknown one fails alone; null stays null."""
     async with serving() as it:
         it.server.add("a", 1, INT)
@@ -111,7 +120,7 @@ def fill(server: Any) -> None:
     ],
 )
 async def test_references_are_followed_in_each_format_both_ways(
-    serving: Any, topic: str, schema_id: int, text: bytes
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], topic: str, schema_id: int, text: bytes
 ) -> None:
     """The format is that of the schema which is found; the reader goes by the id in the bytes."""
     async with serving() as it:
@@ -125,7 +134,9 @@ async def test_references_are_followed_in_each_format_both_ways(
         assert reader.decode(stored) == text
 
 
-async def test_text_is_registered_with_its_references_and_as_its_type(serving: Any) -> None:
+async def test_text_is_registered_with_its_references_and_as_its_type(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """The registry's word for JSONSCHEMA is JSON."""
     async with serving() as it:
         fill(it.server)
@@ -137,7 +148,7 @@ async def test_text_is_registered_with_its_references_and_as_its_type(serving: A
         assert it.server.bodies == [{"schema": JSON, "schemaType": "JSON", "references": [reference]}]
 
 
-async def test_references_in_a_circle_end(serving: Any) -> None:
+async def test_references_in_a_circle_end(serving: Callable[..., AbstractAsyncContextManager[Setting]]) -> None:
     """A registry that holds such a thing does not stop Headrace."""
     async with serving() as it:
         it.server.add("t-value", 1, JSON, "JSON", [("place.json", "place")])
@@ -156,7 +167,9 @@ async def test_references_in_a_circle_end(serving: Any) -> None:
         ("topic", SchemaChoice("protobuf", text=PLACE_PROTO), "a-b-value"),
     ],
 )
-async def test_a_strategy_names_the_subject(serving: Any, strategy: Any, choice: SchemaChoice, subject: str) -> None:
+async def test_a_strategy_names_the_subject(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], strategy: Any, choice: SchemaChoice, subject: str
+) -> None:
     """By topic, by the schema's full name, by both; a subject in the request goes before."""
     async with serving() as it:
         rules = SchemaRules(strategy)
@@ -169,14 +182,18 @@ async def test_a_strategy_names_the_subject(serving: Any, strategy: Any, choice:
 @pytest.mark.parametrize(
     "choice", [SchemaChoice("avro"), SchemaChoice("avro", version=1), SchemaChoice("avro", text=INT)]
 )
-async def test_a_strategy_that_needs_a_name_says_when_there_is_none(serving: Any, choice: SchemaChoice) -> None:
+async def test_a_strategy_that_needs_a_name_says_when_there_is_none(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], choice: SchemaChoice
+) -> None:
     """And what to do about it."""
     async with serving() as it:
         with pytest.raises(errors.InvalidRequest, match="valueSchemaSubject"):
             await Codecs(it.client).for_writing(choice, "json", "t-value", SchemaRules("record"))
 
 
-async def test_without_auto_register_text_is_only_looked_up(serving: Any) -> None:
+async def test_without_auto_register_text_is_only_looked_up(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """What is there is used, what is not is refused and not registered."""
     async with serving() as it:
         it.server.add("t-value", 1, INT)
@@ -187,7 +204,9 @@ async def test_without_auto_register_text_is_only_looked_up(serving: Any) -> Non
         assert it.server.versions == {"t-value": [(1, INT)]}
 
 
-async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving: Any) -> None:
+async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]],
+) -> None:
     """Two types of one schema id live side by side."""
     async with serving() as it:
         fill(it.server)
@@ -199,7 +218,7 @@ async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(serving:
 
 
 async def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Extras are optional; the rest of Headrace runs without them."""
     import sys

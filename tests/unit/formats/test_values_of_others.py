@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from headrace.functions.worker.serving import Bodies
 from headrace.pipelines.driver.value_codecs import BlockingRegistry
 from headrace.queries.engine.decoding import Decoder
 from headrace.records import RecordBatch, TopicPartition
+from tests.unit.formats.conftest import Setting
 
 ID = 7
 FORMATS = {"AVRO": "avro", "JSON": "jsonschema", "PROTOBUF": "protobuf"}
@@ -73,7 +75,9 @@ def agree(found: str, expected: str) -> bool:
 
 
 @pytest.mark.parametrize("row", table(__file__, "avro"))
-async def test_each_value_of_avro_comes_out_or_is_named(serving: Any, row: list[Any]) -> None:
+async def test_each_value_of_avro_comes_out_or_is_named(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], row: list[Any]
+) -> None:
     """Smallest, largest and "never": JSON has the plain number, a handler the same if Python has no such value."""
     schema, data, text, *others = row
     python, cell = (*others, *(text, text)[len(others) :])
@@ -86,7 +90,9 @@ async def test_each_value_of_avro_comes_out_or_is_named(serving: Any, row: list[
 
 
 @pytest.mark.parametrize("syntax", ["proto3", "proto2"])
-async def test_each_value_of_protobuf_comes_out_or_is_named(serving: Any, syntax: str) -> None:
+async def test_each_value_of_protobuf_comes_out_or_is_named(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], syntax: str
+) -> None:
     """Also what proto2 lets pass."""
     for fields, data, text, *cell in table(__file__, "protobuf" if syntax == "proto3" else syntax):
         source = f'syntax = "{syntax}"; {PROTO} message M {{ {fields} }}'
@@ -98,7 +104,7 @@ async def test_each_value_of_protobuf_comes_out_or_is_named(serving: Any, syntax
 
 @pytest.mark.parametrize(("name", "data", "text", "python"), table(__file__, "plain"))
 async def test_each_value_of_the_other_formats_comes_out_or_is_named(
-    serving: Any, name: str, data: str, text: str, python: str
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], name: str, data: str, text: str, python: str
 ) -> None:
     """Texts stay as they are; a handler gets what Python has, and no number becomes infinite."""
     stored = data.encode("latin-1")
@@ -114,7 +120,9 @@ async def test_each_value_of_the_other_formats_comes_out_or_is_named(
 
 
 @pytest.mark.parametrize("row", table(__file__, "schemas"))
-async def test_each_schema_that_a_registry_accepts_is_read(serving: Any, row: list[Any]) -> None:
+async def test_each_schema_that_a_registry_accepts_is_read(
+    serving: Callable[..., AbstractAsyncContextManager[Setting]], row: list[Any]
+) -> None:
     """Whatever the order, nesting and names of references; writing says what it needs and does not have."""
     kind, schema, references, data, text, *refusal = row
     source = schema if isinstance(schema, str) else json.dumps(schema)

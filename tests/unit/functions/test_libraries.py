@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
-from tests.function_workers import Write
+from tests.function_workers import Running, Write
 
 
 @pytest.fixture
@@ -37,7 +38,9 @@ def test_commands_of_the_build_are_requirements(
     assert (f"{command!r}: only `pip install ...` has an effect" in caplog.text) == (libraries is None)
 
 
-async def test_a_state_folder_that_cannot_be_made_is_named(needy: Path, running: Any) -> None:
+async def test_a_state_folder_that_cannot_be_made_is_named(
+    needy: Path, running: Callable[..., AbstractAsyncContextManager[Running]]
+) -> None:
     """The function is not ready, and the process lives."""
     (needy / "state").write_text("a file")
     async with running(needy, settings(needy, "install")) as function:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from yaml_table import table
 from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
+from tests.function_workers import Running
 
 INLINE = table(__file__, "inline")
 CODE = 'def handler(context, event):\n    return {"source": event.body.decode()}\n'
@@ -23,7 +25,9 @@ def settings(folder: Path, **others: Any) -> HeadraceConfig:
 
 
 @pytest.mark.parametrize("space", [" ", ""])
-async def test_a_comment_of_the_source_is_the_configuration(tmp_path: Path, running: Any, space: str) -> None:
+async def test_a_comment_of_the_source_is_the_configuration(
+    tmp_path: Path, running: Callable[..., AbstractAsyncContextManager[Running]], space: str
+) -> None:
     """With and without a blank behind `#`; the handler is `handler` in this file unless it names another."""
     file = tmp_path / "hello.py"
     file.write_text(INLINE.replace("\n# ", f"\n#{space}"))
@@ -34,7 +38,7 @@ async def test_a_comment_of_the_source_is_the_configuration(tmp_path: Path, runn
 
 
 async def test_an_exported_function_has_its_source_in_the_configuration(
-    write_function: Callable[..., Path], running: Any
+    write_function: Callable[..., Path], running: Callable[..., AbstractAsyncContextManager[Running]]
 ) -> None:
     """It is written below the state folder under the handler's name."""
     source = base64.encodebytes(CODE.encode()).decode()

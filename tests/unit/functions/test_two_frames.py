@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headrace.delivery.outcomes import ACK
@@ -79,7 +77,9 @@ async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_
         assert (first, second, function.service.restarts) == ([[ACK] * 6], [[ACK] * 2], 0)
 
 
-async def test_a_drain_callback_follows_both_frames(write_function: Write, running: Run, monkeypatch: Any) -> None:
+async def test_a_drain_callback_follows_both_frames(
+    write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And its own time begins behind them."""
     monkeypatch.setattr("headrace.functions.process._CALLBACK_SECONDS", 0.1)
     code = (

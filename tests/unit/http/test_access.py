@@ -6,13 +6,13 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import OPEN, Endpoint
+from tests.running_server import OpenServer
 
 CALLERS = yaml.safe_load(Path(__file__).with_name("callers.yaml").read_text())
 TOKENS = CALLERS["scopes"]
@@ -32,7 +32,7 @@ def bearer(name: str) -> str:
 
 
 @pytest.mark.parametrize("endpoint", every_endpoint(), ids=lambda endpoint: endpoint.id)
-async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) -> None:
+async def test_the_matrix_of_routes_and_scopes(opened: OpenServer, endpoint: Endpoint) -> None:
     """Row J5: 401 for strangers, 403 that names the scope and nothing else, a response of the endpoint for the rest."""
     rule, method, path = endpoint.rule, endpoint.method, endpoint.path
     path += "?group=other&topic=other" if endpoint.id == "DLTopicReplayActive" else ""
@@ -54,7 +54,7 @@ async def test_the_matrix_of_routes_and_scopes(opened: Any, endpoint: Endpoint) 
     [e for e in every_endpoint() if e.rule.also or (e.rule.action and not e.rule.parameter)],
     ids=lambda e: e.id,
 )
-async def test_the_right_scope_on_another_topic(opened: Any, endpoint: Endpoint) -> None:
+async def test_the_right_scope_on_another_topic(opened: OpenServer, endpoint: Endpoint) -> None:
     """Row J5 for topics that a body or a query names: a route that is not in the table fails."""
     status, more, body = CALLERS["foreign"][endpoint.id]
     path = endpoint.path.replace("{group}", "other") + more
@@ -67,7 +67,7 @@ async def test_the_right_scope_on_another_topic(opened: Any, endpoint: Endpoint)
         assert status != 200 or not re.search(rb'"t\b', response.body), response.body
 
 
-async def test_credentials_and_their_codes(opened: Any) -> None:
+async def test_credentials_and_their_codes(opened: OpenServer) -> None:
     """The codes of sidecar.md 2.8; a 401 says what it wants; nothing reaches Kafka but what may."""
     async with opened(security=SECURITY) as server:
         for template, status, code in CALLERS["credentials"]:
@@ -78,7 +78,7 @@ async def test_credentials_and_their_codes(opened: Any) -> None:
         assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
 
 
-async def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None:
+async def test_strangers_do_not_learn_which_paths_there_are(opened: OpenServer) -> None:
     """401 for every path; 404 and 405 are for those who are known."""
     async with opened(security=SECURITY) as server:
         for path in ("/nowhere", "/producers", "/health", "/metrics/", "//live", "/Live"):
@@ -88,7 +88,7 @@ async def test_strangers_do_not_learn_which_paths_there_are(opened: Any) -> None
         assert (await server.ask(request("GET", "/lively"))).status == 404
 
 
-async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
+async def test_readiness_tells_strangers_only_whether(opened: OpenServer) -> None:
     """Names of services and reasons are for those who are known; a bad token does not fail a probe."""
     async with opened(security=SECURITY) as server:
         assert (await server.get("/ready")).json == {"ready": True}
@@ -96,7 +96,7 @@ async def test_readiness_tells_strangers_only_whether(opened: Any) -> None:
         assert "services" in (await server.ask(request("GET", "/ready", bearer("nothing")))).json
 
 
-async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> None:
+async def test_one_principal_has_a_limit_of_requests_in_flight(opened: OpenServer) -> None:
     """429 with Retry-After for the one more; others go on, and so does this one when it has its responses."""
     async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
         server.kafka.gate.clear()
@@ -112,7 +112,7 @@ async def test_one_principal_has_a_limit_of_requests_in_flight(opened: Any) -> N
         assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
 
 
-async def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: Any) -> None:
+async def test_a_flood_of_bad_tokens_does_not_keep_good_ones_out(opened: OpenServer) -> None:
     """Row J8: each good one among them is served, and probes are answered at once."""
     async with opened(security=SECURITY) as server:
         bad, good = (

@@ -29,6 +29,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS
 from tests.administration_endpoints import administration
 from tests.raw_server import always, served
+from tests.running_server import RunningServer
 from tests.unit.http.test_openapi import request
 
 
@@ -37,7 +38,7 @@ def secret_config() -> HeadraceConfig:
     return HeadraceConfig.model_validate(table(__file__, "secrets"))
 
 
-async def test_hostile_requests(server: Any) -> None:
+async def test_hostile_requests(server: RunningServer) -> None:
     """Each has its status and code; none is a defect."""
     for method, path, body, status, code in table(__file__, "requests"):
         response = await server.ask(request(method, path, body=body.encode()))
@@ -130,7 +131,7 @@ async def test_the_first_level_returns() -> None:
     assert next(one for one in levels.all() if one.name == name).until is None
 
 
-async def test_a_failed_reload_is_reported_and_the_others_go_on(server: Any) -> None:
+async def test_a_failed_reload_is_reported_and_the_others_go_on(server: RunningServer) -> None:
     """The response names it with its reason."""
 
     async def fails() -> None:
@@ -170,7 +171,7 @@ async def test_who_may_start_assaults(chaos: str, client: str, error: type[Headr
         await AdministrationEndpoints.assault.handler(endpoints, call)
 
 
-async def test_an_assault_hits_produce_requests_and_not_administration(server: Any) -> None:
+async def test_an_assault_hits_produce_requests_and_not_administration(server: RunningServer) -> None:
     """Also those that are served without the application; nothing is written."""
     chaos = Chaos(SystemClock(), lambda disturbance: setattr(server.web._application.gate, "disturbance", disturbance))
     chaos.begin("exception", AssaultRequest(level=1), "ann")

@@ -22,6 +22,7 @@ import uvloop
 from headrace import errors
 from headrace.http.connection import ClientConnection
 from tests.raw_server import Authority, until
+from tests.running_server import OpenServer, RunningServer
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 
@@ -49,7 +50,7 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
         post(RECORD, path="/producers/%74"),
     ],
 )
-async def test_records_are_accepted(opened: Any, request_bytes: bytes) -> None:
+async def test_records_are_accepted(opened: OpenServer, request_bytes: bytes) -> None:
     """Whole or in chunks, at the limit, in any spelling of the media type and the coding, the path decoded."""
     async with opened(max_body_bytes=len(RECORD)) as server:
         response = await server.ask(request_bytes)
@@ -78,7 +79,7 @@ BAD = [
 ]
 
 
-async def test_what_does_not_fit_is_answered_with_the_one_error_body(server: Any) -> None:
+async def test_what_does_not_fit_is_answered_with_the_one_error_body(server: RunningServer) -> None:
     """Correct JSON with the code of the case and an id, and nothing reaches Kafka; the server goes on."""
     for request_bytes, status, code in BAD:
         response = await server.ask(request_bytes)
@@ -93,7 +94,9 @@ async def test_what_does_not_fit_is_answered_with_the_one_error_body(server: Any
 
 
 @pytest.mark.parametrize("request_bytes", [post(b'{"records":[' + b" " * 2000), chunked(*[b"x" * 500] * 4, end=b"")])
-async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: Any, request_bytes: bytes) -> None:
+async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(
+    opened: OpenServer, request_bytes: bytes
+) -> None:
     """By its announced length or by counting; the response arrives, and 413 is not waited for by the whole body."""
     async with opened(max_body_bytes=1000) as server:
         reader, writer = await server.connect()
@@ -106,14 +109,14 @@ async def test_a_body_over_the_limit_is_refused_and_the_connection_ends(opened: 
         assert server.kafka.records == []
 
 
-async def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: Any) -> None:
+async def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(opened: OpenServer) -> None:
     """With Expect: 100-continue nothing of the body travels."""
     async with opened(max_body_bytes=1000) as server:
         head = post(b"", more="Expect: 100-continue\r\n").replace(b"Length: 0", b"Length: 5000")
         assert (await server.ask(head)).status == 413
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(server: Any) -> None:
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(server: RunningServer) -> None:
     """A truncated body is not produced, and the next request is served."""
     reader, writer = await server.connect()
     writer.write(post(RECORD)[:-3])
@@ -125,7 +128,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(server: 
 
 
 @pytest.mark.parametrize("body", [RECORD, b"{"])
-async def test_an_id_of_the_client_comes_back_if_it_is_valid(server: Any, body: bytes) -> None:
+async def test_an_id_of_the_client_comes_back_if_it_is_valid(server: RunningServer, body: bytes) -> None:
     """With errors too. Spaces, other alphabets and long texts do not get into logs and records."""
     for identity in ("c-1", "a b", "\u00e9", "x" * 201, ""):
         request = post(body, more="X-Correlation-Id: ?\r\nX-Traceability-Id: t-1\r\n")
@@ -135,7 +138,7 @@ async def test_an_id_of_the_client_comes_back_if_it_is_valid(server: Any, body: 
         assert headers["x-traceability-id"] == "t-1"
 
 
-async def test_bytes_of_one_request_are_not_those_of_another(server: Any) -> None:
+async def test_bytes_of_one_request_are_not_those_of_another(server: RunningServer) -> None:
     """A trailer is not a header, and a half-closed client gets its response."""
     raw = post(b"GET /nope HTTP/1.1\r\nHost: h\r\n\r\n", "text/plain")
     trailer = chunked(b"v", end=b"0\r\nX-Headrace-Key: k\r\n\r\n").replace(b"application/json", b"text/plain")
@@ -160,7 +163,9 @@ async def test_bytes_of_one_request_are_not_those_of_another(server: Any) -> Non
     assert await reader.read() == b""
 
 
-async def test_a_defect_is_one_error_body_without_a_trace(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_is_one_error_body_without_a_trace(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has the trace under the response's id; the client does not."""
 
     server.kafka.failure = ZeroDivisionError("inner secret")
@@ -171,7 +176,7 @@ async def test_a_defect_is_one_error_body_without_a_trace(server: Any, caplog: p
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_one_connection_serves_many_requests_also_after_errors(server: Any) -> None:
+async def test_one_connection_serves_many_requests_also_after_errors(server: RunningServer) -> None:
     """Keep-alive and pipelining; a refused body does not shift the next request."""
     reader, writer = await server.connect()
     writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
@@ -182,7 +187,7 @@ async def test_one_connection_serves_many_requests_also_after_errors(server: Any
 
 @pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
 @pytest.mark.uvloop
-async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, request_bytes: bytes) -> None:
+async def test_a_connection_has_a_limit_of_pipelined_requests(server: RunningServer, request_bytes: bytes) -> None:
     """Sixteen are answered; of thousands the first are, and the connection ends with the last response."""
 
     reader, writer = await server.connect()
@@ -198,7 +203,7 @@ async def test_a_connection_has_a_limit_of_pipelined_requests(server: Any, reque
     assert len(server.kafka.records) in (0, 17)
 
 
-async def test_connections_over_the_limit_get_503(opened: Any) -> None:
+async def test_connections_over_the_limit_get_503(opened: OpenServer) -> None:
     """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
     async with opened(max_connections=1) as server:
         await server.connect()
@@ -221,7 +226,7 @@ def _read_of(path: str = "/consumers/g/instances/i/records") -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/consumers/g/instances/i/records?timeout=1", "/consumers/g/instances/%69/%72ecords"])
-async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, path: str) -> None:
+async def test_readers_and_other_clients_have_limits_of_their_own(opened: OpenServer, path: str) -> None:
     """Neither kind is refused because of the other, and a connection counts as what it did last."""
     async with opened(max_connections=2) as server:
         reading = await server.connect()
@@ -249,7 +254,7 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: Any, p
         assert (await server.ask(_read_of())).status == 200
 
 
-async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> None:
+async def test_requests_behind_a_read_wait_on_its_connection(opened: OpenServer) -> None:
     """A read does not leave its limit because the same client sends another request behind it."""
     async with opened(max_connections=4) as server:
         _, writer = await server.connect()
@@ -260,7 +265,7 @@ async def test_requests_behind_a_read_wait_on_its_connection(opened: Any) -> Non
 
 
 @pytest.mark.uvloop
-async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(server: Any) -> None:
+async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(server: RunningServer) -> None:
     """One per turn would keep the last of a thousand clients waiting for seconds."""
 
     port = int(server.web.url.rpartition(":")[2])
@@ -273,7 +278,7 @@ async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(s
 
 
 @pytest.mark.uvloop
-async def test_what_came_in_one_turn_is_read_in_slices(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_came_in_one_turn_is_read_in_slices(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client is answered in the end, and a probe that came last is answered before most of them."""
     monkeypatch.setattr("headrace.http.shared._SLICE_SECONDS", 1e-9)
 
@@ -290,7 +295,7 @@ async def test_what_came_in_one_turn_is_read_in_slices(server: Any, monkeypatch:
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
+    opened: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the number that is needed; a soft limit is raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -308,7 +313,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_closed_connection_is_free_at_once(opened: Any) -> None:
+def test_a_closed_connection_is_free_at_once(opened: OpenServer) -> None:
     """Without a collection of cycles, of which there may be none for minutes."""
 
     async def main() -> None:
@@ -365,7 +370,7 @@ class Reader:
 
 
 @pytest.fixture
-def with_tls(tmp_path: Path) -> Any:
+def with_tls(tmp_path: Path) -> dict[str, dict[str, Path]]:
     """Settings of a server with a certificate."""
     Authority(tmp_path).issue("server")
     return {"tls": {"certificate": tmp_path / "server.pem", "key": tmp_path / "server.key"}}
@@ -375,7 +380,7 @@ def with_tls(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("how", ["plain", "tls", "goodbye", "idle"])
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_how_a_client_closes_says_whether_it_has_received_the_response(
-    opened: Any, with_tls: Any, loop_factory: Any, how: str, reads: bool
+    opened: OpenServer, with_tls: dict[str, dict[str, Path]], loop_factory: Any, how: str, reads: bool
 ) -> None:
     """With unread bytes its system resets the connection, also after a goodbye of TLS, which we answer."""
 
@@ -385,7 +390,7 @@ def test_how_a_client_closes_says_whether_it_has_received_the_response(
             client = await asyncio.to_thread(Reader, server.web.url, tls)
             if reads:
                 await asyncio.to_thread(client.read)
-            connections = server.web.shared.connections
+            connections: Any = server.web.shared.connections
             await until(lambda: any(one._arrival and not one.is_answering for one in connections))
             [(connection, arrival)] = ((one, one._arrival) for one in connections)
             await asyncio.sleep(0.1)
@@ -417,7 +422,7 @@ for _ in range(20):
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_client_that_closes_at_once_has_received_what_it_has_read(
-    opened: Any, with_tls: Any, monkeypatch: pytest.MonkeyPatch, loop_factory: Any
+    opened: OpenServer, with_tls: dict[str, dict[str, Path]], monkeypatch: pytest.MonkeyPatch, loop_factory: Any
 ) -> None:
     """It is quicker than a busy server, which has not looked yet whether the system has its response."""
     arrivals, written = [], ClientConnection.written

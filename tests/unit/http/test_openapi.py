@@ -18,6 +18,7 @@ from headrace.http.endpoint import endpoints_of
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runtime import Readiness
 from headrace.sidecar.active.routes import ActiveEndpoints
+from tests.running_server import OpenServer, RunningServer
 
 RECORD = b'{"records":[{"value":1}]}'
 NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
@@ -35,7 +36,7 @@ def request(method: str, path: str, more: str = "", body: bytes = RECORD, host: 
     return f"{head}{more}\r\n".encode() + body
 
 
-async def test_the_document_is_one_in_both_versions(server: Any) -> None:
+async def test_the_document_is_one_in_both_versions(server: RunningServer) -> None:
     """OpenAPI 3.1, and 3.0 for tools that know no other; as JSON and as YAML."""
     for path, kind, read in (
         ("/spec.yaml", "text/yaml", lambda text: yaml.load(text, yaml.CSafeLoader)),
@@ -53,7 +54,7 @@ async def test_the_document_is_one_in_both_versions(server: Any) -> None:
     OpenAPIV30SpecValidator(json.loads(older.body)).validate()
 
 
-def test_every_endpoint_is_in_the_document(opened: Any) -> None:
+def test_every_endpoint_is_in_the_document(opened: OpenServer) -> None:
     """With the scopes of its rule, and under its own id and path; nothing is served that is not described."""
     paths = DOCUMENT["paths"]
     assert sum(map(len, paths.values())) == len(ALL)
@@ -80,7 +81,7 @@ def test_what_changes_state_is_audited() -> None:
     }
 
 
-async def test_the_root_says_where_to_read_on(server: Any) -> None:
+async def test_the_root_says_where_to_read_on(server: RunningServer) -> None:
     """Every path that it names is served."""
     response = await server.get("/")
     assert response.status == 200
@@ -88,7 +89,7 @@ async def test_the_root_says_where_to_read_on(server: Any) -> None:
         assert (await server.get(path)).status == 200
 
 
-async def test_nothing_is_changed_for_a_page_of_another_site(server: Any) -> None:
+async def test_nothing_is_changed_for_a_page_of_another_site(server: RunningServer) -> None:
     """Every operation that changes something, whatever its method; an image tag sends a GET without an Origin."""
 
     for (method, path), operation in OPERATIONS.items():
@@ -104,7 +105,7 @@ async def test_nothing_is_changed_for_a_page_of_another_site(server: Any) -> Non
     assert DeadLetterEndpoints.redeliver_by_get.changes
 
 
-async def test_a_body_that_may_be_left_out_is_not_required(server: Any) -> None:
+async def test_a_body_that_may_be_left_out_is_not_required(server: RunningServer) -> None:
     """The document and the server agree: what is taken without a body is described so, and nothing else is."""
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():
@@ -114,7 +115,7 @@ async def test_a_body_that_may_be_left_out_is_not_required(server: Any) -> None:
                 assert operation["requestBody"]["required"] is refused, (method, path, response.body)
 
 
-async def test_the_page_asks_no_other_site(server: Any) -> None:
+async def test_the_page_asks_no_other_site(server: RunningServer) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
     page = await server.get("/specui.html")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -176,7 +177,7 @@ def code_of(response: Any) -> str:
     return response.json.get("code", "") if is_json and isinstance(response.json, dict) else ""
 
 
-async def test_responses_of_the_server_are_documented(opened: Any) -> None:
+async def test_responses_of_the_server_are_documented(opened: OpenServer) -> None:
     """Nothing else is answered at any endpoint, and every code is documented for its status."""
     paths = DOCUMENT["paths"]
     described = {(one.method, one.path): paths[one.path][one.method.lower()]["responses"] for one in ALL}
@@ -192,7 +193,7 @@ async def test_responses_of_the_server_are_documented(opened: Any) -> None:
                 assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
 
 
-async def test_the_example_is_a_request_that_works(server: Any) -> None:
+async def test_the_example_is_a_request_that_works(server: RunningServer) -> None:
     """As it stands in the document."""
     example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
     response = await server.ask(request("POST", POST, body=json.dumps(example).encode()))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import yaml
 
 from headrace.app.documents import every_endpoint
+from tests.running_server import OpenServer, RunningServer
 
 RECORD = b'{"records":[{"value":1}]}'
 SECURITY = {"mode": "token", "principals": {"loader": {"token": "a-token-of-16-or-more", "scopes": ["produce:mine"]}}}
@@ -25,7 +25,7 @@ def post(path: str, method: str = "POST", more: str = "") -> bytes:
     return f"{head}Content-Length: {len(RECORD)}\r\n\r\n".encode("latin-1") + RECORD
 
 
-async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
+async def test_no_spelling_reaches_another_topic(opened: OpenServer) -> None:
     """What may be written is written under the one name that the token allows; the rest is refused."""
     bearer = "Authorization: Bearer a-token-of-16-or-more\r\n"
     async with opened(security=SECURITY) as server:
@@ -36,7 +36,7 @@ async def test_no_spelling_reaches_another_topic(opened: Any) -> None:
             assert response.status == 200 if topic else response.status in (400, 403, 404), path
 
 
-async def test_a_path_has_one_spelling(server: Any) -> None:
+async def test_a_path_has_one_spelling(server: RunningServer) -> None:
     """Capitals, more slashes, dots and what is escaped behind it make it another one, which does not exist."""
     for method, rule in sorted({(method, one.path) for method in ("GET", "POST") for one in every_endpoint()}):
         path = re.sub("{.*?}", "t", rule)
@@ -52,7 +52,7 @@ async def test_a_path_has_one_spelling(server: Any) -> None:
     assert server.kafka.records == []
 
 
-async def test_other_methods_are_refused(server: Any) -> None:
+async def test_other_methods_are_refused(server: RunningServer) -> None:
     """405 with those that are right, or 400 for what is no method; a wish to override the method is not heard."""
     for method in METHODS:
         reader, writer = await server.connect()
@@ -74,7 +74,7 @@ async def test_other_methods_are_refused(server: Any) -> None:
         ("POST /topics/orders", "this path takes DELETE, GET, HEAD, PATCH; did you mean POST /producers/orders?"),
     ],
 )
-async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, hint: str) -> None:
+async def test_an_unknown_path_has_a_suggestion(server: RunningServer, request_line: str, hint: str) -> None:
     """The nearest path for the method, or that of an operation which other products have, and where all of them are."""
     method, path = request_line.split()
     response = await server.ask(post(path, method))
@@ -83,7 +83,7 @@ async def test_an_unknown_path_has_a_suggestion(server: Any, request_line: str, 
     assert response.json["description"] == f"{method} {unquote(path)[:200]}: {unknown}{hint}"
 
 
-async def test_administration_is_suggested_to_nobody_else(server: Any) -> None:
+async def test_administration_is_suggested_to_nobody_else(server: RunningServer) -> None:
     """A parameter matches anything, so a path of as many parts resembles that of an administrative operation."""
     for one in every_endpoint():
         path = re.sub("{.*?}", "t", one.path)

@@ -12,6 +12,7 @@ from yaml_table import table
 
 from headrace.http.server import check_deadlines
 from tests.raw_server import until
+from tests.running_server import RunningServer
 
 BODY = b'{"records":[{"value":1}]}'
 
@@ -31,7 +32,7 @@ async def status_of(server: Any, data: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize(("host", "status"), table(__file__, "only_own_names_are_served"))
-async def test_only_own_names_are_served(server: Any, host: str, status: int) -> None:
+async def test_only_own_names_are_served(server: RunningServer, host: str, status: int) -> None:
     """A page whose name leads to loopback (DNS rebinding) is refused, in every mode; Host stands once."""
     for _ in range(2):
         assert (await status_of(server, post(host=host)))[0] == status
@@ -41,7 +42,7 @@ async def test_only_own_names_are_served(server: Any, host: str, status: int) ->
     ("origin", "status"),
     [("http://h", 200), ("https://h", 403), ("http://evil.example", 403), ("null", 403), ("http://h.evil", 403)],
 )
-async def test_pages_of_other_sites_may_not_call(server: Any, origin: str, status: int) -> None:
+async def test_pages_of_other_sites_may_not_call(server: RunningServer, origin: str, status: int) -> None:
     """And no response has CORS headers; a preflight finds nothing."""
     found, head = await status_of(server, post(f"Origin: {origin}"))
     assert found == status
@@ -62,7 +63,7 @@ def ambiguous(row: Any) -> bytes:
     return made.replace(old.encode(), new.encode()) if old else made
 
 
-async def test_what_two_readers_may_read_differently_is_refused(server: Any) -> None:
+async def test_what_two_readers_may_read_differently_is_refused(server: RunningServer) -> None:
     """Row H2: 400 with the one error body, and the connection ends, so nothing behind it counts as a request."""
 
     async def refuse(server: Any, case: str, row: Any) -> None:
@@ -92,7 +93,7 @@ async def test_what_two_readers_may_read_differently_is_refused(server: Any) -> 
     ],
     ids=["101", "101 of one name", "40 KB", "200 KB", "80 KB in 20", "what is ignored", "101 that are ignored"],
 )
-async def test_large_heads_are_refused(server: Any, headers: list[str]) -> None:
+async def test_large_heads_are_refused(server: RunningServer, headers: list[str]) -> None:
     """Row H3, whether they come at once or in pieces, and whatever follows; what came before does not count."""
     assert (await status_of(server, post(*headers)))[0] == 431
     assert (await status_of(server, post(*headers) + post()))[0] == 431
@@ -110,7 +111,7 @@ async def test_large_heads_are_refused(server: Any, headers: list[str]) -> None:
     assert (await server.read(reader)).status == 200
 
 
-async def test_a_long_path_is_refused(server: Any) -> None:
+async def test_a_long_path_is_refused(server: RunningServer) -> None:
     """More than 8 KiB with its query."""
     assert (await server.get("/" + "x" * 8193)).status == 431
     assert (await server.get("/live?" + "x" * 8193)).status == 431
@@ -129,7 +130,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("case", SLOW)
-async def test_slow_clients_are_let_go(server: Any, case: str) -> None:
+async def test_slow_clients_are_let_go(server: RunningServer, case: str) -> None:
     """Row H1: after ten seconds without a head, or with a body slower than 1 KiB/s."""
     reader, writer = await server.connect()
     writer.write(SLOW[case])
@@ -137,7 +138,7 @@ async def test_slow_clients_are_let_go(server: Any, case: str) -> None:
         await reader.readuntil(b'OK"}')
     if "between" in case:
         writer.write(b"\r\n")
-    connections = server.web.shared.connections
+    connections: Any = server.web.shared.connections
     await until(lambda: any(_has_come(connection, case) for connection in connections))
     check_deadlines(connections, 100.0)
     check_deadlines(connections, 110.0)
@@ -157,7 +158,7 @@ def _has_come(connection: Any, case: str) -> bool:
     return connection._heads and connection.in_head
 
 
-async def test_others_are_not_let_go(server: Any) -> None:
+async def test_others_are_not_let_go(server: RunningServer) -> None:
     """Idle between requests, waiting for a response, a body that is fast enough, one that may be slow."""
     idle = await server.connect()
     idle[1].write(post())
@@ -168,7 +169,7 @@ async def test_others_are_not_let_go(server: Any) -> None:
     await server.kafka.taken.wait()
     sending = await server.connect()
     sending[1].write(post("Content-Length: 900000"))
-    connections = server.web.shared.connections
+    connections: Any = server.web.shared.connections
     await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
     slow = next(connection for connection in connections if connection.request.has_more)
     check_deadlines(connections, 100.0)
@@ -185,7 +186,7 @@ async def test_others_are_not_let_go(server: Any) -> None:
     server.kafka.gate.set()
 
 
-async def test_a_request_ends_after_a_minute(server: Any) -> None:
+async def test_a_request_ends_after_a_minute(server: RunningServer) -> None:
     """One that waits is told that the outcome is unknown, one whose body is still coming is cut off; streams go on."""
 
     async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -197,7 +198,7 @@ async def test_a_request_ends_after_a_minute(server: Any) -> None:
     pairs = [await server.connect() for _ in range(3)]
     for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
         pair[1].write(data)
-    connections = server.web.shared.connections
+    connections: Any = server.web.shared.connections
     await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
     address = pairs[2][1].get_extra_info("sockname")
     stream = next(connection for connection in connections if connection.client == address)
@@ -217,7 +218,9 @@ async def test_a_request_ends_after_a_minute(server: Any) -> None:
     assert (await pairs[2][0].readline()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_what_has_not_come_whole_has_a_limit_in_all(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_has_not_come_whole_has_a_limit_in_all(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or many who send a part each would use up the memory; who goes over it is refused, and the others go on."""
     monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
     body = b'{"records":[{"value":"%b"}]}' % (b"x" * 100_000)
@@ -243,7 +246,7 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(server: Any, monkeypat
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 200000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n"])
 async def test_a_body_above_the_limit_in_all_is_too_large(
-    server: Any, monkeypatch: pytest.MonkeyPatch, framing: bytes
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, framing: bytes
 ) -> None:
     """No other request is the reason, so sending it again cannot help; the next request is served."""
     monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
@@ -258,13 +261,14 @@ async def test_a_body_above_the_limit_in_all_is_too_large(
 
 
 @pytest.mark.parametrize(("path", "status"), [("/producers/t", b"200"), ("/nowhere", b"404")])
-async def test_what_is_not_kept_is_not_counted(server: Any, path: str, status: bytes) -> None:
+async def test_what_is_not_kept_is_not_counted(server: RunningServer, path: str, status: bytes) -> None:
     """The bytes of a stream, and of a request that is answered before it came whole."""
     reader, writer = await server.connect()
     head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9000000"
     writer.write(head.encode() + b"\r\n\r\n" + b"{}\n" * 1000)
     assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
-    (connection,) = server.web.shared.connections
+    connections: Any = server.web.shared.connections
+    (connection,) = connections
     assert connection._held_bytes
     check_deadlines([connection], 0.0)
     assert connection._held_bytes == server.web.shared.receiving_bytes == 0

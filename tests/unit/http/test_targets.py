@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from headrace.app.documents import ENDPOINTS
 from headrace.http.endpoint import OPEN, Endpoint, Rule, ServedEndpoint
 from headrace.http.targets import Targets
 
@@ -78,6 +77,6 @@ def test_the_topic_of_a_produce_request_is_in_its_path(method: str, path: str, t
 def test_what_active_consumers_declare() -> None:
     """Reads wait; and every operation on an instance is served by the process that has it."""
     reads = ["/consumers/{group}/instances/{instance}/records", "/consumers/deadLetter/active"]
-    assert sorted(one.path for one in ENDPOINTS if one.long_poll) == sorted(reads)
-    for one in ENDPOINTS:
+    assert sorted(one.path for one in every_endpoint() if one.long_poll) == sorted(reads)
+    for one in every_endpoint():
         assert one.affinity == (("group", "instance") if "instance" in one.parameters else ()), one.path

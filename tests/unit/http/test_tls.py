@@ -14,13 +14,14 @@ from cryptography import x509
 
 from headrace.runtime.tls import TlsFiles
 from tests.raw_server import Authority
+from tests.running_server import OpenServer
 
 BODY = b'{"records":[{"value":1}]}'
 POST = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 25\r\n\r\n" + BODY
 
 
 async def test_a_handshake_that_does_not_go_on_is_ended(
-    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: OpenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a connection is not yet one of the server's, so the limit is the loop's."""
     monkeypatch.setattr("headrace.http.server._HANDSHAKE_SECONDS", 0.05)
@@ -32,7 +33,7 @@ async def test_a_handshake_that_does_not_go_on_is_ended(
 
 @pytest.mark.uvloop
 async def test_a_connection_that_makes_room_is_closed_whatever_its_client_does(
-    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: OpenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS would wait for the client's own close, and more descriptors would be open than the limit allows."""
     monkeypatch.setattr("headrace.http.shared.RESERVED_CONNECTIONS", 16)
@@ -77,7 +78,7 @@ async def ask_over_tls(server: Any, context: ssl.SSLContext, data: bytes) -> tup
     return status, certificate
 
 
-def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
+def test_certificates_say_who_calls(opened: OpenServer, tmp_path: Path) -> None:
     """Mode mtls: a listed name has its scopes, another has none; no certificate, no connection; nor TLS 1.1."""
     authority = Authority(tmp_path)
     tls = issue(authority, client_ca=tmp_path / "ca.pem")
@@ -103,7 +104,9 @@ def test_certificates_say_who_calls(opened: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.uvloop
-async def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(opened: Any, tmp_path: Path) -> None:
+async def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(
+    opened: OpenServer, tmp_path: Path
+) -> None:
     """Python reads alternative names as UTF-8; an authority may sign others."""
     authority = Authority(tmp_path)
     tls = issue(authority, client_ca=tmp_path / "ca.pem")
@@ -120,7 +123,7 @@ async def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(op
         assert server.web.death is None
 
 
-async def test_a_new_certificate_is_taken_without_a_restart(opened: Any, tmp_path: Path) -> None:
+async def test_a_new_certificate_is_taken_without_a_restart(opened: OpenServer, tmp_path: Path) -> None:
     """When it fits its key; half a change leaves the old one in use."""
     authority = Authority(tmp_path)
     tls = issue(authority)

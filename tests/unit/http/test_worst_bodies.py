@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from headrace.app.documents import every_endpoint
+from tests.running_server import OpenServer
 
 LIMIT_BYTES = 1_048_576
 SLICE_SECONDS = 0.05
@@ -186,7 +187,7 @@ async def measure(server: Any, watcher: Watcher, request: bytes) -> tuple[float,
     return watcher.longest_seconds, grown / len(request) / AT_ONCE, responses
 
 
-def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
+def test_no_request_holds_the_loop_or_takes_much_memory(opened: OpenServer) -> None:
     """Each route with its worst bodies, several at once: slices of processor time, memory, and a response."""
     wrong: list[tuple[str, float, float, list[bytes]]] = []
 
@@ -212,7 +213,7 @@ def test_no_request_holds_the_loop_or_takes_much_memory(opened: Any) -> None:
     assert wrong == []
 
 
-def test_memory_of_refused_requests_is_free_at_once(opened: Any) -> None:
+def test_memory_of_refused_requests_is_free_at_once(opened: OpenServer) -> None:
     """Without a collection of cycles, of which there may be none for minutes."""
     grown: list[int] = []
 

@@ -115,7 +115,7 @@ def texts(secrets: Path, *values: bytes | None) -> list[tuple[Any, str | None]]:
     ]
 
 
-def test_values_of_several_schemas_in_one_batch(registry: Any) -> None:
+def test_values_of_several_schemas_in_one_batch(registry: tuple[Path, SmallRegistry]) -> None:
     """Each value is read with the schema that it names; logical types become what SQL reads; bad ones have a reason."""
     secrets, server = registry
     add(server, 7)
@@ -148,7 +148,7 @@ def test_values_of_several_schemas_in_one_batch(registry: Any) -> None:
         assert words in (problem or "")
 
 
-def test_a_schema_that_is_registered_later_is_found(registry: Any) -> None:
+def test_a_schema_that_is_registered_later_is_found(registry: tuple[Path, SmallRegistry]) -> None:
     """No restart is needed; the login of the settings is sent."""
     secrets, server = registry
     assert texts(secrets, framed(7))[0][0] is None
@@ -165,7 +165,7 @@ def test_a_registry_that_does_not_respond_stops_the_batch(tmp_path: Path) -> Non
     close(value_codecs.registry_of(tmp_path / "secrets.properties"))
 
 
-def test_columns_of_a_topic_are_those_of_the_newest_schema(registry: Any) -> None:
+def test_columns_of_a_topic_are_those_of_the_newest_schema(registry: tuple[Path, SmallRegistry]) -> None:
     """The subject has the topic's name; a schema of another format, or none, is an error."""
     secrets, server = registry
     with pytest.raises(PipelineInvalid, match="does not have version latest of subject t-value"):
@@ -219,7 +219,9 @@ FLIGHT_ROW = pa.struct(
 
 
 @pytest.mark.parametrize(("wrong", "reason"), table(__file__, "a_row_that_does_not_fit_is_a_dead_letter"))
-def test_a_row_that_does_not_fit_is_a_dead_letter(registry: Any, wrong: Any, reason: str) -> None:
+def test_a_row_that_does_not_fit_is_a_dead_letter(
+    registry: tuple[Path, SmallRegistry], wrong: Any, reason: str
+) -> None:
     """It has the row as JSON, and the reason names the field and not the value. A row in quarantine is kept."""
     secrets, server = registry
     add(server, 7)
@@ -236,7 +238,7 @@ def test_a_row_that_does_not_fit_is_a_dead_letter(registry: Any, wrong: Any, rea
 
 @pytest.mark.parametrize(("settings", "reason"), table(__file__, "the_schema_of_a_sink_must_be_there"))
 def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
-    registry: Any, tmp_path: Path, settings: dict[str, Any], reason: str
+    registry: tuple[Path, SmallRegistry], tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
     """The newest of the subject, or the one of an id; a file that does not exist is named."""
     _, server = registry
@@ -248,7 +250,7 @@ def test_the_schema_of_a_sink_must_be_there_and_of_its_format(
 
 
 @pytest.mark.parametrize("hours", [1_000_000_000, -1_000_000_000])
-def test_a_time_that_python_does_not_know_is_a_dead_letter(registry: Any, hours: int) -> None:
+def test_a_time_that_python_does_not_know_is_a_dead_letter(registry: tuple[Path, SmallRegistry], hours: int) -> None:
     """Spark and Arrow know years far beyond 9999; other rows of the batch are written."""
     secrets, server = registry
     add(server, 31, {"type": "record", "name": "R", "fields": [FLIGHT["fields"][1]]})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.running_server import RunningServer
 
-async def test_pipelines_are_listed_paused_and_resumed(server: Any) -> None:
+
+async def test_pipelines_are_listed_paused_and_resumed(server: RunningServer) -> None:
     """The response of each request is the status after it; an unknown name is 404 with those there are."""
 
     async def ask(method: str, path: str) -> Any:

@@ -11,7 +11,8 @@ from yaml_table import table
 
 from headrace.errors import StatementRejected
 from headrace.pipelines.load import load_pipeline
-from headrace.queries.push_statement import PushStatement, SourceTopic, read_push
+from headrace.queries.pipeline_example import SourceTopic
+from headrace.queries.push_statement import PushStatement, read_push
 from headrace.queries.statement_text import read_statement
 
 SOURCES = {

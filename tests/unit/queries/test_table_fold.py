@@ -25,7 +25,7 @@ from headrace.queries.engine.database import open_database
 from headrace.queries.engine.decoding import Decoder
 from headrace.queries.engine.table_file import TableFile
 from headrace.records import RecordBatch, TopicPartition
-from headrace.testing import ManualClock
+from headrace.testing import MakeTopic, ManualClock
 
 PARTITIONS = 3
 SCHEMA = "item STRING, n BIGINT"
@@ -126,7 +126,9 @@ def folded(kind: str, topic: list[list[Written]]) -> tuple[list[Any], int]:
         st.tuples(st.sampled_from(["read", "fail", "crash"]), *[st.integers(0, 5)] * PARTITIONS), max_size=8
     ),
 )
-def test_a_table_is_the_fold_of_its_topic(kind: str, topic: Any, steps: list[tuple[str, *tuple[int, ...]]]) -> None:
+def test_a_table_is_the_fold_of_its_topic(
+    kind: str, topic: MakeTopic, steps: list[tuple[str, *tuple[int, ...]]]
+) -> None:
     """Batches of any size, failed transactions, and copies of the files in place of a process that ended."""
     with contextlib.ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(len(steps) + 1)]

@@ -136,7 +136,9 @@ def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], le
         assert len(done.too_large) == len(stay)
 
 
-def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, monkeypatch: Any) -> None:
+def test_what_comes_after_the_request_is_left_for_the_next_run(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when another session, or another process, continues the run: what is dropped was there at the request."""
     offsets = fake.topic_offsets
 
@@ -154,7 +156,9 @@ def test_what_comes_after_the_request_is_left_for_the_next_run(fake: FakeKafka, 
         dropped(fake, "another", 9)
 
 
-def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(fake: FakeKafka, monkeypatch: Any) -> None:
+def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slow run may be overtaken by the retention of the topic; what is still there goes."""
     for number in range(4):
         fake.letter(number)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from headrace.runtime import Deadline, Readiness, SystemClock
+from tests.running_server import RunningServer
 
 
 def post(body: bytes, path: str = "/producers/t") -> bytes:
@@ -15,7 +15,7 @@ def post(body: bytes, path: str = "/producers/t") -> bytes:
     return head.encode() + body
 
 
-async def test_readiness_says_which_service_is_not_ready_and_why(server: Any) -> None:
+async def test_readiness_says_which_service_is_not_ready_and_why(server: RunningServer) -> None:
     """503 with the reason; liveness does not depend on it."""
     services = {"kafka": {"ready": True, "reason": ""}}
     assert (await server.get("/health/readiness")).json == {"ready": True, "services": services}
@@ -28,7 +28,7 @@ async def test_readiness_says_which_service_is_not_ready_and_why(server: Any) ->
         assert (await server.get(path)).status == 200
 
 
-async def test_liveness_fails_for_a_consumer_that_hangs(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_liveness_fails_for_a_consumer_that_hangs(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body names it; so does the log, because an orchestrator restarts the process."""
     monkeypatch.setattr("headrace.admin.health.routes.hanging_consumers", lambda: ["function f.k consumer"])
     for path in ("/health/liveness", "/live"):
@@ -36,7 +36,7 @@ async def test_liveness_fails_for_a_consumer_that_hangs(server: Any, monkeypatch
         assert (response.status, response.json) == (503, {"status": "hangs", "consumers": ["function f.k consumer"]})
 
 
-async def test_health_of_the_original_is_plain_text(server: Any) -> None:
+async def test_health_of_the_original_is_plain_text(server: RunningServer) -> None:
     """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
     response = await server.get("/health/t")
     assert (response.status, response.body) == (200, b"OK")
@@ -48,7 +48,7 @@ async def test_health_of_the_original_is_plain_text(server: Any) -> None:
     assert "/health/t (audit.service_id)" in response.json["description"]
 
 
-async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
+async def test_metrics_count_requests_by_route_and_records(server: RunningServer) -> None:
     """Names in paths do not become labels."""
     await server.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
     await server.ask(post(b"{", "/producers/in-no-label"))
@@ -63,7 +63,7 @@ async def test_metrics_count_requests_by_route_and_records(server: Any) -> None:
     assert 'headrace_client_requests_total{principal="anonymous",status_class="4xx"} 2.0' in text
 
 
-async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: Any) -> None:
+async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: RunningServer) -> None:
     """Who waits gets a response; who comes is sent elsewhere; health goes on."""
     server.kafka.gate.clear()
     waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
@@ -80,7 +80,7 @@ async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: A
     await asyncio.wait_for(drain, 60)
 
 
-async def test_draining_ends_at_its_deadline(server: Any) -> None:
+async def test_draining_ends_at_its_deadline(server: RunningServer) -> None:
     """A request that never ends does not hold the process."""
     server.kafka.gate.clear()
     waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
@@ -91,7 +91,7 @@ async def test_draining_ends_at_its_deadline(server: Any) -> None:
     await waiting
 
 
-async def test_after_stop_nobody_listens(server: Any) -> None:
+async def test_after_stop_nobody_listens(server: RunningServer) -> None:
     """Idle connections are closed, and the port is free."""
     reader, writer = await server.connect()
     writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")

@@ -17,6 +17,7 @@ from joserfc.jwk import RSAKey
 
 from headrace.http.auth.principals import TokenExpired, TokenRefused
 from headrace.http.auth.tokens import Tokens
+from tests.running_server import OpenServer
 from tests.unit.http.auth.conftest import TokenServer
 
 STRANGER = RSAKey.generate_key(2048, {"kid": "rsa"})
@@ -101,7 +102,7 @@ BAD: dict[str, Callable[[Any], str]] = {
 }
 
 
-async def test_bad_tokens_are_refused(opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bad_tokens_are_refused(opened: OpenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row J1: each is 401 with one body, which only for an expired one is another; nothing reaches Kafka."""
     monkeypatch.setattr("headrace.http.auth.rate_limit._FREE_FAILURES", len(BAD) + 1)
     tokens = TokenServer(tmp_path, time.time())
@@ -124,7 +125,7 @@ async def test_bad_tokens_are_refused(opened: Any, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
-def test_a_good_token_says_who_and_what(server: Any, algorithm: str) -> None:
+def test_a_good_token_says_who_and_what(server: TokenServer, algorithm: str) -> None:
     """Under every algorithm, with and without a type."""
     for kind in (None, "JWT", "at+jwt"):
         principal = server.check(server.sign(algorithm=algorithm, typ=kind))
@@ -133,12 +134,14 @@ def test_a_good_token_says_who_and_what(server: Any, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(("claims", "scopes"), yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text()))
-def test_claims_are_read_in_their_usual_spellings(server: Any, claims: dict[str, Any], scopes: list[str]) -> None:
+def test_claims_are_read_in_their_usual_spellings(
+    server: TokenServer, claims: dict[str, Any], scopes: list[str]
+) -> None:
     """`scope` or `scp`, text or list; audience in a list; a minute of leeway at both ends."""
     assert server.check(server.sign_claims(**claims)).scopes == {*scopes}
 
 
-def test_a_token_without_kid_is_checked_with_the_only_key(server: Any) -> None:
+def test_a_token_without_kid_is_checked_with_the_only_key(server: TokenServer) -> None:
     """With two keys of one algorithm it would be a guess."""
     token = server.sign(kid=None)
     assert server.check(token).name == "loader"
@@ -151,7 +154,7 @@ def test_a_token_without_kid_is_checked_with_the_only_key(server: Any) -> None:
         server.check(token)
 
 
-def test_a_known_token_is_not_checked_again_and_still_ends(server: Any) -> None:
+def test_a_known_token_is_not_checked_again_and_still_ends(server: TokenServer) -> None:
     """The second look costs no signature; the end comes with the leeway, row J2."""
     token = server.sign()
     server.check(token)
@@ -166,7 +169,7 @@ def test_a_known_token_is_not_checked_again_and_still_ends(server: Any) -> None:
     assert not server.tokens._known
 
 
-def test_known_tokens_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_tokens_are_bounded(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row I6: what callers send does not grow the process."""
     monkeypatch.setattr("headrace.http.auth.tokens._MAX_CACHED", 3)
     server.tokens = Tokens(server.settings, server.keys, server.clock)
@@ -175,7 +178,7 @@ def test_known_tokens_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) 
     assert len(server.tokens._known) == 3
 
 
-def test_a_key_that_is_gone_ends_what_it_signed(server: Any) -> None:
+def test_a_key_that_is_gone_ends_what_it_signed(server: TokenServer) -> None:
     """A token that was good is checked again when the keys have changed."""
     token = server.sign()
     server.check(token)

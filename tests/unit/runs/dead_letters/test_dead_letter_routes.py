@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 from yaml_table import table
+
+from tests.running_server import OpenServer, RunningServer
 
 PATH = "/consumers/deadLetter/reactive"
 SCOPES = {"other": ["consume:other*", "group:g"], "reader": ["kafka:r"], "writer": ["kafka:w"], "boss": ["admin"]}
@@ -21,7 +22,9 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
 
 
 @pytest.mark.parametrize(("name", "query", "status"), table(__file__, "a_caller_touches_its_own_topics_and_groups"))
-async def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str, query: str, status: int) -> None:
+async def test_a_caller_touches_its_own_topics_and_groups(
+    opened: OpenServer, name: str, query: str, status: int
+) -> None:
     """By pattern, each topic that is named and the group of the dead letters; in the query and in the body."""
     async with opened(security=SECURITY) as server:
         assert (await server.ask(request(name, query))).status == status
@@ -30,7 +33,7 @@ async def test_a_caller_touches_its_own_topics_and_groups(opened: Any, name: str
         assert len(server.dead_letters.requests) == (2 if status == 200 else 0)
 
 
-async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
+async def test_nothing_of_a_call_is_left_for_the_next(opened: OpenServer) -> None:
     """Defect 26: `lastretry`, group and topics are those of the call; what is unknown is ignored (decisions.md 4)."""
     async with opened(security=SECURITY) as server:
         for ask in (
@@ -57,7 +60,7 @@ async def test_nothing_of_a_call_is_left_for_the_next(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("query", table(__file__, "limits_cannot_be_lifted"))
-async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
+async def test_limits_cannot_be_lifted(opened: OpenServer, query: str) -> None:
     """An invalid window is refused with the reason."""
     async with opened(security=SECURITY) as server:
         response = await server.ask(request("boss", f"?{query}", path="/adm/dead-letters/t.dlq"))
@@ -65,7 +68,7 @@ async def test_limits_cannot_be_lifted(opened: Any, query: str) -> None:
         assert (await server.ask(request("boss", "?limit=500", path="/adm/dead-letters/t.dlq"))).status == 200
 
 
-async def test_a_probe_delivers_nothing(server: Any) -> None:
+async def test_a_probe_delivers_nothing(server: RunningServer) -> None:
     """HEAD asks what there is, so it must not redeliver dead letters as GET does there."""
     reader, writer = await server.connect()
     writer.write(f"HEAD {PATH} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
@@ -74,7 +77,7 @@ async def test_a_probe_delivers_nothing(server: Any) -> None:
     assert not server.dead_letters.requests
 
 
-async def test_the_caller_is_in_the_audit(server: Any) -> None:
+async def test_the_caller_is_in_the_audit(server: RunningServer) -> None:
     """When dead letters were delivered, and when they could not be; a call that finds none has no event."""
     for query in ("", "?timeout=3", "?group=away&topic=t"):
         await server.get(PATH + query)

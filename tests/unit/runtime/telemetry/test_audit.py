@@ -274,7 +274,9 @@ async def test_a_stalled_target_costs_events_and_nothing_else(
     assert "1 events were not written before the process stopped" in caplog.text
 
 
-async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_end(caplog: Any) -> None:
+async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """With the number so far, also in readiness; then an event has the number of lost ones."""
     async with Harness(to="file") as harness:
         for second in range(130):

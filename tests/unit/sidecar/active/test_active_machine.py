@@ -73,7 +73,11 @@ class Member:
                 return {"partitions": [partition._asdict() for partition in one.assigned]}
             case "PUT", "offsets":
                 found = await harness.run(one.membership.committed(msgspec.json.decode(body, type=Partitions).all))
-                return {"offsets": [Position(*partition, at.offset) for partition, at in found.items()]}
+                return {
+                    "offsets": [
+                        Position(partition.topic, partition.partition, at.offset) for partition, at in found.items()
+                    ]
+                }
             case "POST", "offsets":
                 found = msgspec.json.decode(body, type=CommitRequest).offsets or []
                 await harness.run(one.commit([each.processed() for each in found]))

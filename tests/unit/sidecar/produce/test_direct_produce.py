@@ -16,6 +16,7 @@ from headrace.http.application import Application
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
 from tests.raw_server import until
+from tests.running_server import OpenServer, RunningServer
 
 RECORD = b'{"records":[{"key":"k","value":{"n":1}}]}'
 SECURITY = {"mode": "token", "principals": {"me": {"token": "0123456789abcdef", "scopes": ["kafka:w"]}}}
@@ -90,7 +91,7 @@ SAME = [
 ]
 
 
-async def test_both_paths_answer_and_write_the_same_bytes(server: Any, direct: list[int]) -> None:
+async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer, direct: list[int]) -> None:
     """Good and bad; without a task what is usual."""
     for request, expected in SAME:
         direct.clear()
@@ -116,7 +117,7 @@ TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
         post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
     ],
 )
-async def test_records_have_the_correlation_id_of_the_response(server: Any, request_bytes: bytes) -> None:
+async def test_records_have_the_correlation_id_of_the_response(server: RunningServer, request_bytes: bytes) -> None:
     """Also where the client named none."""
     head = (await text_of(server, request_bytes)).decode()
     (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
@@ -135,7 +136,7 @@ async def test_records_have_the_correlation_id_of_the_response(server: Any, requ
     ],
 )
 async def test_what_kafka_says_is_reported_in_the_same_bytes(
-    server: Any, direct: list[int], results: list[Any]
+    server: RunningServer, direct: list[int], results: list[Any]
 ) -> None:
     """Statuses, Retry-After and entries of records that failed."""
 
@@ -151,7 +152,9 @@ async def test_what_kafka_says_is_reported_in_the_same_bytes(
 
 
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, direct: list[int], body: bytes) -> None:
+async def test_a_full_budget_is_reported_in_the_same_bytes(
+    server: RunningServer, direct: list[int], body: bytes
+) -> None:
     """At once, without the work being done twice."""
     server.kafka.failure = errors.ProducerQueueFull("full")
     response = await text_of(server, post(body, IDS))
@@ -177,7 +180,7 @@ async def test_a_full_budget_is_reported_in_the_same_bytes(server: Any, direct: 
     ],
 )
 async def test_what_is_unusual_is_served_by_the_application(
-    server: Any, direct: list[int], request_bytes: bytes, status: int
+    server: RunningServer, direct: list[int], request_bytes: bytes, status: int
 ) -> None:
     """It alone knows what each of these means."""
     reader, writer = await server.connect()
@@ -189,7 +192,9 @@ async def test_what_is_unusual_is_served_by_the_application(
     assert direct == []
 
 
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(server: Any, direct: list[int]) -> None:
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
+    server: RunningServer, direct: list[int]
+) -> None:
     """The first needs no task, those behind it wait in the server's queue, and the next needs none again."""
     reader, writer = await server.connect()
     requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
@@ -205,7 +210,7 @@ async def test_requests_that_come_before_an_answer_are_answered_in_their_order(s
     assert direct == [200, 200]
 
 
-async def test_a_known_token_is_enough_and_limits_hold(opened: Any, direct: list[int]) -> None:
+async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direct: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
         server.kafka.gate.clear()
@@ -222,11 +227,12 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: Any, direct: list
         assert direct == [429, 200, 200]
 
 
-async def test_the_same_head_again_is_the_same_request(opened: Any) -> None:
+async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> None:
     """With another body, in two pieces, and behind bytes of an earlier request; its token is judged each time."""
     async with opened(security=SECURITY) as server:
         reader, writer = await server.connect()
-        (connection,) = server.web.shared.connections
+        connections: Any = server.web.shared.connections
+        (connection,) = connections
         unreadable, usual = post(b"x" * len(RECORD), BEARER), post(more=BEARER)
 
         async def statuses(*pieces: bytes) -> list[int]:
@@ -249,7 +255,7 @@ async def test_the_same_head_again_is_the_same_request(opened: Any) -> None:
         assert len(server.kafka.records) == 6
 
 
-async def test_a_rate_is_counted_once_for_each_request(opened: Any, direct: list[int]) -> None:
+async def test_a_rate_is_counted_once_for_each_request(opened: OpenServer, direct: list[int]) -> None:
     """Whichever way serves it in the end."""
     async with opened(security={**SECURITY, "requests_per_second": 0.001}) as server:
         assert (await server.ask(post(b"{", BEARER))).status == 400
@@ -261,7 +267,7 @@ async def test_a_rate_is_counted_once_for_each_request(opened: Any, direct: list
 
 
 @pytest.mark.parametrize("before", [1, 3])
-async def test_an_unreadable_request_does_not_replace_earlier_responses(server: Any, before: int) -> None:
+async def test_an_unreadable_request_does_not_replace_earlier_responses(server: RunningServer, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
     server.kafka.gate.clear()
@@ -278,7 +284,7 @@ async def test_an_unreadable_request_does_not_replace_earlier_responses(server: 
 @pytest.mark.parametrize("first", [post(), chunked(post())])
 @pytest.mark.uvloop
 async def test_who_leaves_while_requests_wait_harms_nobody(
-    server: Any, first: bytes, caplog: pytest.LogCaptureFixture
+    server: RunningServer, first: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
 
@@ -301,7 +307,7 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
 
 
 @pytest.mark.parametrize("method", ["begin", "hand_over"])
-async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+async def test_a_defect_releases_the_request(opened: OpenServer, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """The caller has no request in flight afterwards, whether the defect occurs before it counts or after."""
 
     def fail(*_: Any) -> None:
@@ -331,7 +337,7 @@ async def test_a_defect_releases_the_request(opened: Any, monkeypatch: pytest.Mo
 )  # fmt: skip
 @pytest.mark.uvloop
 async def test_a_produce_request_that_is_not_sent_is_audited_once(
-    server: Any, request_bytes: bytes, audited: tuple[Any, ...]
+    server: RunningServer, request_bytes: bytes, audited: tuple[Any, ...]
 ) -> None:
     """Whatever its kind: with its topic, if it has one, and the code it is answered with."""
 

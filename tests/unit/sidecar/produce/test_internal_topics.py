@@ -10,6 +10,7 @@ import pytest
 from yaml_table import table
 
 from headrace.app.documents import every_endpoint
+from tests.running_server import OpenServer
 
 SCOPES = {"writer": ["kafka:w"], "team": ["produce:*"], "boss": ["admin", "kafka:w"]}
 SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in SCOPES.items()}}
@@ -52,7 +53,7 @@ def test_every_endpoint_that_produces_is_looked_at() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("name", "topic", "status"), table(__file__, "internal_topics_are_closed"))
-async def test_internal_topics_are_closed(opened: Any, name: str, topic: str, status: int, form: str) -> None:
+async def test_internal_topics_are_closed(opened: OpenServer, name: str, topic: str, status: int, form: str) -> None:
     """To every token; dead letter topics are open for `admin`, and without authentication."""
     async with opened(**({"security": SECURITY} if name else {})) as server:
         assert await status_of(server, request(name, topic, form)) == status

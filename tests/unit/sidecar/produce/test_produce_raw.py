@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from tests.running_server import RunningServer
+
 
 def post(body: bytes, *headers: str) -> bytes:
     head = f"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n".encode()
     return head + "".join(f"{header}\r\n" for header in headers).encode("latin-1") + b"\r\n" + body
 
 
-async def test_the_body_is_the_value_and_headers_say_the_rest(server: Any) -> None:
+async def test_the_body_is_the_value_and_headers_say_the_rest(server: RunningServer) -> None:
     """Every byte as it came, also of the key and of record headers; repeated ones in their order."""
     request = post(
         b"\x00\xff{",
@@ -54,7 +56,7 @@ TEXT = "Content-Type: text/plain"
     ],
 )
 async def test_the_value_is_null_only_if_a_tombstone_is_asked_for(
-    server: Any, headers: Any, body: bytes, value: Any
+    server: RunningServer, headers: Any, body: bytes, value: Any
 ) -> None:
     """Empty is not null; the form of a webhook is a value too."""
     response, (record,) = await server.ask(post(body, *headers)), server.kafka.records
@@ -63,7 +65,7 @@ async def test_the_value_is_null_only_if_a_tombstone_is_asked_for(
 
 @pytest.mark.parametrize(("body", "headers", "status", "code", "says"), table(__file__, "a_wrong_request"))
 async def test_a_wrong_request_is_refused(
-    server: Any, body: str, headers: list[str], status: int, code: str, says: str
+    server: RunningServer, body: str, headers: list[str], status: int, code: str, says: str
 ) -> None:
     """With what to do instead, and nothing reaches Kafka."""
     response = await server.ask(post(body.encode(), *headers))

@@ -14,6 +14,7 @@ from headrace import errors
 from headrace.records import Produced
 from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
+from tests.running_server import OpenServer, RunningServer
 
 
 @contextlib.asynccontextmanager
@@ -24,7 +25,7 @@ async def streaming(server: Any, *arguments: str) -> AsyncIterator[NdjsonClient]
     yield client
 
 
-async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -> None:
+async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: OpenServer) -> None:
     """The response comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
     async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
         client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
@@ -42,7 +43,7 @@ async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: Any) -
         assert 'headrace_produce_records_total{result="acknowledged"} 3.0' in counted
 
 
-async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: Any) -> None:
+async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: OpenServer) -> None:
     """Whatever is wrong with it; the lines around it are written, in one go with it."""
     bad = [
         b"{",
@@ -75,7 +76,7 @@ NESTED = ["/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", "
     ("path", "status", "code", "says"), [*table(__file__, "what_is_known_before_the_first_line"), NESTED]
 )
 async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
-    server: Any, path: str, status: int, code: str, says: str
+    server: RunningServer, path: str, status: int, code: str, says: str
 ) -> None:
     """With the one error body, while the client has sent nothing yet."""
     head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-ndjson\r\n"
@@ -87,14 +88,14 @@ async def test_what_is_known_before_the_first_line_is_an_ordinary_error(
 @pytest.mark.parametrize(
     ("header", "status"), [("Content-Encoding: gzip", 415), ("Idempotency-Key: k", 400), ("X: y\r\nHost: h", 400)]
 )
-async def test_heads_that_do_not_go_with_a_stream_are_refused(server: Any, header: str, status: int) -> None:
+async def test_heads_that_do_not_go_with_a_stream_are_refused(server: RunningServer, header: str, status: int) -> None:
     """Nothing is taken that could not be held."""
     client = NdjsonClient(*await server.connect())
     client.begin("/producers/t", header)
     assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
 
 
-async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: Any) -> None:
+async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: OpenServer) -> None:
     """Batches that are acknowledged the other way round; nothing is shown before those before it."""
     async with opened() as server, streaming(server) as client:
         sent = hold(server)
@@ -125,7 +126,7 @@ async def still(read: Any) -> Any:
     return seen
 
 
-async def test_a_full_budget_is_waited_for(opened: Any) -> None:
+async def test_a_full_budget_is_waited_for(opened: OpenServer) -> None:
     """Not refused, and the order of the lines is kept."""
     async with opened() as server, streaming(server) as client:
         server.kafka.failure = errors.ProducerQueueFull()
@@ -140,7 +141,7 @@ async def test_a_full_budget_is_waited_for(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -> None:
+async def test_a_line_over_the_limit_ends_the_stream(opened: OpenServer, whole: bool) -> None:
     """Those before it are written; whether its end ever comes does not matter."""
     async with opened(max_body_bytes=1000) as server, streaming(server) as client:
         client.send({"value": 1}, {"value": 1})
@@ -152,7 +153,7 @@ async def test_a_line_over_the_limit_ends_the_stream(opened: Any, whole: bool) -
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any, is_broken: bool) -> None:
+async def test_a_client_that_leaves_leaves_nothing_behind(opened: OpenServer, is_broken: bool) -> None:
     """Or that breaks the grammar of chunks. What it has sent is written; the half line is not; no stream stays open."""
     async with opened() as server, streaming(server) as client:
         server.kafka.gate.clear()
@@ -172,7 +173,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(opened: Any, is_broken
 
 
 async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
-    opened: Any, caplog: pytest.LogCaptureFixture
+    opened: OpenServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has the trace."""
 

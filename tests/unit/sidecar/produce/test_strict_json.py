@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
+
+from tests.running_server import RunningServer
 
 
 def post(body: bytes, kind: str = "application/json", query: str = "") -> bytes:
@@ -38,7 +39,7 @@ STRICT += [b'{"headers":{"a":"\\udc00"}}', b'{"headers":{"\\udc00":"a"}}', b'{"h
 
 
 @pytest.mark.parametrize("value", AS_SENT, ids=lambda value: value[:20])
-async def test_values_are_written_byte_for_byte(server: Any, value: bytes) -> None:
+async def test_values_are_written_byte_for_byte(server: RunningServer, value: bytes) -> None:
     """Numbers of any size, fields that stand twice, escapes; and brackets in strings are no levels."""
     assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
     assert server.kafka.records[0].value == value
@@ -48,7 +49,7 @@ BAD_RECORDS = [*(b'{"value":%s}' % value for value in REFUSED), b'{"key":%s}' % 
 
 
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: record[:40])
-async def test_a_wrong_value_is_refused(server: Any, record: bytes) -> None:
+async def test_a_wrong_value_is_refused(server: RunningServer, record: bytes) -> None:
     """400 at once for the whole request; as a line of a stream it fails alone."""
     response = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
     assert (response.status, response.json["code"] in ("ERR11004", "ERR10015")) == (400, True)

@@ -21,6 +21,7 @@ from headrace.app.documents import every_endpoint
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
+from headrace.config.kafka_java import BY_PROPERTY
 from headrace.config.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
@@ -291,11 +292,16 @@ def function_keys_page() -> str:
     parts += [
         "## TLS and login, in `attributes`\n",
         "Their types and rules are in [functions](../function-reference.md#tls-and-login-of-a-trigger).\n",
-        "| Key | Setting of `kafka.security` |",
+        "| Key | Setting of `kafka.security`, or property of `kafka.properties` |",
         "|---|---|",
-        *(f"| {_key_cell(name, key.annotation)} | {key.becomes} |" for name, key in LOGIN.items()),
+        *(f"| {_key_cell(name, key.annotation)} | {_login_cell(key.becomes)} |" for name, key in LOGIN.items()),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _login_cell(becomes: str) -> str:
+    by_property = BY_PROPERTY.get(becomes.strip("`"))
+    return f"`{by_property[0]}`" if by_property else becomes
 
 
 def _key_cell(key: str, annotation: str) -> str:

@@ -5,7 +5,7 @@ import socket
 import ssl
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -96,9 +96,7 @@ class ClientTls(Section):
     certificate: Path | None = None
     """Client certificate with its chain."""
     key: Path | None = None
-    """Private key of the certificate; no other user may read the file."""
-    key_password: SecretStr = SecretStr("")
-    """Password of the key, if it has one."""
+    """Private key of the certificate, without a password; no other user may read the file."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -215,3 +213,9 @@ class BackendConfig(Section):
     def secure(self) -> bool:
         """Whether any connection uses TLS."""
         return "https" in (urlsplit(url).scheme for url in (self.url, self.oauth.token_url if self.oauth else ""))
+
+
+class RowsBackend(BackendConfig):
+    """The HTTP endpoint that rows of a query or a pipeline are posted to."""
+
+    internal: ClassVar = frozenset(("health", "offsets_path"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -124,6 +124,18 @@ class RetryConfig(Section):
         return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], others)
 
 
+class ConsumerRetry(RetryConfig):
+    """What happens to a record that a backend refused. `deadline_seconds` is of functions only."""
+
+    internal: ClassVar = frozenset(("deadline_seconds",))
+
+
+class RowsRetry(ConsumerRetry):
+    """What happens to a row that a backend refused."""
+
+    internal: ClassVar = frozenset(("deadline_seconds", "errors", "rollback_threshold_percent", "last_retry"))
+
+
 class DeadLetterConfig(Section):
     """The topic for records that cannot be delivered."""
 
@@ -149,8 +161,16 @@ class BatchConfig(Section):
     """How long a delivery waits for more records."""
 
 
+class RowsBatch(BatchConfig):
+    """How many rows are in one delivery."""
+
+    internal: ClassVar = frozenset(("linger_seconds",))
+
+
 class FlowControl(Section):
     """Limits of the records that a consumer has in memory."""
+
+    internal: ClassVar = frozenset(("max_records",))
 
     max_records: Count = 20_000
     """Most records that are fetched and not completed; above this, partitions are paused."""
@@ -199,6 +219,8 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
 class SourceConfig(DeliveryConfig):
     """How records of topics are read and delivered."""
 
+    retry: ConsumerRetry = ConsumerRetry()
+    """Retries of a failed record."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     """The topic for undeliverable records."""
     flow: FlowControl = FlowControl()
@@ -212,18 +234,24 @@ class SourceConfig(DeliveryConfig):
     reports it. `continue`: resume at the start of the log. Both name the missing offsets."""
 
 
-class PushConfig(SourceConfig):
-    """How records are read and pushed to a backend."""
+class RowsConfig(SourceConfig):
+    """How rows are pushed to a backend: what a reactive consumer has, without its tuning."""
+
+    internal: ClassVar = frozenset(("flow", "consumer", "on_gap"))
+
+    batch: RowsBatch = RowsBatch()
+    """Size of a delivery."""
+    retry: RowsRetry = RowsRetry()
+    """Retries of a failed row."""
+
+
+class ReactiveConsumerConfig(SourceConfig):
+    """One consumer that pushes records to a backend."""
 
     key_format: FormatName = "string"
     """Format of keys in the delivery."""
     value_format: FormatName = "json"
     """Format of values in the delivery."""
-
-
-class ReactiveConsumerConfig(PushConfig):
-    """One consumer that pushes records to a backend."""
-
     topics: list[TopicName] = []
     """Topics to consume."""
     topic_patterns: Annotated[list[TopicPattern], Field(max_length=100)] = []
@@ -245,7 +273,10 @@ class ReactiveConsumerConfig(PushConfig):
         self._fit_mode()
         self._fit_offsets()
         fit_retry_topics(self, self.group, [*self.topics, self.dead_letter.topic])
-        if self.batch.max_records > self.flow.max_records or self.batch.max_bytes > self.flow.max_bytes:
+        if self.batch.max_records > self.flow.max_records:
+            most = self.flow.max_records
+            raise ValueError(f"batch.max_records is {self.batch.max_records}: at most {most} records are in memory")
+        if self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which limits memory: lower batch or raise flow")
         return self
 

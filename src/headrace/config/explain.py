@@ -20,8 +20,20 @@ from headrace.config.yaml_tree import KeyPath, Problems
 
 def masked(config: HeadraceConfig) -> dict[str, Any]:
     """Return every effective value as in JSON, with secrets (by type or name), logins and queries of URLs masked."""
-    shown: dict[str, Any] = mask(config.model_dump(mode="json"))
+    shown: dict[str, Any] = mask(_without_constants(config, config.model_dump(mode="json")))
     return shown
+
+
+def _without_constants(value: Any, dumped: Any) -> Any:
+    """Return what was dumped of a value, without the fields that no file sets."""
+    if isinstance(value, Section):
+        fields = {type(value).model_fields[name].alias or name: item for name, item in value}
+        fields |= dict(value)
+        hidden = value.internal - value.model_fields_set
+        return {name: _without_constants(fields[name], item) for name, item in dumped.items() if name not in hidden}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {name: _without_constants(value.get(name), item) for name, item in dumped.items()}
+    return dumped
 
 
 def json_schema() -> dict[str, Any]:
@@ -63,8 +75,10 @@ _TABLES = {
 }
 """Sections in which people write keys of Java's clients, and the tables of these keys."""
 with Path(__file__).with_name("moved_keys.csv").open(newline="") as _file:
-    _MOVED = {row["key"]: row["instead"] for row in csv.DictReader(_file)}
-"""Settings of earlier versions, by the end of their path, and their replacement."""
+    _MOVED = sorted(
+        ((row["key"].split("."), row["instead"]) for row in csv.DictReader(_file)), key=lambda row: -len(row[0])
+    )
+"""Settings of earlier versions, by the end of their path, and their replacement; `*` is any name."""
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -161,7 +175,36 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
 def moved(path: KeyPath) -> str:
     """Return the replacement of a setting of earlier versions; empty for any other key."""
     names = [str(part) for part in path]
-    return next((text for count in (1, 2, 3) if (text := _MOVED.get(".".join(names[-count:]), ""))), "")
+    return next((text for parts, text in _MOVED if _ends_with(names, parts)), "")
+
+
+def _ends_with(names: list[str], parts: list[str]) -> bool:
+    ends = names[-len(parts) :]
+    return len(ends) == len(parts) and all(part in ("*", name) for part, name in zip(parts, ends, strict=True))
+
+
+def refuse_constants(kind: Any, tree: Any, problems: Problems, path: KeyPath = ()) -> None:
+    """Report the keys of a tree that no file may set, with what holds now, and remove them from it."""
+    sections, entry = _sections_of(kind), (get_args(kind) or (None,))[-1]
+    if isinstance(tree, list):
+        for index, item in enumerate(tree):
+            refuse_constants(entry, item, problems, (*path, index))
+    if not isinstance(tree, dict):
+        return
+    if len(sections) > 1:  # a key that only it requires tells the kind
+        sections = [each for each in sections if _required_of(each) & tree.keys()] or sections
+    for key in [*tree]:
+        owners = [section for section in sections if key in section.model_fields]
+        if owners and all(key in section.internal for section in owners):
+            problems.report((*path, key), moved((*path, key)))
+            del tree[key]
+        else:
+            below = owners[0].model_fields[key].annotation if owners else entry
+            refuse_constants(below, tree[key], problems, (*path, key))
+
+
+def _required_of(section: type[Section]) -> set[str]:
+    return {field.alias or name for name, field in section.model_fields.items() if field.is_required()}
 
 
 def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
@@ -183,7 +226,12 @@ def known_keys(path: KeyPath, model: type[Section] = WholeFile) -> list[str]:
             kind = next((field.annotation for each in found if (field := each.model_fields.get(str(part)))), None)
         else:  # a list, or a map of names
             kind = (get_args(kind) or (None,))[-1]
-    names = [field.alias or name for each in _sections_of(kind) for name, field in each.model_fields.items()]
+    names = [
+        field.alias or name
+        for each in _sections_of(kind)
+        for name, field in each.model_fields.items()
+        if name not in each.internal
+    ]
     return list(dict.fromkeys(names))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from headrace.config.kafka_java import SECURITY_KEYS
+from headrace.config.kafka_java import PROPERTIES_ALONE, SECURITY_KEYS
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import is_secret_name
 from headrace.config.remote_server import RemoteServer
@@ -88,7 +88,8 @@ def _require(name: str, allowed: frozenset[str], of_other: frozenset[str], other
     if name in of_other:
         raise ValueError(f"is not accepted here: set {other_section}.{name}")
     if name in SECURITY_KEYS:
-        raise ValueError(f"is not accepted here: set kafka.security.{SECURITY_KEYS[name]}, which all clients use")
+        setting = f"properties.{name}" if name in PROPERTIES_ALONE else f"security.{SECURITY_KEYS[name]}"
+        raise ValueError(f"is not accepted here: set kafka.{setting}, which all clients use")
     text = instead_of(name)
     if text:
         raise ValueError(text)
@@ -194,6 +195,8 @@ BootstrapServers = Annotated[
 class KafkaConfig(Section):
     """How to reach Kafka."""
 
+    internal: ClassVar = frozenset(("request_timeout_seconds",))
+
     bootstrap_servers: BootstrapServers = "localhost:9092"
     """Brokers to connect to first: `host:port`, comma separated."""
     security: KafkaSecurity = KafkaSecurity()
@@ -214,7 +217,7 @@ class KafkaConfig(Section):
     def _one_choice_of_suites(self) -> Self:
         if "ssl.cipher.suites" in self.properties and self.security.tls and self.security.tls.min_version == "1.3":
             raise ValueError(
-                "has properties.ssl.cipher.suites, which are for TLS 1.2, and security.tls.min_version 1.3: remove one"
+                "has properties.ssl.cipher.suites, which are for TLS 1.2, and only TLSv1.3 enabled: remove one"
             )
         return self
 

@@ -3,7 +3,7 @@
 import copy
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,18 @@ from headrace.config.yaml_tree import KeyPath
 with Path(__file__).with_name("security_keys.csv").open(newline="") as _table:
     SECURITY_KEYS: Final = {row["key"]: row["setting"] for row in csv.DictReader(_table)}
 """Each property, and the setting below `kafka.security` that replaces it."""
+BY_PROPERTY: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "tls.keystore": ("ssl.keystore.location", lambda path: path),
+    "tls.keystore_password": ("ssl.keystore.password", lambda password: password),
+    "tls.min_version": ("ssl.enabled.protocols", lambda least: {"TLSv1.2": "TLSv1.2,TLSv1.3"}.get(least, least)),
+    "sasl.oauth.extensions": (
+        "sasl.oauthbearer.extensions",
+        lambda pairs: ",".join(f"{name}={value}" for name, value in pairs.items()),
+    ),
+}
+"""Settings that no file has, each with the property that sets it and the property's text for a value."""
+PROPERTIES_ALONE: Final = frozenset(name for name, setting in SECURITY_KEYS.items() if setting in BY_PROPERTY)
+"""Properties that may be written in addition to `kafka.security`."""
 _HELPERS: Final = {"ssl.keystore.type", "ssl.truststore.password", "ssl.truststore.type"}
 """Properties that are not needed: the type of a store is found from its content."""
 _MECHANISMS: Final = {"PlainLoginModule": "PLAIN", "ScramLoginModule": "SCRAM", "OAuthBearerLoginModule": "OAUTHBEARER"}
@@ -136,3 +148,15 @@ def translated(name: str, properties: Mapping[str, Any]) -> Iterator[tuple[KeyPa
 def _require(fits: bool, choices: str) -> None:
     if not fits:
         raise ValueError(f"has a value that is not supported: set {choices}")
+
+
+def write_back(kafka: Any) -> None:
+    """Write what only a property sets as that property into a section `kafka`, so that a file may have it."""
+    security = kafka.get("security") if isinstance(kafka, dict) else None
+    for setting, (name, text_of) in BY_PROPERTY.items():
+        *parts, last = setting.split(".")
+        node = security
+        for part in parts:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict) and last in node:
+            kafka.setdefault("properties", {})[name] = text_of(node.pop(last))

@@ -9,7 +9,7 @@ import shlex
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
@@ -66,6 +66,8 @@ class KafkaTls(Section):
 
     Files are reloaded when they change."""
 
+    internal: ClassVar = frozenset(("keystore", "keystore_password", "min_version", "verify_certificate"))
+
     ca: Annotated[str, _Lines] = ""
     """Authorities to trust for the brokers' certificates, instead of the system's."""
     certificate: Annotated[str, _Lines] = ""
@@ -91,16 +93,18 @@ class KafkaTls(Section):
         if bool(self.certificate) != key:
             raise ValueError("needs certificate and key together: set both, or neither")
         if self.key_password.get_secret_value() and not key:
-            raise ValueError("key_password is set without key: set key, or keystore with keystore_password")
+            raise ValueError("key_password is set without key: set key")
         if self.keystore and key:
-            raise ValueError("has both keystore and certificate: keep one of them")
+            raise ValueError("has both ssl.keystore.location and a certificate: keep one of them")
         if bool(self.keystore) != bool(self.keystore_password.get_secret_value()):
-            raise ValueError("needs keystore and keystore_password together: set both, or neither")
+            raise ValueError("needs ssl.keystore.location and ssl.keystore.password together: set both, or neither")
         return self
 
 
 class KafkaOAuth(Section):
     """A token for each connection, fetched with client credentials (RFC 6749, 4.4; KIP-768)."""
+
+    internal: ClassVar = frozenset(("extensions",))
 
     token_url: Annotated[Url, AfterValidator(encrypted)]
     """Token endpoint of the authorization server; `https`, or loopback."""
@@ -357,7 +361,7 @@ def identity_of(tls: KafkaTls) -> PKCS12KeyAndCertificates | None:
     try:
         certificates = x509.load_pem_x509_certificates(_content(tls.certificate, "tls.certificate"))
     except ValueError:
-        text = "holds no certificate in PEM: correct it, or set keystore to a PKCS#12 file"
+        text = "holds no certificate in PEM: correct it, or set ssl.keystore.location to a PKCS#12 file"
         raise FileProblem("tls.certificate", text) from None
     content, password = _content(tls.key.get_secret_value(), "tls.key"), tls.key_password.get_secret_value()
     encrypted = b"ENCRYPTED" in content
@@ -381,7 +385,7 @@ def _store(file: Path, password: str) -> PKCS12KeyAndCertificates:
     from cryptography.hazmat.primitives.serialization import pkcs12
 
     content, name = _content(str(file), "tls.keystore"), shlex.quote(str(file))
-    text = f"cannot open {file} as PKCS#12 with keystore_password: correct one of them"
+    text = f"cannot open {file} as PKCS#12 with its password: correct one of them"
     if content.startswith(_JKS):
         text = f"names {file}, a JKS store. To convert it, run: keytool -importkeystore -deststoretype PKCS12"
         text += f" -srckeystore {name} -destkeystore {name}.p12"

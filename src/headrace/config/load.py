@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.explain import AnySection, known_keys, validated
+from headrace.config.explain import AnySection, known_keys, refuse_constants, validated
 from headrace.config.http import HttpConfig, JwtConfig
-from headrace.config.kafka_java import SECURITY_KEYS, parse_jaas, translated
+from headrace.config.kafka_java import PROPERTIES_ALONE, SECURITY_KEYS, parse_jaas, translated, write_back
 from headrace.config.kafka_security import located
 from headrace.config.light4j.folder import LightFolder, folders_of
 from headrace.config.light4j.translation import remarks_of, write_tree
@@ -112,6 +112,7 @@ class _FileReader:
         if not self._is_light4j:
             self._tree = self._references.replaced(self._tree, ())
         self._apply_overrides()
+        refuse_constants(HeadraceConfig, self._tree, self._problems)
         self._translate_properties()
         files = self._named_files()
         known = self._references
@@ -120,6 +121,7 @@ class _FileReader:
             config = self._with_absolute_paths(config)
             for path, sentence in (*unprotected(config), *(check(config) if check else ())):
                 self._report(path, sentence)
+        write_back(self._tree.get("kafka"))
         return ConfigReading(config, self._problems.ordered, files, self._tree, self._remarks)
 
     def _of_light4j(self, folders: list[Path]) -> dict[str, Any]:
@@ -153,11 +155,13 @@ class _FileReader:
         settings: dict[KeyPath, tuple[KeyPath, Any]] = {}
         for name in () if wrong else found:
             try:
-                if "security" in self._tree["kafka"]:
+                if "security" in self._tree["kafka"] and name not in PROPERTIES_ALONE:
                     raise ValueError(f"has no effect with kafka.security: set {SECURITY_KEYS[name]} there instead")
                 for source, path, value in translated(name, found):
                     if other := settings.get(path):
                         raise ValueError(f"sets kafka.security.{dotted(path)}, as {other[0][0]} does: remove one")
+                    if _has_path(self._tree["kafka"].get("security"), path):
+                        raise ValueError(f"sets kafka.security.{dotted(path)}, which is set there: remove one")
                     settings[path] = source, value
             except ValueError as cause:
                 wrong = True
@@ -281,6 +285,14 @@ class _FileReader:
             elif name == "key":
                 self._references.check_mount(file, path)
         return section.model_copy(update={at[-1]: inner.model_copy(update=files)})
+
+
+def _has_path(node: Any, path: KeyPath) -> bool:
+    for part in path:
+        if not isinstance(node, dict) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _key_for(part: str, known: list[str], path: KeyPath) -> str:

@@ -2,7 +2,7 @@
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -33,6 +33,8 @@ class ControlConfig(Section):
 
 class HeadraceConfig(Section):
     """The whole file."""
+
+    internal: ClassVar = frozenset(("functions_reload",))
 
     kafka: KafkaConfig = KafkaConfig()
     """Connection to Kafka."""

@@ -1,7 +1,7 @@
 """Producing over HTTP."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from headrace.config.section import Count, FormatName, Number, Section, TopicNam
 
 class TransactionsConfig(Section):
     """How requests are written as transactions."""
+
+    internal: ClassVar = frozenset(("producers",))
 
     id: Annotated[str, Field(pattern=r"^[\x21-\x7e]{0,200}$")] = ""
     """Prefix of `transactional.id` of the producers; empty: `headrace-<host>-<http.port>`. A process with this prefix \
@@ -49,6 +51,8 @@ _ACKS: Mapping[Any, Literal["all", 1, 0]] = {"1": 1, "0": 0}
 
 class ProducerConfig(Section):
     """How records are produced over HTTP."""
+
+    internal: ClassVar = frozenset(("unreachable_seconds",))
 
     enabled: bool = True
     """Whether `POST /producers/{topic}` is served."""

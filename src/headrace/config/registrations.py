@@ -5,7 +5,7 @@ A URL has one accepted spelling. A URL that two parsers could read differently i
 
 import re
 from ipaddress import ip_address
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -97,6 +97,8 @@ def _covers(pattern: _UrlParts, url: _UrlParts) -> bool:
 
 class RegistrationsConfig(Section):
     """Reactive consumers that teams register over HTTP, in addition to those of this file; off without `backends`."""
+
+    internal: ClassVar = frozenset(("max_per_owner",))
 
     backends: list[Annotated[Url, AfterValidator(_usable)]] = []
     """Allowed URLs of registered backends: scheme, host, port, and the first parts of the path. The host may be

@@ -14,6 +14,7 @@ class RemoteServer(Section):
 
     section: ClassVar[str]
     """Name of the section in the file, for sentences."""
+    internal: ClassVar = frozenset(("timeout_seconds",))
 
     url: Url
     """Base URL; it may have a path."""
@@ -28,7 +29,7 @@ class RemoteServer(Section):
 
     @model_validator(mode="after")
     def _transport_fits(self) -> Self:
-        if self.tls != ClientTls() and not self.secure:
+        if self.tls != type(self.tls)() and not self.secure:
             raise ValueError("tls is set, but url is not https: correct one of them")
         return self
 
@@ -64,13 +65,23 @@ class RemoteServer(Section):
             return connection_problem(reason, f"{self.section}.")
         # With TLS 1.3 the client is connected before the server looks at its certificate.
         hint = f" (if it requires a certificate, set {self.section}.tls.certificate and key)"
-        return (str(cause) or "no response") + (hint if self.secure and not self.tls.certificate else "")
+        may_help = self.secure and not self.tls.certificate and "certificate" not in self.tls.internal
+        return (str(cause) or "no response") + (hint if may_help else "")
+
+
+class KsqldbTls(ClientTls):
+    """TLS to a ksqlDB server, 1.2 or newer. Its name and certificate are always checked. The file is PEM, with a path
+    relative to this file, and is reloaded when it changes."""
+
+    internal: ClassVar = frozenset(("certificate", "key"))
 
 
 class KsqldbConfig(RemoteServer):
-    """How to reach a ksqlDB server. `timeout_seconds` is for the begin of a response; a push query has no end."""
+    """How to reach a ksqlDB server. A response begins within 5 seconds; a push query has no end."""
 
     section: ClassVar[str] = "ksqldb"
 
     url: Url = "http://localhost:8088"
     """Base URL."""
+    tls: KsqldbTls = KsqldbTls()
+    """Its authority, if the URL begins with `https`."""

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
@@ -76,11 +76,16 @@ class Section(BaseModel):
         hide_input_in_errors=True,  # it may hold secrets
     )
 
+    internal: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are constants for users: code and tests set them, and no file does."""
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Describe each setting by its docstring. The library would read the source of every model at import."""
         schema = handler(core)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name in cls.internal:
+            properties.pop(name, None)
         for model in reversed(cls.__mro__):
             for name, text in _docstrings(model) if issubclass(model, Section) else ():
                 known = (name, cls.model_fields[name].alias) if name in cls.model_fields else ()

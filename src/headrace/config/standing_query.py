@@ -4,15 +4,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from headrace.config.backend import BackendConfig
-from headrace.config.consumers import ReactiveConsumerConfig, SourceConfig
+from headrace.config.backend import RowsBackend
+from headrace.config.consumers import ReactiveConsumerConfig, RowsConfig
 from headrace.config.section import GroupName, TopicName
 from headrace.config.tables import TableConfig
 
 _MODES = ("results", "status", "single")
 
 
-class StandingQueryConfig(SourceConfig):
+class StandingQueryConfig(RowsConfig):
     """One statement whose rows are pushed to a backend: a reactive consumer of the table's topic, and a filter."""
 
     sql: Annotated[str, Field(min_length=1)]
@@ -22,7 +22,7 @@ class StandingQueryConfig(SourceConfig):
     """Form of a row: a JSON object, or an array of its values without names, as the light-4j sidecar has it."""
     group: GroupName | None = None
     """Consumer group; by default `headrace.query.<name>`."""
-    backend: BackendConfig
+    backend: RowsBackend
     """Where rows are posted, as a JSON array of them; in mode `single`, one row per request. By default its mode is
     `status`."""
 

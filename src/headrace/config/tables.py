@@ -1,6 +1,6 @@
 """Tables that are kept from topics, and the engine that answers SQL over them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -38,10 +38,9 @@ class TableConfig(Section):
     """Format of the values."""
     retention_seconds: PositiveSeconds | None = None
     """Age by its timestamp at which a row is deleted. By default no row is."""
-    max_rows: Count = 10_000_000
-    """At this size the table stops, and readiness shows it. With `retention_seconds` it stays smaller."""
     max_bytes: Annotated[int, Field(ge=_MIB), Number] = 4096 * _MIB
-    """Size of the table's file at which the table stops, and readiness shows it."""
+    """Size of the table's file at which the table stops, and readiness shows it. With `retention_seconds` it stays
+    smaller."""
 
     @model_validator(mode="after")
     def _has_columns(self) -> Self:
@@ -52,6 +51,8 @@ class TableConfig(Section):
 
 class SqlConfig(Section):
     """The process that keeps the tables and runs statements over them."""
+
+    internal: ClassVar = frozenset(("max_rows",))
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB), Number] = 256 * _MIB
     """Memory of tables and statements. A statement that needs more is rejected. The process is restarted if it needs

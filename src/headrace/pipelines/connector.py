@@ -31,11 +31,6 @@ from headrace.pipelines.graph import topics_written
 from headrace.pipelines.protocol import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.spec import PipelineSpec
 
-NOT_VERIFIED: Final = (
-    "is false, but pipelines use Java's Kafka client, which always verifies the brokers' certificates: remove it, and "
-    "name their authority in tls.ca"
-)
-"""Why a pipeline cannot have `verify_certificate: false`."""
 _MODULES: Final = "org.apache.kafka.common.security"
 _PROVIDER: Final = "org.apache.kafka.common.config.provider.FileConfigProvider"
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -54,12 +49,6 @@ class ConnectorSecurity(NamedTuple):
     """Content of the secrets file: name to value."""
     values: frozenset[str]
     """The secrets as they are configured."""
-
-
-def require_supported(kafka: KafkaConfig) -> None:
-    """Raise ConfigError if Java's client cannot do what the settings ask for."""
-    if kafka.security.tls and not kafka.security.tls.verify_certificate:
-        raise ConfigError(f"kafka.security.tls.verify_certificate: {NOT_VERIFIED}")
 
 
 def with_registry(security: ConnectorSecurity, registry: SchemaRegistryConfig) -> ConnectorSecurity:

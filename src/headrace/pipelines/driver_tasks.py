@@ -11,7 +11,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
 from headrace.pipelines import protocol
-from headrace.pipelines.connector import connector_options, refusal, require_supported, with_registry, write_secrets
+from headrace.pipelines.connector import connector_options, refusal, with_registry, write_secrets
 from headrace.pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace.pipelines.load import sql_files_of
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
@@ -66,7 +66,6 @@ class TaskDriver(Service):
             EnvironmentProblem: The machine lacks what Spark needs.
             DriverLost: The process has ended.
         """
-        require_supported(kafka)
         self._toolchain = self._toolchain or await find_toolchain()
         security = await run_blocking(functools.partial(connector_options, kafka.security.in_use))
         security = with_registry(security, registry or SchemaRegistryConfig())

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config.explain import validated
+from headrace.config.explain import refuse_constants, validated
 from headrace.config.kafka_security import located
 from headrace.config.references import FileReferences, ReferredSecret, holds_plain_text, is_secret_name
 from headrace.config.yaml_tree import KeyPath, Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.connector import NOT_VERIFIED
 from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.handler_setup import handler_problems
 from headrace.pipelines.processor_setup import processor_problems
@@ -70,14 +69,13 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     references = FileReferences(path, path.resolve().parent, os.environ, report)
     driver = tree.get("driver")
     _replace_references(tree, (), references, remote=isinstance(driver, dict) and "remote" in driver)
+    refuse_constants(PipelineSpec, tree, problems)
     spec = validated(PipelineSpec, tree, problems, references.unresolved, references.texts)
     if not spec:
         raise PipelineInvalid("\n".join(problems.ordered))
     if spec.kafka.security:
         security = located(spec.kafka.security, _SECURITY, references)
         spec = spec.model_copy(update={"kafka": spec.kafka.model_copy(update={"security": security})})
-        if security.tls and not security.tls.verify_certificate:
-            report((*_SECURITY, "tls", "verify_certificate"), NOT_VERIFIED)
     _keep_references(spec, references)
     sql_files = sql_files_of(tree)
     spec = _with_sql_files(spec, path.resolve().parent, report)

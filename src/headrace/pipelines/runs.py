@@ -14,7 +14,7 @@ from headrace.errors import DriverLost, EnvironmentProblem, HeadraceError, Pipel
 from headrace.extras import require
 from headrace.kafka import Admin
 from headrace.pipelines import protocol
-from headrace.pipelines.connector import require_supported, write_secrets
+from headrace.pipelines.connector import write_secrets
 from headrace.pipelines.driver_inputs import DriverInputs, InputSource
 from headrace.pipelines.driver_process import DriverProcess, require_spark
 from headrace.pipelines.flow_watch import FlowWatch
@@ -61,7 +61,6 @@ class PipelineRun(Service):
             ConfigError: Java's Kafka client cannot do what the settings of TLS and login ask for.
         """
         super().__init__(f"pipeline {spec.name}")
-        require_supported(kafka)
         # Settings
         self._spec = spec
         self._clock = clock

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model_validator
 
-from headrace.config.backend import BackendConfig
-from headrace.config.consumers import PushConfig, ReactiveConsumerConfig
+from headrace.config.backend import RowsBackend
+from headrace.config.consumers import ReactiveConsumerConfig, RowsConfig
 from headrace.config.section import Count, FormatName, Port, PositiveSeconds, Section, TopicName, known_by
 from headrace.config.topic_names import external_topic
 from headrace.pipelines.sources import ColumnName, EndSection, Options
 
 _TRANSACTION_SECONDS: Final = 60.0
 OutputMode = Literal["append", "update", "complete"]
+
+
+class PushConfig(RowsConfig):
+    """How the records of a sink are pushed: from the start of its topic, with keys as text."""
+
+    internal: ClassVar = RowsConfig.internal | {"auto_offset_reset"}
 
 
 class _Sink(EndSection):
@@ -23,6 +29,8 @@ class _Sink(EndSection):
 
 class KafkaSink(_Sink):
     """The topic a flow writes to: each row is one record, its value all columns in `value_format`."""
+
+    internal: ClassVar = frozenset(("transaction_timeout_seconds",))
 
     topic: Annotated[TopicName, AfterValidator(external_topic)]
     """Topic to write; created like the first topic the flow reads if it does not exist."""
@@ -51,18 +59,20 @@ class KafkaSink(_Sink):
     accept_unknown_batch: bool = False
     """With `exactly_once`: write a micro-batch although Kafka no longer knows whether it was written before."""
 
-    backend: BackendConfig | None = None
+    backend: RowsBackend | None = None
     """HTTP server that the records of the topic are pushed to, by a reactive consumer of this process."""
     push: PushConfig = PushConfig()
-    """With `backend`: how they are pushed, as of a reactive consumer; the format of values is that of the sink."""
+    """With `backend`: how they are pushed."""
 
     def consumer(self, group: str) -> ReactiveConsumerConfig | None:
         """Return the reactive consumer that pushes the records; None if there is no backend."""
         if self.backend is None:
             return None
-        known = {"value_format": "json" if self.value_format == "record" else self.value_format}
         chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}
-        return ReactiveConsumerConfig(topics=[self.topic], group=group, backend=self.backend, **(known | chosen))
+        value_format = "json" if self.value_format == "record" else self.value_format
+        return ReactiveConsumerConfig(
+            topics=[self.topic], group=group, backend=self.backend, value_format=value_format, **chosen
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -73,8 +83,7 @@ class KafkaSink(_Sink):
             raise ValueError("options are those of Spark's connector, which exactly_once does not use: remove them")
         own = self.accept_unknown_batch or self.transaction_timeout_seconds != _TRANSACTION_SECONDS
         if self.delivery != "exactly_once" and (own or self.scope == "task"):
-            text = "scope, transaction_timeout_seconds and accept_unknown_batch"
-            raise ValueError(f"{text} need delivery: exactly_once: set it")
+            raise ValueError("scope and accept_unknown_batch need delivery: exactly_once: set it")
         return self
 
 
@@ -128,7 +137,9 @@ class PostgresSink(_Sink):
 
 
 class ConsoleSink(_Sink):
-    """The log of the driver, for trying things out."""
+    """The log of the driver, for trying things out: 20 rows of each micro-batch."""
+
+    internal: ClassVar = frozenset(("rows",))
 
     console: Literal[True]
     """Write the rows of each micro-batch to the driver's log."""

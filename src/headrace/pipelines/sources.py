@@ -85,8 +85,6 @@ class RateSource(EndSection):
 
     rate: Count
     """Rows per second."""
-    options: Options = {}
-    """Further options of Spark's rate source."""
 
 
 class TableSource(EndSection):

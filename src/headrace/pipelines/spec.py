@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -37,6 +37,8 @@ _INTERVAL_SECONDS = 0.5
 
 class TriggerSpec(Section):
     """When the flows look for new records."""
+
+    internal: ClassVar = frozenset(("checkpoint_seconds",))
 
     interval_seconds: Seconds = _INTERVAL_SECONDS
     """Pause between the beginnings of two micro-batches; 0 begins the next one at once and uses a core for it."""
@@ -203,6 +205,8 @@ def _check_remote(remote: Any) -> Any:
 class DriverSpec(Section):
     """The resources of the Spark driver process, and the cluster whose executors work for it."""
 
+    internal: ClassVar = frozenset(("stall_seconds",))
+
     master: Annotated[str, Field(pattern=r"^(local(\[.+\])?|spark://.+|yarn|k8s://.+)$")] | None = None
     """Master of the cluster: `spark://host:port`, `yarn` or `k8s://...`. When absent, all tasks run in the driver. The
     folder of the pipeline file and `state_dir` must have the same path on all nodes, and `headrace` be installed."""
@@ -243,6 +247,8 @@ class PipelineKafka(Section):
 
 class PipelineSpec(Section):
     """A whole pipeline file."""
+
+    internal: ClassVar = frozenset(("folder",))
 
     name: Name
     """Name of the pipeline; its state and the groups `headrace.<pipeline>.<flow>` are found by it."""

@@ -259,9 +259,7 @@ class KsqldbServer:
 
     def _too_late(self) -> KsqldbUnavailable:
         seconds = self._settings.timeout_seconds
-        return self._unavailable(
-            f"no response within {seconds:g} s", "Is it overloaded? ksqldb.timeout_seconds is the limit"
-        )
+        return self._unavailable(f"no response within {seconds:g} s", "Is it overloaded?")
 
     def _unavailable(self, why: str, advice: str) -> KsqldbUnavailable:
         text = f"the ksqlDB server at {self._url} is not available: {why}. {advice}"

@@ -39,7 +39,7 @@ class SqlQuery(msgspec.Struct, forbid_unknown_fields=True):
     params: list[Any] | dict[str, Any] = []
     """Values of `?` by position, or of `$name` by name."""
     limit: Annotated[int, Meta(ge=1)] | None = None
-    """Most rows of the response; by default, and at most, `sql.max_rows`."""
+    """Most rows of the response; by default, and at most, 10,000."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_SECONDS)] = _DEFAULT_SECONDS
     """When the statement is interrupted."""
 

@@ -136,7 +136,7 @@ class ClientTlsFiles(WatchedFiles):
         settings = self._settings
         self._look_at_end(settings.certificate)
         if settings.certificate and settings.key:
-            context.load_cert_chain(settings.certificate, settings.key, settings.key_password.get_secret_value)
+            context.load_cert_chain(settings.certificate, settings.key, lambda: "")
         if settings.ca:
             context.load_verify_locations(settings.ca)
         else:

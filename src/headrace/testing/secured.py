@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from headrace.config.kafka import KafkaConfig
 from headrace.config.load import load_config
 from headrace.devcluster import Cluster, HeadraceProcess
-from headrace.devcluster.certificates import STORE_PASSWORD
 from headrace.devcluster.security import ClusterSecurity
 from headrace.devcluster.token_server import TokenServer
 
@@ -61,12 +60,11 @@ class SecuredCluster(NamedTuple):
             sasl = {"mechanism": mechanism, "oauth": oauth}
         return {"bootstrap_servers": self.cluster.sasl_servers, "security": {"tls": {"ca": authority}, "sasl": sasl}}
 
-    def certificate(self, user: str = "app", *, store: bool = False) -> dict[str, Any]:
-        """Return the section `kafka` of a headrace.yaml that shows a certificate, from PEM files or a PKCS#12 file."""
+    def certificate(self, user: str = "app") -> dict[str, Any]:
+        """Return the section `kafka` of a headrace.yaml that shows a certificate."""
         folder = self.security.folder
         pem = {"certificate": str(folder / f"{user}.pem"), "key": str(folder / f"{user}.key")}
-        pkcs12 = {"keystore": str(folder / f"{user}.p12"), "keystore_password": STORE_PASSWORD}
         return {
             "bootstrap_servers": self.cluster.tls_servers,
-            "security": {"tls": {"ca": str(self.security.authority), **(pkcs12 if store else pem)}},
+            "security": {"tls": {"ca": str(self.security.authority), **pem}},
         }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.certificates import Authority
+from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin
 from headrace.kafka.client.connection_errors import PROBLEMS
@@ -150,7 +150,11 @@ def test_certificates_of_the_client(kafka_secured: SecuredCluster) -> None:
     """Expired, of another authority, and none where one is required."""
     section = kafka_secured.certificate()
     assert_refused(kafka_secured.certificate("expired"), "certificate's dates")
-    assert_refused(kafka_secured.certificate("expired", store=True), "certificate's dates")
+    store = {"keystore": str(kafka_secured.security.folder / "expired.p12"), "keystore_password": STORE_PASSWORD}
+    assert_refused(
+        kafka_secured.certificate("expired") | {"security": {"tls": {**store, "ca": section["security"]["tls"]["ca"]}}},
+        "certificate's dates",
+    )
     assert_refused(kafka_secured.certificate("stranger"), "client certificate")
     none = changed(section, security__tls__certificate=None, security__tls__key=None)
     assert_refused(none, "no certificate")

@@ -142,17 +142,18 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
 
 def test_limits_and_retention(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """A table at its limit stops and names the remedies; old rows are deleted; a rebuild reads the topic anew."""
-    name = topic()
+    name, large = topic(), topic()
     now = int(time.time() * 1000)
     old = [record(name, b"old%d" % n, "old", n, timestamp_ms=now - 3_600_000) for n in range(5)]
     site.write(name, *old, *(record(name, b"k%d" % n, "new", n, timestamp_ms=now) for n in range(5)))
+    site.write(large, *(record(large, b"k%d" % n, os.urandom(150_000).hex(), n) for n in range(16)))
     tables = {
-        "small": {"topic": name, "schema": COLUMNS, "max_rows": 3},
+        "small": {"topic": large, "schema": COLUMNS, "max_bytes": 1 << 20},
         "recent": {"topic": name, "schema": COLUMNS, "retention_seconds": 600, "kind": "log"},
     }
     made = TableProcess(headrace({**site.config, "tables": tables}, wait=False))  # a full table is not ready
     reason = made.wait_state("small", "full")["reason"]
-    assert reason.startswith("it has reached max_rows (3) and stopped: raise it, set retention_seconds")
+    assert reason.startswith("it has reached max_bytes and stopped: raise it, set retention_seconds")
     assert site.reasons(made.process.url)["table small"] == f"full: {reason}"
     made.wait_for("SELECT count(*), min(item) FROM recent", [[5, "new"]])
     for _ in range(3):

@@ -59,14 +59,14 @@ async def test_tls_and_plain_text_do_not_meet(tmp_path: Path) -> None:
 
 @staged(run)
 async def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path: Path) -> None:
-    """Without one it is refused; the key may have a password; files that change are read again."""
+    """Without one it is refused; files that change are read again."""
     authority = Authority(tmp_path)
     server_tls = authority.issue("server")
     server_tls.load_verify_locations(authority.file)
     server_tls.verify_mode = ssl.CERT_REQUIRED
-    authority.issue("us", password=b"locked")
+    authority.issue("us")
     settings = {"ca": authority.file, "certificate": tmp_path / "us.pem", "key": tmp_path / "us.key"}
-    files = ClientTlsFiles("x", ClientTls.model_validate({**settings, "key_password": "locked"}), SystemClock())
+    files = ClientTlsFiles("x", ClientTls.model_validate(settings), SystemClock())
     names: list[str] = []
 
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +82,7 @@ async def test_a_backend_may_want_a_certificate_and_a_new_one_is_taken(tmp_path:
         for _ in range(2):
             with client_for(url, tls=files.context) as client:
                 assert (await client.post(b"x")).body == b"ok"
-            authority.issue("us", password=b"locked")
+            authority.issue("us")
             files.look()
         assert len(set(names)) == 2
 

@@ -182,7 +182,6 @@ def _whole(secrets: Secrets, kafka: dict[str, Any], name: str, backend_url: str)
     oauth = {"token_url": f"{absent}/token", "client_id": "headrace", "client_secret": "${env:BACKEND_SECRET}"}
     headers = {"X-Api-Key": "${env:BACKEND_HEADER}"}
     scopes = ["kafka:r", "kafka:w", "admin", "metrics"]
-    locked_key = {"key": str(secrets.folder / "locked.key"), "key_password": secrets.file("key password")}
     user = {"user": "admin", "password": secrets["OAuth client secret"]}
     consumer = {"topics": [name], "retry": {"attempts": 1}}
     query = f"?code={secrets['query of a backend']}"
@@ -200,7 +199,7 @@ def _whole(secrets: Secrets, kafka: dict[str, Any], name: str, backend_url: str)
             "url": secrets.registry + "/apis/ccompat/v7",
             "username": "guest",
             "password": "${env:REGISTRY_PASSWORD}",
-            "tls": {"ca": f"{folder}/ca.pem", "certificate": f"{folder}/app.pem", **locked_key},
+            "tls": {"ca": f"{folder}/ca.pem", "certificate": f"{folder}/app.pem", "key": f"{folder}/app.key"},
         },
         "reactive_consumers": {
             "push": {**consumer, "group": f"{name}-push", "backend": {"url": backend_url + query, "headers": headers}},
@@ -236,7 +235,7 @@ def _logins(secured: SecuredCluster, secrets: Secrets) -> dict[str, dict[str, An
         "token": secured.login("OAUTHBEARER", "admin"),
         "key as text": secured.certificate(),
         "locked key": secured.certificate(),
-        "store": secured.certificate(store=True),
+        "store": secured.certificate(),
         "wrong password": secured.login(),
         "wrong client secret": secured.login("OAUTHBEARER", "admin"),
         "wrong key password": secured.certificate(),
@@ -248,8 +247,9 @@ def _logins(secured: SecuredCluster, secrets: Secrets) -> dict[str, dict[str, An
     locked = {"key": str(secrets.folder / "locked.key")}
     tls["locked key"] |= {**locked, "key_password": secrets.file("key password")}
     tls["wrong key password"] |= {**locked, "key_password": secrets["wrong key password"]}
-    stored = {"keystore_password": secrets.file("keystore password")}
-    tls["store"] |= {"keystore": str(secrets.folder / "app.p12"), **stored}
+    del tls["store"]["certificate"], tls["store"]["key"]
+    store = {"ssl.keystore.location": str(secrets.folder / "app.p12")}
+    logins["store"]["properties"] = store | {"ssl.keystore.password": secrets.file("keystore password")}
     sasl["wrong password"]["password"] = secrets["wrong password"]
     sasl["wrong client secret"]["oauth"]["client_secret"] = secrets["wrong client secret"]
     plain = {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "app"}

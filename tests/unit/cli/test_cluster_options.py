@@ -52,7 +52,7 @@ def test_option_wins_over_file_over_environment_over_dev_cluster(folder: Path, m
     monkeypatch.setenv("KAFKA", "env:1")
     assert found() == ("env:1", "http://dev:2")
     file = folder / "headrace.yaml"
-    file.write_text("kafka: {bootstrap_servers: 'file:1', request_timeout_seconds: 3}")
+    file.write_text("kafka: {bootstrap_servers: 'file:1', create_topics: false}")
     assert found(config=file) == ("file:1", "http://localhost:8081")
     assert found("option:1", file, "http://option") == ("option:1", "http://option")
 

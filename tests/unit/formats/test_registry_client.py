@@ -206,8 +206,8 @@ async def test_a_registry_that_requires_a_certificate_gets_that_of_the_settings(
     context = authority.issue("server")
     context.load_verify_locations(authority.file)
     context.verify_mode = ssl.CERT_REQUIRED
-    authority.issue("me", password=b"locked")
-    files = {"certificate": tmp_path / "me.pem", "key": tmp_path / "me.key", "key_password": "locked"}
+    authority.issue("me")
+    files = {"certificate": tmp_path / "me.pem", "key": tmp_path / "me.key"}
     async with serving(context, tls={"ca": authority.file, **files}) as it:
         it.server.add("s", 1, '"int"')
         assert (await it.client.by_id(1)).id == 1

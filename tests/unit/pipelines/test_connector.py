@@ -19,8 +19,7 @@ from yaml_table import table
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.devcluster.certificates import STORE_PASSWORD, Authority, KeyFiles
-from headrace.errors import ConfigError
-from headrace.pipelines.connector import connector_options, refusal, require_supported, write_secrets
+from headrace.pipelines.connector import connector_options, refusal, write_secrets
 from headrace.pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document
 
@@ -123,13 +122,6 @@ def test_versions_and_the_host_name_are_what_the_settings_say() -> None:
     assert (usual["kafka.ssl.enabled.protocols"], usual["kafka.ssl.protocol"]) == ("TLSv1.2,TLSv1.3", "TLSv1.3")
     assert usual["kafka.ssl.endpoint.identification.algorithm"] == "https"
     assert connector_options(security()) == ({}, {}, frozenset())
-
-
-def test_what_java_cannot_do_is_refused() -> None:
-    """Java's client always verifies certificates."""
-    with pytest.raises(ConfigError, match=r"verify_certificate: is false, but pipelines use Java's Kafka client"):
-        require_supported(KafkaConfig(security=security(tls={"verify_certificate": False})))
-    require_supported(KafkaConfig(properties={"client.rack": "a"}))
 
 
 @pytest.mark.parametrize(("reported", "expected"), table(__file__, "reports_of_java"))

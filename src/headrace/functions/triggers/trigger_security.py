@@ -33,7 +33,7 @@ _PHRASES: Final = {
     "protocol is sasl_plaintext": "tls.enable is false",
     ": use sasl_ssl": ": write true",
     "tls.certificate": "accessCertificate",
-    ", or set keystore to a PKCS#12 file": "",
+    ", or set ssl.keystore.location to a PKCS#12 file": "",
 }
 _MODEL_NAME: Final = re.compile(rf"\b({'|'.join(_NAMES)})\b")
 

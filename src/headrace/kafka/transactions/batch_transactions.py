@@ -117,9 +117,9 @@ class BatchTransactions:
         except BROKEN as cause:
             failed = self._refused or self._error(cause, f"write batch {number}", *topics)
             if (seconds := time.monotonic() - began) >= self._timeout_seconds:
-                text = f"This took {seconds:.0f} s, and transaction_timeout_seconds of the sink is"
-                hint = "raise it, or lower trigger.max_records"
-                failed = errors.TransactionAborted(f"{failed.description} {text} {self._timeout_seconds:g}: {hint}")
+                text = f"This took {seconds:.0f} s, and a transaction has {self._timeout_seconds:g} s at most"
+                hint = "lower trigger.max_records"
+                failed = errors.TransactionAborted(f"{failed.description} {text}: {hint}")
             with contextlib.suppress(*BROKEN), ClientErrors():
                 producer.purge()
                 if not committing:  # a transaction that may have been committed is not aborted
@@ -161,7 +161,7 @@ class BatchTransactions:
         needed += [Right("Read", "topic", BATCHES_TOPIC), *(Right("Write", "topic", topic) for topic in topics)]
         found = to_error(cause, doing, self._kafka, *needed)
         if cause.args[0].code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            advice = "lower transaction_timeout_seconds of the sink, or raise transaction.max.timeout.ms of the brokers"
+            advice = f"Set transaction.max.timeout.ms of the brokers to {self._timeout_seconds * 1000:.0f} or more"
             return errors.ConfigError(f"{found.description} {advice}")
         return found
 

@@ -55,11 +55,10 @@ def register_source(spark: SparkSession, plan: DriverPlan, name: str, *, bounded
             corrupt_records(records, plan, name).createOrReplaceTempView(name + CORRUPT_RECORDS)
             table = rows(records, source, name)
         case RateSource():
-            made = {"rowsPerSecond": source.rate, **source.options}
             first = spark.range(source.rate).select(
                 f.current_timestamp().alias("timestamp"), f.col("id").alias("value")
             )
-            table = first if bounded else reader.format("rate").options(**texts(made)).load()
+            table = first if bounded else reader.format("rate").option("rowsPerSecond", source.rate).load()
         case FileSource():
             typed = reader.format(source.format).schema(source.value_schema)
             table = typed.options(**texts(source.options)).load(plan.path(source.files))

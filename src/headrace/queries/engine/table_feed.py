@@ -287,13 +287,12 @@ class TableFeed(Service):
         part = 1.0
         while True:
             self._progress.rows = await self.file.run(lambda: self.file.rows)
-            if self._progress.rows < part * config.max_rows and await self._fits(part * config.max_bytes):
+            if await self._fits(part * config.max_bytes):
                 return part != 1.0
-            which = f"max_rows ({config.max_rows})" if self._progress.rows >= part * config.max_rows else "max_bytes"
             remedy = "raise it, set retention_seconds, keep fewer columns, or write to a database with a pipeline"
             if self._state != "full":
-                log.error("%s stops: it has reached %s", self.name, which)
-            self._show("full", f"it has reached {which} and stopped: {remedy}")
+                log.error("%s stops: it has reached max_bytes", self.name)
+            self._show("full", f"it has reached max_bytes and stopped: {remedy}")
             part = _PART_OF_LIMIT
             await asyncio.sleep(_LOOK_SECONDS)
             await self.file.run(self.file.delete_old)

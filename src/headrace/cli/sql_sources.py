@@ -136,7 +136,7 @@ class ServerTables:
     def rows(self, sql: str) -> SqlRows:
         body = msgspec.json.decode(self._fetch(sql, "application/json"), type=_Rows)
         if body.more:
-            click.echo("the result has more rows: the server returns at most sql.max_rows, or 16 MiB", err=True)
+            click.echo("the result has more rows: the server returns at most 10,000, or 16 MiB", err=True)
         return SqlRows([column["name"] for column in body.columns], map(bytes, body.rows))
 
     def write_parquet(self, sql: str, file: IO[bytes]) -> None:

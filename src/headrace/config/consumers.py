@@ -170,8 +170,6 @@ class RowsBatch(BatchConfig):
 class FlowControl(Section):
     """Limits of the records that a consumer has in memory."""
 
-    internal: ClassVar = frozenset(("max_records",))
-
     max_records: Count = 20_000
     """Most records that are fetched and not completed; above this, partitions are paused."""
     max_bytes: Count = 33_554_432

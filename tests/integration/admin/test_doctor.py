@@ -58,7 +58,7 @@ def test_the_doctor_says_what_is_not_there(site: Scenario, tmp_path: Path) -> No
     assert rows["topic no-such-topic", "exists"] == "failing"
     assert "failing" not in rows_of(site.cli("doctor", "--output", "json").stdout).values()
     file = tmp_path / "headrace.yaml"
-    away = {"bootstrap_servers": "127.0.0.1:9", "request_timeout_seconds": 2}
+    away = {"bootstrap_servers": "127.0.0.1:9"}
     servers = {"schema_registry": {"url": "http://127.0.0.1:9"}, "ksqldb": {"url": "http://127.0.0.1:9"}}
     file.write_text(yaml.safe_dump({"kafka": away, **servers}))
     rows = rows_of(site.cli("doctor", "-c", str(file), "--output", "json", code=1).stdout)

@@ -200,10 +200,11 @@ def test_what_does_not_exist_is_named_in_one_paragraph(
     assert "no partition 5: it has 0 to 0" in headrace("consume", topic(), "--partition", "5", code=1).stderr
     assert "group nope does not exist" in headrace("groups", "describe", "nope", code=1).stderr
     assert "no topic matches ^nope" in headrace("consume", "^nope", code=1).stderr
-    (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1', request_timeout_seconds: 1}")
+    (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'localhost:1'}")
     failed = headrace("topics", "list", "-c", "headrace.yaml", code=1)
     assert failed.stderr == (
-        "list topics: no response from Kafka at localhost:1 within 1 s: connection refused by localhost:1. "
+        "waiting up to 10 s for Kafka at localhost:1: connection refused by localhost:1\n"
+        "list topics: no response from Kafka at localhost:1 within 3 s: connection refused by localhost:1. "
         "Start it (headrace dev up) or correct kafka.bootstrap_servers\n"
     )
     for words in (["consume", "x"], ["produce", "x"]):

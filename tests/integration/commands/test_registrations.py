@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = table(__file__, "refu
 def test_owners_are_apart(deployment: Deployment, topic: MakeTopic, tmp_path: Path) -> None:
     """What is another's is missing; names, topics in a group and places are given once; scopes count."""
     name, other = topic(), topic()
-    process = deployment.start(security=SECURITY, registrations={"max_per_owner": 1})
+    process = deployment.start(security=SECURITY)
     settings = deployment.consumer(name)
 
     def put(who: str, what: str, body: Any) -> tuple[int, str]:
@@ -182,6 +182,8 @@ def test_owners_are_apart(deployment: Deployment, topic: MakeTopic, tmp_path: Pa
     assert put("bob", "x", settings) == (201, "")
     deployment.site.write_json(name, 1)
     deployment.site.wait_committed(f"{name}-group", name, 1)
+    asleep = [{**settings, "group": f"{name}-{n}", "enabled": False} for n in range(21)]
+    assert [put("ann", f"more-{n}", one) for n, one in enumerate(asleep)] == [(201, "")] * 20 + [(429, "ERR40062")]
     assert process.terminate() == 0
     lines = (tmp_path / "headrace-0/.headrace/sidecar-audit.log").read_text().splitlines()
     events = [event for event in map(json.loads, lines) if event["auditType"] == "CONTROL"]

@@ -46,7 +46,7 @@ def test_avro_comes_in_decoded_and_json_goes_out(
     """The handler sees plain values; logical types are written as text; the key travels byte for byte."""
     source, target = topic(), topic()
     code = "def handler(context, event):\n    return {**event.body, 'seen': type(event.body['at']).__name__}\n"
-    registry = {"schema_registry": {"url": schema_registry.url, "timeout_seconds": 60}}
+    registry = {"schema_registry": {"url": schema_registry.url}}
     process = function(source, code, more=registry, valueFormat="avro", outputTopic=target)
     fields = [
         {"name": "n", "type": "long"},

@@ -81,7 +81,7 @@ def api(
     """A running Headrace, and its document as it serves it."""
     config = {
         "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
+        "schema_registry": {"url": schema_registry.url},
         "registrations": {"backends": ["https://backend.example:8443/"]},
         "tables": {"cases": {"topic": topics[0]}},
         "security": {"mode": "token", "max_in_flight": 1000, "principals": {"all": {"token": TOKEN, "scopes": SCOPES}}},

@@ -21,16 +21,16 @@ def test_the_commands_for_stores_make_usable_files(tmp_path: Path) -> None:
     subprocess.run([*make.split(), "-keystore", "client jks"], cwd=tmp_path, check=True)
     file = tmp_path / "headrace.yaml"
     file.touch(0o600)
-    password = {"keystore_password": "changeit"}
+    password = {"ssl.keystore.password": "changeit"}
     for old, new in (
-        ({"ca": "client jks"}, {"ca": "client jks.pem"}),
-        ({"keystore": "client jks", **password}, {"keystore": "client jks.p12", **password}),
+        ({"ssl.ca.location": "client jks"}, {"ssl.ca.location": "client jks.pem"}),
+        ({"ssl.keystore.location": "client jks", **password}, {"ssl.keystore.location": "client jks.p12", **password}),
     ):
-        file.write_text(yaml.safe_dump({"kafka": {"security": {"tls": old}}}))
+        file.write_text(yaml.safe_dump({"kafka": {"properties": {"security.protocol": "ssl", **old}}}))
         with pytest.raises(ConfigError) as refused:
             load_config(file, {})
         command = re.search("run: (keytool .*)", refused.value.description.replace(f"{tmp_path}/", ""))
         assert command
         subprocess.run(command[1], shell=True, cwd=tmp_path, input=b"changeit\n" * 3, check=True)
-        file.write_text(yaml.safe_dump({"kafka": {"security": {"tls": new}}}))
+        file.write_text(yaml.safe_dump({"kafka": {"properties": {"security.protocol": "ssl", **new}}}))
         load_config(file, {})

@@ -35,7 +35,6 @@ class OutageScenario:
         self.process: HeadraceProcess = headrace(
             {
                 "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
-                "producer": {"unreachable_seconds": 2},
                 "reactive_consumers": {
                     "push": {"topics": ["orders"], "group": "push", "backend": {"url": backend.url}}
                 },

@@ -88,10 +88,7 @@ class Produce:
 @pytest.fixture
 def produce(kafka: Cluster, schema_registry: Registry, module_headrace: SharedHeadrace) -> Iterator[Produce]:
     """A client of the one process for the whole file."""
-    config = {
-        "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
-    }
+    config = {"kafka": {"bootstrap_servers": kafka.bootstrap_servers}, "schema_registry": {"url": schema_registry.url}}
     client = Produce(module_headrace(config).url, kafka, schema_registry.url)
     yield client
     client.close()

@@ -185,7 +185,7 @@ def test_what_others_write_is_read_over_http_and_by_push_functions_and_tables(
     site.write(source, OutgoingRecord(source, b"bad", header_of(0xFFFFF) + b"x"))
     consumer = {"topics": [source], "group": f"{source}-push", "value_format": "avro", "backend": {"url": backend.url}}
     more = {
-        "schema_registry": {"url": schema_registry.url, "timeout_seconds": 60},
+        "schema_registry": {"url": schema_registry.url},
         "reactive_consumers": {"pushed": consumer},
         "tables": {"t": {"topic": source, "kind": "log", "value_format": "avro", "schema": "f STRING"}},
     }

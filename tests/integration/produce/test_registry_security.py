@@ -34,7 +34,6 @@ def front(
             "username": "app",
             "password": f"${{file:{kafka_secured.security.folder / 'app'}.password}}",
             "tls": {"ca": str(kafka_secured.security.authority)},
-            "timeout_seconds": 60,
         }
     finally:
         server.remove()

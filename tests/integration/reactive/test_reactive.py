@@ -166,7 +166,7 @@ def test_avro_is_pushed_as_json(
 ) -> None:
     """Values posted as Avro are decoded by the schema they name; others are dead letters at once, and not logged."""
     name = topic()
-    registry = {"schema_registry": {"url": schema_registry.url, "timeout_seconds": 60}}
+    registry = {"schema_registry": {"url": schema_registry.url}}
     process = push(name, value_format="avro", more=registry)
     schema = {
         "type": "record",

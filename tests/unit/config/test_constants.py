@@ -61,8 +61,8 @@ def test_each_constant_has_a_sentence(path: KeyPath) -> None:
         ({"sql": {"max_rows": 5}}, "sql.max_rows"),
         ({"sql": {"max_rows": "many"}}, "sql.max_rows"),
         (
-            {"reactive_consumers": {"a": {**CONSUMER, "flow": {"max_records": 5}}}},
-            "reactive_consumers.a.flow.max_records",
+            {"reactive_consumers": {"a": {**CONSUMER, "retry": {"deadline_seconds": 5}}}},
+            "reactive_consumers.a.retry.deadline_seconds",
         ),
         ({"tables": {"t": {"topic": "t", "max_rows": 5}}}, "tables.t.max_rows"),
         ({"kafka": {"security": {"tls": {"keystore": "a"}}}}, "kafka.security.tls.keystore"),

@@ -22,9 +22,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
 from headrace.functions.spec import KINDS
 from headrace.functions.triggers.kafka import KafkaTrigger
-from headrace.pipelines.lineage import guarantee
-from headrace.pipelines.sinks import AnySink, KafkaSink
-from headrace.pipelines.sources import AnySource, KafkaSource
+from headrace.pipelines.sinks.sink_kinds import SINKS, AnySink
+from headrace.pipelines.sinks.topic_sink import KafkaSink
+from headrace.pipelines.sources import SOURCES, KafkaSource
 from headrace.pipelines.spec import FlowSpec, PipelineKafka
 
 ROOT = Path(__file__).parents[2]
@@ -69,11 +69,6 @@ def choices(model: type[BaseModel], field: str) -> set[str]:
     return literals(model.model_fields[field].annotation)
 
 
-def kinds(union: Any) -> set[str]:
-    """Return the keys by which the kinds of a source or sink are known."""
-    return {kind.__metadata__[0].tag.strip("<>") for kind in get_args(get_args(union)[0])}
-
-
 def security(model: Any) -> set[str]:
     """Return the protocols of a section's `security`; it must be the section that all clients have."""
     [section] = {each for each in (model, *get_args(model)) if isinstance(each, type) and issubclass(each, BaseModel)}
@@ -93,9 +88,9 @@ NAMES = {
     "`backend.mode` of a reactive consumer": [choices(BackendConfig, "mode")],
     "`kind` of a function's trigger": [set(KINDS)],
     "`explicitAckMode`": [choices(KafkaTrigger, "explicit_ack_mode")],
-    "sources of a pipeline": [kinds(AnySource)],
+    "sources of a pipeline": [{*SOURCES}],
     "`corrupt`": [choices(KafkaSource, "corrupt")],
-    "sinks of a pipeline": [kinds(AnySink)],
+    "sinks of a pipeline": [{*SINKS}],
     "protocols to Kafka, also of pipelines": [
         security(section.model_fields["security"].annotation) for section in (KafkaConfig, PipelineKafka)
     ],
@@ -108,7 +103,7 @@ def of_sink(**sink: Any) -> set[str]:
     """Return the guarantees that `headrace pipeline plan` prints of a sink, or of its backend, in each `delivery`."""
     model = type(TypeAdapter(AnySink).validate_python(sink))
     ways = [{"delivery": way} for way in choices(model, "delivery")] if "delivery" in model.model_fields else [{}]
-    printed = [guarantee(FlowSpec(sql="SELECT 1", sink=sink | way)).partition(", and its backend") for way in ways]
+    printed = [FlowSpec(sql="SELECT 1", sink=sink | way).sink.guarantee.partition(", and its backend") for way in ways]
     return words(" ".join(backend or own for own, _, backend in printed))
 
 

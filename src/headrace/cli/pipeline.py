@@ -36,7 +36,7 @@ from headrace.kafka.timestamps import milliseconds
 from headrace.pipelines.checkpoints import Frozen, discard, preview
 from headrace.pipelines.driver_tasks import TaskDriver
 from headrace.pipelines.graph import paths_read, resolved_sql
-from headrace.pipelines.lineage import as_text, guarantee, lineage_graph
+from headrace.pipelines.lineage import as_text, lineage_graph
 from headrace.pipelines.load import load_pipeline, load_pipelines
 from headrace.pipelines.prepare import prepare as prepare_pipelines
 from headrace.pipelines.protocol import DriverTask
@@ -162,7 +162,7 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
         if why:
             problem = {"part": f"flows.{name}", "text": f"{CheckpointUnusable.message}: {why}", "stack": ""}
             problems.append(driver.sentence(file, problem))
-    sinks = {name: {"mode": flow.sink.mode, "guarantee": guarantee(flow)} for name, flow in spec.flows.items()}
+    sinks = {name: {"mode": flow.sink.mode, "guarantee": flow.sink.guarantee} for name, flow in spec.flows.items()}
     result = {"ok": not problems, "parts": found["parts"], "sinks": sinks, "checkpoints": checkpoints}
     print_result({**result, "problems": problems}, as_text(spec, found["parts"], checkpoints), output)
     if problems:

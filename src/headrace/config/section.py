@@ -4,15 +4,26 @@ Durations are seconds, sizes are bytes or records, as the names say. Every model
 """
 
 import ast
+import functools
 import inspect
 import itertools
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+)
 from pydantic_core import CoreSchema, SchemaError, SchemaValidator, core_schema
 
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
@@ -108,17 +119,18 @@ def _docstrings(model: type) -> Iterator[tuple[str, str]]:
                 yield name, inspect.cleandoc(found)
 
 
-def known_by(*keys: str) -> Callable[[Any], str]:
-    """Return a discriminator for a union of sections: each has a key that the others lack. The first is the default.
+def any_of(kinds: Mapping[str, type[Section]]) -> Any:
+    """Return a union of sections by the key that only each has. A section without any of the keys is of the first kind.
 
     The tag of a section is its key in angle brackets, so that no key of a file is mistaken for it.
     """
 
     def tag_of(value: Any) -> str:
         names = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
-        return f"<{next((key for key in keys if key in names), keys[0])}>"
+        return f"<{next((key for key in kinds if key in names), next(iter(kinds)))}>"
 
-    return tag_of
+    members = [Annotated[kind, Tag(f"<{key}>")] for key, kind in kinds.items()]
+    return Annotated[functools.reduce(operator.or_, members), Discriminator(tag_of)]
 
 
 _MAX_REPEATS: Final = 250

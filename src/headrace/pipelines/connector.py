@@ -28,7 +28,7 @@ from headrace.errors import ConfigError
 from headrace.kafka.client.access import Right, missing_right
 from headrace.kafka.client.connection_errors import refused_by_java
 from headrace.pipelines.graph import topics_written
-from headrace.pipelines.protocol import REGISTRY, SECRETS_FILE, with_secrets
+from headrace.pipelines.secrets_file import REGISTRY, SECRETS_FILE, with_secrets
 from headrace.pipelines.spec import PipelineSpec
 
 _MODULES: Final = "org.apache.kafka.common.security"

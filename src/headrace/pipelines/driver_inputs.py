@@ -16,6 +16,7 @@ from headrace.pipelines import protocol
 from headrace.pipelines.connector import ConnectorSecurity, connector_options, for_server, refusal, with_registry
 from headrace.pipelines.driver_process import Toolchain, find_toolchain
 from headrace.pipelines.graph import require_cores, topics_written
+from headrace.pipelines.secrets_file import KAFKA, with_secrets
 from headrace.pipelines.spec import PipelineKafka, PipelineSpec
 from headrace.runtime import run_blocking
 
@@ -67,7 +68,7 @@ class InputSource:
         security = await _read_security(in_use)
         own = kafka.model_copy(update={"security": in_use}) if spec.transactions else None
         if own and "task" in spec.transactions:
-            security.secrets[protocol.KAFKA] = protocol.with_secrets(own)
+            security.secrets[KAFKA] = with_secrets(own)
         if spec.uses_registry:
             security = with_registry(security, self._registry)
         if spec.driver.remote:

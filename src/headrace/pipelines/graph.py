@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.config.spelling import hint
 from headrace.errors import EnvironmentProblem
-from headrace.pipelines.sinks import KafkaSink, PostgresSink
+from headrace.pipelines.sinks.sink import FlowFacts
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, KafkaSource, TableSource
 from headrace.pipelines.spec import FlowSpec, PipelineSpec, QuerySpec
 from headrace.pipelines.sql import tables_read, with_views
@@ -149,14 +149,18 @@ def _impossible(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
             yield ("sources", name, "dead_letter_topic"), f"is what the source reads, so corrupt records {_AGAIN}"
     yield from _not_over_connect(spec) if spec.driver.remote else ()
     for name, flow in spec.flows.items():
-        if flow.quarantines and not isinstance(flow.sink, KafkaSink):
+        if flow.quarantines and not flow.sink.topics:
             yield ("flows", name, "rules"), "quarantine needs a sink with a topic: use drop or fail here"
         late = flow.late_rows.topic if flow.late_rows else None
         if {flow.dead_letters, late} & {*topics_read(spec, name)}:
             yield ("flows", name), f"writes dead letters or late rows to a topic that it reads, so they {_AGAIN}"
         if flow.late_rows:
             yield from (((*("flows", name), "late_rows"), text) for text in _not_with_late_rows(spec, name, flow))
-        yield from (((*("flows", name), key), text) for key, text in _not_for_formats(flow))
+        facts = FlowFacts(by_handler=bool(flow.handler), realtime=spec.trigger.realtime)
+        yield from ((("flows", name, "sink"), text) for text in flow.sink.problems(facts))
+        if flow.handler and (flow.rules or flow.late_rows):
+            text = "writes records, which have no columns for rules and late_rows: put them into another flow"
+            yield ("flows", name, "handler"), text
         yield from (((*("flows", name), key), text) for key, text in _not_for_processors(spec, flow))
         if spec.trigger.realtime:
             yield from (((*("flows", name), key), text) for key, text in _not_in_real_time(flow))
@@ -172,7 +176,7 @@ def _not_over_connect(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     if spec.trigger.realtime:
         yield ("trigger", "realtime"), "needs the number of cores, which driver.remote hides: use driver.master"
     for name, flow in spec.flows.items():
-        if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
+        if flow.sink.in_driver:
             yield ("flows", name, "sink"), f"{_NO_BATCHES}: use driver.master, or a sink with delivery: at_least_once"
         if flow.late_rows:
             yield (
@@ -188,20 +192,10 @@ def _not_with_late_rows(spec: PipelineSpec, name: str, flow: FlowSpec) -> Iterat
     assert flow.late_rows
     if flow.late_rows.source not in sources_of(spec, name):
         yield f"the flow does not read a source {flow.late_rows.source}: correct late_rows.source"
-    if not isinstance(flow.sink, KafkaSink):
+    if not flow.sink.topics:
         yield "late rows need a sink with a topic: remove late_rows, or write to a topic"
     if flow.sink.mode == "complete" or spec.trigger.realtime:
         yield "late_rows does not work with mode: complete or with real-time mode: remove it"
-
-
-def _not_for_formats(flow: FlowSpec) -> Iterator[tuple[str, str]]:
-    sink = flow.sink if isinstance(flow.sink, KafkaSink) else None
-    if flow.handler and (not sink or sink.key or sink.value_format != "json"):
-        yield "sink", "a handler makes keys and values itself: the sink needs a topic, without key and value_format"
-    if flow.handler and (flow.rules or flow.late_rows):
-        yield "handler", "writes records, which have no columns for rules and late_rows: put them into another flow"
-    if sink and (sink.schema_id or sink.schema_file) and sink.value_format not in SCHEMA_TYPES:
-        yield "sink", f"schema_id and schema_file are for value_format {', '.join(SCHEMA_TYPES)}: correct it"
 
 
 def _not_for_processors(spec: PipelineSpec, flow: FlowSpec) -> Iterator[tuple[str, str]]:
@@ -238,18 +232,9 @@ def _streams(spec: PipelineSpec, table: str) -> list[str]:
 
 
 def _not_in_real_time(flow: FlowSpec) -> Iterator[tuple[str, str]]:
-    if not isinstance(flow.sink, KafkaSink):
-        yield "sink", "real-time mode writes to Kafka only: give it a topic, or another trigger"
-    elif flow.sink.mode != "update":
-        yield "sink", "real-time mode supports mode: update only"
-    elif flow.sink.delivery == "exactly_once":
-        yield "sink", "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
-    if flow.processor:
-        yield "processor", "real-time mode runs SQL only: use trigger.interval_seconds"
-    if flow.handler or (isinstance(flow.sink, KafkaSink) and flow.sink.value_format in SCHEMA_TYPES):
-        yield "sink", "real-time mode has neither handlers nor formats of the registry: use trigger.interval_seconds"
-    if flow.python:
-        yield "python", "real-time mode runs SQL only: use trigger.interval_seconds"
+    for name in ("processor", "python"):
+        if getattr(flow, name):
+            yield name, "real-time mode runs SQL only: use trigger.interval_seconds"
 
 
 def _view_cycles(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:

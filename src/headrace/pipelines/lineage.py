@@ -7,9 +7,8 @@ from html import escape
 from typing import Any
 
 from headrace.pipelines.graph import ordered_views, paths_read, reads, sources_of
-from headrace.pipelines.sinks import PostgresSink
-from headrace.pipelines.sources import EndSection, TableSource
-from headrace.pipelines.spec import FlowSpec, PipelineSpec
+from headrace.pipelines.sources import TableSource
+from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import watermarked
 
 _STYLE = "text{font:13px sans-serif}path{fill:none;stroke:#888}.in,.out,.push{fill:#cfe2ff}.sources{fill:#e2e3e5}"
@@ -29,21 +28,12 @@ def as_text(spec: PipelineSpec, parts: Mapping[str, Any], checkpoints: Mapping[s
             line = f"{kind[:-1]} {name} <- {', '.join(each for _, each in read)}"
             if kind == "flows":
                 flow = spec.flows[name]
-                line += f" -> {_end(flow.sink)} ({flow.sink.mode}, {guarantee(flow)})"
+                line += f" -> {flow.sink.title} ({flow.sink.mode}, {flow.sink.guarantee})"
             lines += [line, "  " + ", ".join(f"{column} {of}" for column, of in part["columns"].items())]
             if kind == "flows":
                 lines += _state(spec, name, parts)
                 lines += [f"  checkpoint: {checkpoints[name]}"] if name in checkpoints else []
     return "\n".join(lines)
-
-
-def guarantee(flow: FlowSpec) -> str:
-    """Return how often a row is in the sink after failures."""
-    pushed = ", and its backend at least once" if getattr(flow.sink, "backend", None) else ""
-    if isinstance(flow.sink, PostgresSink) or getattr(flow.sink, "delivery", "") == "exactly_once":
-        by_task = ", each task visible on its own" if getattr(flow.sink, "scope", "") == "task" else ""
-        return f"exactly once{by_task}{pushed}"
-    return {"files": "exactly once for readers of Spark"}.get(_end(flow.sink).split()[0], "at least once") + pushed
 
 
 def _state(spec: PipelineSpec, flow: str, parts: Mapping[str, Any]) -> Iterator[str]:
@@ -88,19 +78,15 @@ def edges_of(spec: PipelineSpec) -> dict[Node, list[Node]]:
     """Return each node with the nodes that it reads, those that are read first."""
     edges: dict[Node, list[Node]] = {}
     for name, source in spec.sources.items():
-        edges["in", _end(source)] = []
-        edges["sources", name] = [("in", _end(source))]
+        edges["in", source.title] = []
+        edges["sources", name] = [("in", source.title)]
     edges |= {("views", name): reads(spec, ("views", name)) for name in ordered_views(spec)}
     for name, flow in spec.flows.items():
         edges["flows", name] = reads(spec, ("flows", name))
-        edges.setdefault(("out", _end(flow.sink)), []).append(("flows", name))
-        if backend := getattr(flow.sink, "backend", None):
-            edges["push", backend.url.partition("?")[0]] = [("out", _end(flow.sink))]
+        edges.setdefault(("out", flow.sink.title), []).append(("flows", name))
+        if flow.sink.pushes_to:
+            edges["push", flow.sink.pushes_to] = [("out", flow.sink.title)]
     return edges
-
-
-def _end(end: EndSection) -> str:
-    return end.described.removesuffix(" True")
 
 
 def lineage_graph(spec: PipelineSpec, *, page: bool = False) -> str:

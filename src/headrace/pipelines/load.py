@@ -15,7 +15,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.graph import ordered_views, problems_of
 from headrace.pipelines.handler_setup import handler_problems
 from headrace.pipelines.processor_setup import processor_problems
-from headrace.pipelines.sinks import PostgresSink
+from headrace.pipelines.sinks.sink_kinds import SINKS
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.sql import SqlFinding, check_sql, position_of
 
@@ -127,10 +127,13 @@ _REMOTE_SECRET = (
 )
 
 
+_SECTIONS = {key for kind in SINKS.values() for key in kind.references}
+
+
 def _replace_references(value: Any, at: KeyPath, references: FileReferences, *, remote: bool) -> None:
     """Replace the references where they work, and report options of sources and sinks with secrets in plain text."""
     for key, below in value.items() if isinstance(value, dict) else ():
-        if (*at, key) == ("kafka",) or (key in ("postgres", "backend") and at[-1:] == ("sink",)):
+        if (*at, key) == ("kafka",) or (key in _SECTIONS and at[-1:] == ("sink",)):
             value[key] = references.replaced(below, (*at, key))
             continue
         if key not in ("options", "settings") or not isinstance(below, dict):
@@ -146,12 +149,12 @@ def _replace_references(value: Any, at: KeyPath, references: FileReferences, *, 
 
 
 def _keep_references(spec: PipelineSpec, references: FileReferences) -> None:
-    """Let passwords of databases be read again when a driver starts."""
+    """Let passwords of sinks be read again when a driver starts."""
     for name, flow in spec.flows.items():
-        password = references.texts.get(("flows", name, "sink", "postgres", "password"), "")
-        if isinstance(flow.sink, PostgresSink) and password:
-            database = flow.sink.postgres
-            database.__dict__["password"] = ReferredSecret(database.password, password, references.folder)
+        for section, key in flow.sink.passwords:
+            if password := references.texts.get(("flows", name, "sink", section, key), ""):
+                values = getattr(flow.sink, section).__dict__
+                values[key] = ReferredSecret(values[key], password, references.folder)
 
 
 def _with_sql_files(spec: PipelineSpec, folder: Path, report: Callable[[KeyPath, str], None]) -> PipelineSpec:

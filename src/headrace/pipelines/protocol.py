@@ -5,18 +5,17 @@ one JSON line on the standard output that the process started with. With another
 Spark session and waits for the next request, until standard input ends.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from pydantic import SecretStr
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.section import Section
 from headrace.pipelines.report import FlowMetrics
+from headrace.pipelines.secrets_file import SECRETS_FILE, with_secrets
 from headrace.pipelines.spec import PipelineSpec
 
 Rows = list[dict[str, Any]]
@@ -46,10 +45,6 @@ class DriverTask(Section):
     """Whether each step is a separate micro-batch; otherwise all steps are one table."""
     step_seconds: float = 1.0
     """With `streaming`: time from one step to the next, for the timers of processors."""
-
-
-SECRETS_FILE = "secrets.properties"
-"""Name of the file with secrets, in the working folders of the driver and of executors."""
 
 
 class DriverPlan(Section):
@@ -95,21 +90,6 @@ class DriverPlan(Section):
     def scratch(self) -> Path:
         """Folder of temporary files of one process."""
         return self.folder / "tmp"
-
-
-def with_secrets(section: Section) -> str:
-    """Return a section with its secrets, as JSON; only for standard input of the driver and for the secrets file."""
-
-    def plain(value: Any) -> str:
-        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-
-    return json.dumps(section.model_dump(by_alias=True, exclude_unset=True), default=plain)
-
-
-def secret(file: Path, name: str) -> str:
-    """Return what the secrets file has of a name."""
-    [line] = [line for line in file.read_text("ascii").splitlines() if line.startswith(f"{name}=")]
-    return bytes.fromhex(line.partition("=")[2].replace("\\u", "")).decode("utf-16-be")
 
 
 class DriverEvent(msgspec.Struct, frozen=True, tag_field="event"):
@@ -187,8 +167,6 @@ class Failed(DriverEvent, frozen=True, tag="failed"):
     """The whole error, for a task other than `run`."""
 
 
-KAFKA, REGISTRY = "headrace.kafka", "headrace.schema_registry"
-"""Names of settings in the secrets file: how Python workers reach Kafka and the schema registry."""
 KAFKA_REFUSES = "KAFKA_REFUSES"
 """Name of an error: Kafka rejected TLS, the login, or a right; the text is what Java's exceptions report."""
 PYTHON_FAILED = "PYTHON_FAILED"

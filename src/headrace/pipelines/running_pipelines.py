@@ -11,7 +11,6 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.pipelines.driver_process import check_heaps
 from headrace.pipelines.load import load_pipelines
 from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
@@ -56,8 +55,7 @@ class RunningPipelines:
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
         for name, flow_spec in spec.flows.items():
-            sink = flow_spec.sink
-            if isinstance(sink, KafkaSink) and (reactive := sink.consumer(f"{spec.group(name)}.push")):
+            if reactive := flow_spec.sink.consumer(f"{spec.group(name)}.push"):
                 if admin is not context.admin:
                     raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
                 self._consumers.pushed[f"{spec.name}.{name}"] = reactive

@@ -20,7 +20,6 @@ from headrace.pipelines.driver_process import DriverProcess, require_spark
 from headrace.pipelines.flow_watch import FlowWatch
 from headrace.pipelines.micro_batch_span import trace_micro_batch
 from headrace.pipelines.report import PipelineStatus
-from headrace.pipelines.sinks import PostgresSink
 from headrace.pipelines.spec import PipelineSpec
 from headrace.pipelines.status import OffsetPublisher, RunStatus
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service
@@ -89,11 +88,12 @@ class PipelineRun(Service):
         """Begin to start the driver.
 
         Raises:
-            EnvironmentProblem: pyspark, or the client of PostgreSQL that a sink needs, is not installed.
+            EnvironmentProblem: pyspark, or the package that a sink needs, is not installed.
         """
         require_spark(remote=bool(self._spec.driver.remote))
-        if any(isinstance(flow.sink, PostgresSink) for flow in self._spec.running.values()):
-            require("postgres", "a sink of PostgreSQL")
+        for flow in self._spec.running.values():
+            if flow.sink.requires:
+                require(*flow.sink.requires)
         self.keep(
             self._keep_running, "run"
         )  # if it fails, no driver is left, and the cause may pass, such as a full disk

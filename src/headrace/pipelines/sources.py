@@ -1,15 +1,21 @@
 """The sources of a pipeline: Kafka topics, files, a counter to try things out, and static tables."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Field
 
-from headrace.config.section import Count, FormatName, Section, TopicName, known_by
+from headrace.config.section import Count, FormatName, Section, TopicName, any_of
 
 ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Columns = Annotated[str, Field(min_length=1)]
 """Columns and their types as in SQL's CREATE TABLE: `carrier STRING, arr_delay DOUBLE`."""
 Options = dict[str, str | int | float | bool]
+
+
+def texts(options: Options | dict[str, Any]) -> dict[str, str]:
+    """Return options as Spark takes them: every value is a text, and true is `true`."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
 
 CORRUPT_RECORDS, CORRUPT_FLOW = "_corrupt", "-corrupt"
 """Appended to a source's name: the view of its corrupt records, and the flow that writes them."""
@@ -20,16 +26,27 @@ class EndSection(Section):
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_alias=True, validate_by_name=True)
 
+    kind: ClassVar[str]
+    """The key by which its kind is known."""
+    named_by: ClassVar[str] = ""
+    """The key whose value names it, if that is another key than `kind`."""
+
     @property
     def topics(self) -> list[str]:
         """Topics that it reads or writes."""
-        return [self.topic] if hasattr(self, "topic") else []
+        return []
 
     @property
     def described(self) -> str:
-        """What it reads or writes: the key by which its kind is known, and its value."""
-        kind = next(key for key in ("topic", "files", "table", "rate", "console", "memory") if hasattr(self, key))
-        return f"{kind} {getattr(self, kind)}"
+        """What it reads or writes: the key that names it, and its value."""
+        key = self.named_by or self.kind
+        return f"{key} {getattr(self, key)}"
+
+    @property
+    def title(self) -> str:
+        """The same for people: a key that is only switched on stands alone."""
+        key = self.named_by or self.kind
+        return key if getattr(self, key) is True else self.described
 
 
 class KafkaSource(EndSection):
@@ -39,6 +56,8 @@ class KafkaSource(EndSection):
     A field that is absent is null; fields that the schema does not name are ignored. The corrupt records of a source
     are also a view: `<source>_corrupt`.
     """
+
+    kind: ClassVar = "topic"
 
     topic: TopicName
     """Topic to read; records of aborted transactions are not seen."""
@@ -62,6 +81,11 @@ class KafkaSource(EndSection):
     """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
 
     @property
+    def topics(self) -> list[str]:
+        """The topic that it reads."""
+        return [self.topic]
+
+    @property
     def dead_letters(self) -> str:
         """The dead letter topic of corrupt records."""
         return self.dead_letter_topic or f"{self.topic}.dlq"
@@ -69,6 +93,8 @@ class KafkaSource(EndSection):
 
 class FileSource(EndSection):
     """Files of a folder as a table that grows: each new file is read once."""
+
+    kind: ClassVar = "files"
 
     files: Annotated[str, Field(min_length=1)]
     """Folder or pattern, such as `/data/trips/*.parquet`; relative to the pipeline file."""
@@ -83,12 +109,16 @@ class FileSource(EndSection):
 class RateSource(EndSection):
     """Rows made by Spark, to try things out: columns `timestamp` and `value`, which counts from 0."""
 
+    kind: ClassVar = "rate"
+
     rate: Count
     """Rows per second."""
 
 
 class TableSource(EndSection):
     """A table that does not grow, for joins. Each micro-batch reads its present rows."""
+
+    kind: ClassVar = "table"
 
     table: Annotated[str, Field(min_length=1)]
     """File or folder, relative to the pipeline file; for `jdbc` the table's name."""
@@ -100,11 +130,12 @@ class TableSource(EndSection):
     """Further options of Spark's reader of this format, such as `header` or `url`."""
 
 
-AnySource = Annotated[
-    Annotated[KafkaSource, Tag("<topic>")]
-    | Annotated[FileSource, Tag("<files>")]
-    | Annotated[RateSource, Tag("<rate>")]
-    | Annotated[TableSource, Tag("<table>")],
-    Discriminator(known_by("topic", "files", "rate", "table")),
-]
-"""A source; its kind is known by the key that only it has."""
+SOURCES: Final[dict[str, type[EndSection]]] = {
+    kind.kind: kind for kind in (KafkaSource, FileSource, RateSource, TableSource)
+}
+"""Each kind of source by the key that only it has."""
+
+if TYPE_CHECKING:
+    AnySource = KafkaSource | FileSource | RateSource | TableSource
+else:
+    AnySource = any_of(SOURCES)

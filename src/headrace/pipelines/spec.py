@@ -23,7 +23,8 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.section import Count, PositiveSeconds, Seconds, Section, TopicName
 from headrace.config.topic_names import external_topic
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.sinks import AnySink, KafkaSink
+from headrace.pipelines.sinks.sink_kinds import AnySink
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.pipelines.sources import CORRUPT_FLOW, CORRUPT_RECORDS, AnySource, ColumnName, KafkaSource, Options
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -164,11 +165,7 @@ class FlowSpec(QuerySpec):
     @property
     def dead_letters(self) -> str | None:
         """The dead letter topic, None if nothing needs it."""
-        can_fail = (
-            self.handler
-            or self.processor
-            or (isinstance(self.sink, KafkaSink) and self.sink.value_format in SCHEMA_TYPES)
-        )
+        can_fail = self.handler or self.processor or self.sink.can_reject_rows
         if not (self.quarantines or (can_fail and self.on_error == "dead_letter")) or not self.sink.topics:
             return None
         return self.dead_letter_topic or f"{self.sink.topics[0]}.dlq"
@@ -271,7 +268,7 @@ class PipelineSpec(Section):
     def running(self) -> dict[str, FlowSpec]:
         """All flows by name: those of the file, and one for each source that puts its corrupt records in quarantine."""
         found = dict(self.flows)
-        once = any(getattr(flow.sink, "delivery", "") == "exactly_once" for flow in self.flows.values())
+        once = any(flow.sink.transaction_scope for flow in self.flows.values())
         for name, source in self.sources.items():
             if isinstance(source, KafkaSource) and source.corrupt == "quarantine":
                 query = f"SELECT key, value, headers FROM {name}{CORRUPT_RECORDS}"
@@ -288,8 +285,7 @@ class PipelineSpec(Section):
     @property
     def transactions(self) -> set[str]:
         """Scopes of the transactions in which flows write to Kafka; empty without any."""
-        sinks = [flow.sink for flow in self.running.values()]
-        return {sink.scope for sink in sinks if isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"}
+        return {scope for flow in self.running.values() if (scope := flow.sink.transaction_scope)}
 
     @property
     def uses_registry(self) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.config.spelling import nearest
-from headrace.pipelines.sinks import KafkaSink
 from headrace.pipelines.sources import TableSource
 from headrace.pipelines.spec import PipelineSpec
 
@@ -165,8 +164,7 @@ def check_sql(spec: PipelineSpec, views: Iterable[str] | None) -> Iterator[SqlFi
         expressions: dict[tuple[str, ...], str] = {
             ("rules", rule, "check"): each.check for rule, each in flow.rules.items()
         }
-        if isinstance(flow.sink, KafkaSink) and flow.sink.key:
-            expressions["sink", "key"] = flow.sink.key
+        expressions |= {("sink", key): text for key, text in flow.sink.expressions.items()}
         for path, text in expressions.items():
             expression = _Query(("flows", name, *path), f"SELECT {text} FROM rows", {})
             yield from expression.findings({"rows": query.outputs(tables)})
@@ -210,17 +208,12 @@ def _wrong_start(sql: str) -> Iterator[tuple[str, str]]:
 def _shared_sinks(spec: PipelineSpec) -> Iterator[SqlFinding]:
     writers: dict[str, str] = {}
     for name, flow in spec.flows.items():
-        folder = str(getattr(flow.sink, "files", ""))
-        for end in filter(None, (*flow.sink.topics, folder)):
+        ends = [(topic, "so their rows are mixed", False) for topic in flow.sink.topics]
+        ends += [(*flow.sink.only_writer, True)] if flow.sink.only_writer else []
+        for end, reason, is_problem in ends:
             if (first := writers.setdefault(end, name)) != name:
-                reason = (
-                    "and both would use one log of batches: write to another folder"
-                    if folder
-                    else "so their rows are mixed"
-                )
-                yield SqlFinding(
-                    ("flows", name, "sink"), f"writes to {end}, as flow {first} does, {reason}", bool(folder)
-                )
+                sentence = f"writes to {end}, as flow {first} does, {reason}"
+                yield SqlFinding(("flows", name, "sink"), sentence, is_problem)
 
 
 class _Query:

@@ -16,7 +16,7 @@ from yaml_table import table
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
 from headrace.pipelines.driver.postgres import PostgresBatches
-from headrace.pipelines.sinks import PostgresSink
+from headrace.pipelines.sinks.postgres_sink import PostgresSink
 from tests.postgres_server import PostgresServer, postgres_server
 
 NAMES = itertools.count(1)
@@ -48,7 +48,7 @@ def batches(server: PostgresServer, name: str) -> Iterator[Batches]:
 
         def make(*keys: str, table: str = name, **more: Any) -> PostgresBatches:
             sink = PostgresSink.model_validate(server.sink(table, *keys, **more))
-            made = PostgresBatches(sink, f"headrace.p.f.{table}")
+            made: PostgresBatches = sink.target(f"headrace.p.f.{table}")
             stack.callback(made.close)
             return made
 

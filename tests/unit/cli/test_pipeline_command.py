@@ -18,7 +18,7 @@ from yaml_table import table
 
 from headrace.cli import pipeline as commands
 from headrace.pipelines.checkpoints import Frozen, check, discard
-from headrace.pipelines.lineage import guarantee, lineage_graph
+from headrace.pipelines.lineage import lineage_graph
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverTask
 from headrace.records import TopicPartition
@@ -185,7 +185,7 @@ def test_a_backend_is_drawn_behind_its_topic(folder: Path) -> None:
     assert "s3cret" not in picture
     places = dict(re.findall(r"<title>(.*?)</title><rect class=\"\w+\" x=\"(\d+)\"", picture))
     assert int(places["topic by_gate"]) < int(places["http://localhost:9/in"])
-    assert guarantee(spec.flows["by_gate"]) == "exactly once, and its backend at least once"
+    assert spec.flows["by_gate"].sink.guarantee == "exactly once, and its backend at least once"
 
 
 def test_test_compares_rows_and_shows_the_difference(

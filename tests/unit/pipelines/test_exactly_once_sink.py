@@ -17,10 +17,9 @@ from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, Pipe
 from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace.pipelines.driver.session import settings
 from headrace.pipelines.graph import problems_of
-from headrace.pipelines.lineage import guarantee
 from headrace.pipelines.load import load_pipeline
 from headrace.pipelines.protocol import DriverPlan
-from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.pipelines.spec import PipelineSpec
 from tests.pipeline_harness import FakeTarget, document, plan_of
 
@@ -176,7 +175,7 @@ def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
         ("task", "local[3,4]", "exactly once, each task visible on its own"),
     ):
         spec = exact(scope, cores=3)
-        assert (settings(plan_of(spec))["spark.master"], guarantee(spec.flows["f"])) == (master, text)
+        assert (settings(plan_of(spec))["spark.master"], spec.flows["f"].sink.guarantee) == (master, text)
         assert spec.transactions == {scope}
     # The second task of a pair would fence the first, and the first the second when it is tried again.
     for scope, value, count in (("task", "true", 1), ("task", True, 1), ("task", False, 0), ("batch", True, 0)):

@@ -15,7 +15,7 @@ from headrace.errors import PipelineInvalid
 from headrace.pipelines.connector import write_secrets
 from headrace.pipelines.driver import task_sink
 from headrace.pipelines.driver.task_sink import TaskWriter
-from headrace.pipelines.protocol import KAFKA, with_secrets
+from headrace.pipelines.secrets_file import KAFKA, with_secrets
 from tests.pipeline_harness import FakeTarget
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}}

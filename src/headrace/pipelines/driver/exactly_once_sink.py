@@ -18,8 +18,6 @@ from pyspark.sql import DataFrame
 
 from headrace.errors import HeadraceError, PipelineInvalid
 from headrace.pipelines.driver.batch_decision import decide
-from headrace.pipelines.protocol import DriverPlan
-from headrace.pipelines.sinks import KafkaSink, PostgresSink
 
 _RETRY_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
@@ -100,7 +98,7 @@ class ExactlyOnceSink:
             PipelineInvalid: Its number does not follow the target's, so rows would be repeated or missing.
         """
         if self._target is None:
-            self._target = self._make(_query(batch))
+            self._target = self._make(query_of(batch))
         if not self._is_open:
             self._next, self._is_open = self._target.open(), True
         known = self._next
@@ -140,40 +138,6 @@ class ExactlyOnceSink:
         self._next = number + 1
 
 
-def exactly_once(plan: DriverPlan, name: str) -> ExactlyOnceSink | None:
-    """Return what writes the micro-batches of a flow in this process; None if its sink is not exactly-once."""
-    sink = plan.spec.running[name].sink
-    prefix = plan.spec.group(name)
-    if not isinstance(sink, PostgresSink) and not (isinstance(sink, KafkaSink) and sink.delivery == "exactly_once"):
-        return None
-
-    def make(query: str) -> Any:
-        if isinstance(sink, PostgresSink):
-            from headrace.pipelines.driver.postgres import PostgresBatches  # here, because it needs a further library
-
-            return PostgresBatches(sink, f"{prefix}.{query}")
-        from headrace.kafka.transactions.batch_transactions import (
-            BatchTransactions,  # only drivers with such a sink load the client
-        )
-
-        assert plan.kafka
-        return BatchTransactions(plan.kafka, f"{prefix}.{query}", sink.transaction_timeout_seconds)
-
-    accepts = sink.accept_unknown_batch
-    checkpoint = plan.checkpoint(name)
-    if not isinstance(sink, KafkaSink) or sink.scope == "batch":
-        return ExactlyOnceSink(name, make, checkpoint, accepts=accepts)
-    from headrace.pipelines.driver.task_sink import TaskWriter  # here, because most pipelines need none
-
-    limit = sink.transaction_timeout_seconds
-    tasks = plan.spec.driver.shuffle_partitions
-
-    def in_tasks(batch: DataFrame, number: int) -> Any:
-        write = TaskWriter(f"{prefix}.{_query(batch)}", number, limit, plan.secrets, accepts)
-        return write.all_of(batch, tasks)
-
-    return ExactlyOnceSink(name, make, checkpoint, accepts=accepts, read=in_tasks)
-
-
-def _query(batch: DataFrame) -> str:
+def query_of(batch: DataFrame) -> str:
+    """Return the id of the query that a micro-batch belongs to; it is new with each checkpoint."""
     return str(batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))

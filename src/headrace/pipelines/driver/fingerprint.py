@@ -31,7 +31,6 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
     sink = flow.sink
     walk = _PlanWalk(plan)
     parts = plan.spec.driver.shuffle_partitions
-    topic = f"topic in {parts} transactions" if getattr(sink, "scope", "") == "task" else "topic"
     for frame in frames:
         if frame is not None:
             walk.visit(frame._jdf.queryExecution().analyzed(), "")
@@ -44,7 +43,7 @@ def frozen_of(frames: Sequence[DataFrame | None], plan: DriverPlan, flow: FlowSp
         sources=walk.sources,
         operators=operators,
         output_mode=sink.mode,
-        sink=topic if sink.topics else sink.described,
+        sink=sink.frozen(parts),
         shuffle_partitions=parts if walk.operators else 0,
     )
 

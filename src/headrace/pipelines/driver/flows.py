@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.config.format_list import SCHEMA_TYPES
 from headrace.pipelines.checkpoints import check
-from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink, exactly_once
 from headrace.pipelines.driver.fingerprint import frozen_of
 from headrace.pipelines.driver.kafka_rows import as_records, with_rules
 from headrace.pipelines.driver.late_rows import take_out
-from headrace.pipelines.driver.source_tables import register_source, texts
+from headrace.pipelines.driver.source_tables import register_source
 from headrace.pipelines.driver.views import register_view, rows_of
 from headrace.pipelines.graph import ordered_views, topics_read
 from headrace.pipelines.protocol import DriverPlan
-from headrace.pipelines.sinks import ConsoleSink, FileSink, KafkaSink, MemorySink, PostgresSink
-
-_PRODUCER = {
-    "kafka.acks": "all",
-    "kafka.enable.idempotence": "true",
-    "kafka.linger.ms": "20",
-    "kafka.batch.size": "262144",
-    "kafka.compression.type": "lz4",
-}
+from headrace.pipelines.sinks.sink import BatchWriter, FlowInDriver
 
 
-def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[StreamingQuery, ExactlyOnceSink | None]:
+def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[StreamingQuery, BatchWriter | None]:
     """Start a flow's query from its checkpoint; without one, from `starting` of its sources.
 
     Returns:
@@ -40,8 +29,10 @@ def start_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Stream
     rows, late = rows_of_flow(spark, plan, name)
     topics = {topic: plan.topic_ids[topic] for topic in topics_read(plan.spec, name) if topic in plan.topic_ids}
     check(plan.folder, name, frozen_of([rows, late], plan, flow), topics)
-    sink = exactly_once(plan, name)
-    writer = _writer(rows, plan, name, late, sink).queryName(name).outputMode(flow.sink.mode)
+    about = _about(plan, name)
+    sink = flow.sink.batches(about)
+    rows = _as_records(rows, late, plan, name) if flow.sink.topics else rows
+    writer = flow.sink.writer(rows, about, sink).queryName(name).outputMode(flow.sink.mode)
     writer = writer.option("checkpointLocation", str(plan.checkpoint(name)))
     if trigger.once:
         return writer.trigger(availableNow=True).start(), sink
@@ -65,33 +56,26 @@ def rows_of_flow(spark: SparkSession, plan: DriverPlan, name: str) -> tuple[Data
     return with_rules(rows_of(spark, plan, flow), flow), late
 
 
-def _writer(
-    rows: DataFrame, plan: DriverPlan, name: str, late: DataFrame | None, target: ExactlyOnceSink | None
-) -> DataStreamWriter:
+def _about(plan: DriverPlan, name: str) -> FlowInDriver:
+    return FlowInDriver(
+        name=name,
+        group=plan.spec.group(name),
+        checkpoint=plan.checkpoint(name),
+        path=plan.path,
+        connector={**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers},
+        kafka=plan.kafka,
+        secrets=plan.secrets,
+        tasks=plan.spec.driver.shuffle_partitions,
+        realtime=plan.spec.trigger.realtime,
+    )
+
+
+def _as_records(rows: DataFrame, late: DataFrame | None, plan: DriverPlan, name: str) -> DataFrame:
+    """Return rows as Kafka records: keys, values and headers, dead letters and late rows too."""
     flow = plan.spec.running[name]
-    match flow.sink:
-        case KafkaSink() as sink:
-            records = as_records(rows, flow, plan.spec.group(name))
-            if sink.value_format in SCHEMA_TYPES:
-                from headrace.pipelines.driver.value_codecs import encoded  # here, because most pipelines need none
+    records = as_records(rows, flow, plan.spec.group(name))
+    if flow.sink.can_reject_rows:
+        from headrace.pipelines.driver.value_codecs import encoded  # here, because most pipelines need none
 
-                records = encoded(records, plan, name)
-            records = records if late is None else records.unionByName(late)
-            if target:
-                return records.writeStream.foreachBatch(target)
-            options = {**plan.security, "kafka.bootstrap.servers": plan.bootstrap_servers, **_PRODUCER}
-            if plan.spec.trigger.realtime:
-                options["kafka.linger.ms"] = "0"
-            return records.writeStream.format("kafka").options(**{**options, **texts(sink.options)})
-        case PostgresSink():
-            from headrace.pipelines.driver.postgres import as_texts  # here, because it needs a further library
-
-            assert target
-            return as_texts(rows).writeStream.foreachBatch(target)
-        case FileSink() as sink:
-            writer = rows.writeStream.format(sink.format).options(**texts(sink.options))
-            return writer.partitionBy(*sink.partition_by).option("path", plan.path(sink.files))
-        case ConsoleSink() as sink:
-            return rows.writeStream.format("console").option("numRows", sink.rows).option("truncate", False)
-        case MemorySink():
-            return rows.writeStream.format("memory")
+        records = encoded(records, plan, name)
+    return records if late is None else records.unionByName(late)

@@ -7,7 +7,7 @@ from pyspark.sql import functions as f
 
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.pipelines.spec import FlowSpec
 
 HEADERS = "array<struct<key:string,value:binary>>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -17,7 +17,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructField, StructType, TimestampType
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
-from headrace.pipelines.sinks import PostgresSink
 
 LEDGER: Final = "_headrace_batches"
 """Table with the number of the next batch of each query."""
@@ -50,9 +49,18 @@ def as_texts(rows: DataFrame) -> DataFrame:
 class PostgresBatches:
     """Writes the batches of one query."""
 
-    def __init__(self, sink: PostgresSink, query: str) -> None:
-        """Prepare; `query` is the name of the query in the table of numbers."""
-        self._sink = sink
+    def __init__(self, login: Mapping[str, Any], table: str, keys: Sequence[str], query: str) -> None:
+        """Prepare.
+
+        Args:
+            login: How to reach the database, as parameters of libpq.
+            table: Table that gets the rows.
+            keys: Columns of a unique key; without them rows are added.
+            query: Name of the query in the table of numbers.
+        """
+        self._login = {"connect_timeout": _LIMIT_SECONDS, **login}
+        self._table = table
+        self._keys = keys
         self._query = query
         self._connection: Any = None
         self._next: int | None = None
@@ -60,12 +68,9 @@ class PostgresBatches:
 
     def open(self) -> int | None:
         """Connect, and wait for a commit of a predecessor."""
-        to = self._sink.postgres
-        login: dict[str, Any] = {"dbname": to.database, "user": to.user, "password": to.password.get_secret_value()}
-        login |= {"connect_timeout": _LIMIT_SECONDS, **to.options}
         self.close()
         with self._errors():
-            self._connection = psycopg.connect(host=to.host, port=to.port, autocommit=True, **login)
+            self._connection = psycopg.connect(autocommit=True, **self._login)
             self._connection.execute(f"SET timezone TO 'UTC'; SET lock_timeout TO '{_LIMIT_SECONDS}s'")
             if self._connection.execute("SELECT to_regclass(%s)", [LEDGER]).fetchone() == (None,):
                 again = psycopg.errors  # another flow may create it at the same time
@@ -109,7 +114,7 @@ class PostgresBatches:
     def _copy(self, rows: pyarrow.Table) -> None:
         columns = _names(rows.column_names)
         new = sql.SQL("CREATE TEMP TABLE headrace_rows ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
-        self._connection.execute(new.format(columns, _table(self._sink.table)))
+        self._connection.execute(new.format(columns, _identifier(self._table)))
         self._connection.execute("ALTER TABLE headrace_rows ADD headrace_row bigserial")
         text = io.BytesIO()
         csv.write_csv(rows, text, csv.WriteOptions(include_header=False))
@@ -119,11 +124,11 @@ class PostgresBatches:
 
     def _merge(self, columns: Sequence[str]) -> None:
         """Write the rows to the table; of several with one key the last counts."""
-        keys, all_columns = self._sink.keys, _names(columns)
+        keys, all_columns = self._keys, _names(columns)
         one = sql.SQL("DISTINCT ON ({})").format(_names(keys)) if keys else sql.SQL("")
         order = sql.SQL(", ").join([*map(sql.Identifier, keys), sql.SQL("headrace_row DESC")])
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {} {} FROM headrace_rows ORDER BY {}")
-        statement = insert.format(_table(self._sink.table), all_columns, one, all_columns, order)
+        statement = insert.format(_identifier(self._table), all_columns, one, all_columns, order)
         others = [sql.Identifier(name) for name in columns if name not in keys]
         change = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
         action = sql.SQL("UPDATE SET {}").format(change) if others else sql.SQL("NOTHING")
@@ -136,9 +141,9 @@ class PostgresBatches:
         try:
             yield
         except psycopg.Error as cause:
-            to, table, keys, state = self._sink.postgres, self._sink.table, self._sink.keys, cause.sqlstate or ""
+            to, table, keys, state = self._login, self._table, self._keys, cause.sqlstate or ""
             found = cause.diag.message_primary or str(cause)
-            where = f"PostgreSQL {to.host}:{to.port}, database {to.database}"
+            where = f"PostgreSQL {to['host']}:{to['port']}, database {to['dbname']}"
             text = f"{where}: {'; '.join(found.splitlines())} ({type(cause).__name__})"
             if state.startswith(_OF_VALUES) and cause.diag.table_name != LEDGER:
                 at = _AT_COLUMN.search(cause.diag.context or "")
@@ -148,7 +153,7 @@ class PostgresBatches:
                 text = f"{where}, table {table}, {what}: rejected a value of batch {number} "
                 text += f"({type(cause).__name__}): correct the flow's SQL, or the table"
             elif state == _NO_RIGHT:
-                text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to.user}, and create "
+                text += f": GRANT SELECT, INSERT, UPDATE ON {table}, {LEDGER} TO {to['user']}, and create "
                 text += f"{_LEDGER_COLUMNS} if the user may not create tables"
             elif state == _NO_UNIQUE_KEY:
                 text += (
@@ -165,5 +170,5 @@ def _names(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def _table(name: str) -> sql.Identifier:
+def _identifier(name: str) -> sql.Identifier:
     return sql.Identifier(*name.split("."))

@@ -10,10 +10,10 @@ from pyspark import StatusTracker
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace.pipelines.driver.kafka_rows import FAILED, FAILED_CALLS, RULES
 from headrace.pipelines.driver.late_rows import LATE
 from headrace.pipelines.protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
+from headrace.pipelines.sinks.sink import BatchWriter
 
 _GETTING_OFFSETS = "Getting offsets"
 _SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
@@ -23,7 +23,7 @@ _SUMS = ("numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
 class ProgressReader:
     """Reports a query's progress without missing a micro-batch."""
 
-    def __init__(self, plan: DriverPlan, query: StreamingQuery, sink: ExactlyOnceSink | None, send: SendEvent) -> None:
+    def __init__(self, plan: DriverPlan, query: StreamingQuery, sink: BatchWriter | None, send: SendEvent) -> None:
         self._spec = plan.spec
         self.query = query
         self._sink = sink

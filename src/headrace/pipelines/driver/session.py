@@ -20,8 +20,9 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from headrace.pipelines.checkpoints import locked
-from headrace.pipelines.driver.source_tables import texts
-from headrace.pipelines.protocol import SECRETS_FILE, DriverPlan
+from headrace.pipelines.protocol import DriverPlan
+from headrace.pipelines.secrets_file import SECRETS_FILE
+from headrace.pipelines.sources import texts
 
 _JVM_GONE_SECONDS = 0.5
 _JVM_END_SECONDS = 120.0  # most of it is for a class-data archive that it writes

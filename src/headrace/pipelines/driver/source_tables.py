@@ -18,9 +18,9 @@ from headrace.pipelines.sources import (
     CORRUPT_RECORDS,
     FileSource,
     KafkaSource,
-    Options,
     RateSource,
     TableSource,
+    texts,
 )
 
 RAW = "records"
@@ -214,8 +214,3 @@ def _table(spark: SparkSession, plan: DriverPlan, source: TableSource) -> DataFr
     if source.format == "jdbc":
         return reader.option("dbtable", source.table).load()
     return reader.load(plan.path(source.table))
-
-
-def texts(options: Options | dict[str, Any]) -> dict[str, str]:
-    """Return options as Spark takes them: every value is a text, and true is `true`."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}

@@ -19,7 +19,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
 from headrace.kafka.transactions.batch_transactions import BatchTransactions
 from headrace.pipelines.driver.batch_decision import decide
-from headrace.pipelines.protocol import KAFKA, secret
+from headrace.pipelines.secrets_file import KAFKA, secret
 
 
 class TaskWriter(NamedTuple):

@@ -82,7 +82,7 @@ def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
                     sink, analyzed = plan.spec.flows[name].sink, frame._jdf.queryExecution().analyzed()
                     check(analyzed, getattr(java.org.apache.spark.sql.streaming.OutputMode, sink.mode.capitalize())())
                     parts[path]["state"] = [*state_of(analyzed, plan.spec.flows[name])]
-                    frame.select(f.expr(getattr(sink, "key", None) or "1"))
+                    frame.select(*map(f.expr, sink.expressions.values()))
         except PartFailed as failure:
             # A part cannot find a rejected part that it reads.
             if not problems or failure.event.error != "TABLE_OR_VIEW_NOT_FOUND":

@@ -28,8 +28,9 @@ from headrace.formats.sql_types import sql_columns
 from headrace.functions import protocol
 from headrace.functions.sdk import print_line
 from headrace.pipelines.driver.kafka_rows import FAILED
-from headrace.pipelines.protocol import REGISTRY, DriverPlan, secret
-from headrace.pipelines.sinks import KafkaSink
+from headrace.pipelines.protocol import DriverPlan
+from headrace.pipelines.secrets_file import REGISTRY, secret
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.records import Header, Record
 from headrace.runtime import SystemClock
 

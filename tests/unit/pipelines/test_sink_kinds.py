@@ -1,0 +1,53 @@
+"""The registration of sinks: what an entry point brings, and which entry points are refused."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import EnvironmentProblem
+from headrace.pipelines.sinks.sink_kinds import GROUP, SINKS, registered
+
+GUESTS = Path(__file__).parents[2] / "guests"
+
+
+def point(value: str) -> EntryPoint:
+    return EntryPoint("guest", value, GROUP)
+
+
+def test_an_entry_point_adds_a_kind_behind_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key is the one of its class; the same class may be registered twice."""
+    monkeypatch.syspath_prepend(GUESTS)
+    found = registered([point("lines_sink:LinesSink"), point("lines_sink:LinesSink")])
+    assert [*found] == [*SINKS, "lines"]
+    assert found["lines"].__module__ == "lines_sink"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("no_such_module:Sink", "the sink guest of the package no_such_module cannot be loaded: No module named"),
+        ("headrace.pipelines.sinks.sink:NoSuchSink", "cannot be loaded: module .* has no attribute"),
+        ("headrace.pipelines.sinks.sink:Sink", "is not a subclass of Sink with a field of its kind"),
+        ("headrace.pipelines.sinks.sink:FlowFacts", "is not a subclass of Sink with a field of its kind"),
+        ("other_topic_sink:OtherSink", "two packages have a sink topic: uninstall one of them"),
+    ],
+)
+def test_an_entry_point_that_is_not_a_new_sink_is_refused_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
+) -> None:
+    """Left out silently, its pipelines would fail with an unknown key."""
+    text = "from headrace.pipelines.sinks.topic_sink import KafkaSink\nclass OtherSink(KafkaSink): pass\n"
+    (tmp_path / "other_topic_sink.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentProblem, match=said):
+        registered([point(value)])
+
+
+def test_every_kind_has_a_field_of_its_key() -> None:
+    """A section is known by it, and the key names what it writes unless another one does."""
+    for name, kind in SINKS.items():
+        assert {name, kind.named_by or name, *kind.references} <= kind.model_fields.keys()
+        assert {section for section, _ in kind.passwords} <= {*kind.references}

@@ -26,8 +26,9 @@ from headrace.config.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
 from headrace.functions.function_keys import KEYS, LOGIN, FunctionKey
-from headrace.functions.spec import KINDS, FunctionSpec
+from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
+from headrace.functions.triggers.trigger_kinds import KINDS
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
 
@@ -285,7 +286,7 @@ def function_keys_page() -> str:
     ]
     titles = {"spec": "`spec`", "trigger": "`spec.triggers.<name>`", "attributes": "`attributes`"}
     titles |= {
-        kind.mapping: f"`attributes` of kind `{name}`" for name, kind in KINDS.items() if kind is not KafkaTrigger
+        kind.mapping: f"`attributes` of kind `{name}`" for name, kind in KINDS.items() if kind.mapping != "attributes"
     }
     for mapping, title in titles.items():
         parts += [f"## {title}\n", "| Key | Type | Default | Becomes |", "|---|---|---|---|"]

@@ -1,11 +1,13 @@
-"""The extras of the package: which modules each makes importable, and the error that names the one that is missing."""
+"""The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, TypeVar
 
 from headrace.errors import EnvironmentProblem
 
+T = TypeVar("T")
 _ROWS: Final = """
 avro: fastavro
 jsonschema: jsonschema_rs
@@ -60,3 +62,36 @@ def _is_there(module: str) -> bool:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # the package around it is missing
         return False
+
+
+def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> Iterator[type[T]]:
+    """Yield the classes that other packages register by entry points.
+
+    Raises:
+        EnvironmentProblem: One cannot be loaded, or is not a subclass of `base`; the text calls it `what`.
+    """
+    for point in sorted(points):
+        subject = f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
+        try:
+            kind = point.load()
+        except Exception as cause:  # boundary: the file of another package may fail in any way
+            text = f"{subject} cannot be loaded: {cause}. Update the package, or uninstall it"
+            raise EnvironmentProblem(text) from cause
+        if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
+            raise EnvironmentProblem(
+                f"{subject} is not a subclass of {base.__name__}: update the package, or uninstall it"
+            )
+        yield kind
+
+
+def by_key(kinds: Iterable[tuple[str, type[T]]], what: str) -> dict[str, type[T]]:
+    """Return classes by key.
+
+    Raises:
+        EnvironmentProblem: Two have the same.
+    """
+    found: dict[str, type[T]] = {}
+    for key, kind in kinds:
+        if found.setdefault(key, kind) is not kind:
+            raise EnvironmentProblem(f"two packages have a {what} {key}: uninstall one of them")
+    return found

@@ -20,8 +20,8 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
-from headrace.functions.spec import KINDS
 from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.trigger_kinds import KINDS
 from headrace.pipelines.sinks.sink_kinds import SINKS, AnySink
 from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.pipelines.sources import SOURCES, KafkaSource

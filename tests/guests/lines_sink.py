@@ -19,22 +19,18 @@ class LinesSink(Sink):
 
     @property
     def guarantee(self) -> str:
-        """A micro-batch that is repeated is written again."""
         return "at least once, line by line"
 
     @property
     def in_driver(self) -> bool:
-        """The file is opened by the driver."""
         return True
 
     def problems(self, flow: FlowFacts) -> Iterator[str]:
-        """A line is never changed."""
         yield from super().problems(flow)
         if self.mode != "append":
             yield "lines are written once: use mode: append"
 
     def writer(self, rows: Any, flow: FlowInDriver, batches: BatchWriter | None) -> Any:
-        """Return a writer that appends each micro-batch."""
         file = Path(flow.path(self.lines))
 
         def write(batch: Any, number: int) -> None:

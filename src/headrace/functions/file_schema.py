@@ -10,9 +10,9 @@ from pydantic.fields import FieldInfo
 from headrace.config.explain import document_schema
 from headrace.functions.file_values import AnyCase, Duration
 from headrace.functions.function_keys import KEYS
-from headrace.functions.spec import KINDS, FunctionSpec
-from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
+from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch
+from headrace.functions.triggers.trigger_kinds import KINDS
 
 _LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _TYPES: Final = {"mapping": "object", "true or false": "boolean", "text": "string"}
@@ -28,9 +28,9 @@ def function_schema() -> Schema:
 
     Source: JSON Schema 2020-12.
     """
-    attributes = _mapping("attributes", [KafkaAttributes, KafkaTrigger])
-    for other in {kind for kind in KINDS.values() if kind is not KafkaTrigger}:
-        attributes["properties"] = _mapping(other.mapping, [other])["properties"] | attributes["properties"]
+    attributes: Schema = {"type": "object", "properties": {}}
+    for kind in dict.fromkeys(KINDS.values()):
+        attributes["properties"] = _mapping(kind.mapping, kind.models())["properties"] | attributes["properties"]
     trigger = _mapping("trigger", [*KINDS.values()])
     trigger["properties"]["kind"]["examples"] = [*KINDS]
     trigger["properties"] |= {"attributes": attributes, "batch": _mapping("batch", [HandlerBatch])}

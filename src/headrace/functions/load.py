@@ -15,8 +15,9 @@ from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
 from headrace.functions.secret_files import KINDS_OF_FILES
 from headrace.functions.sections import FileReader, FileSection
-from headrace.functions.spec import KINDS, FunctionSpec
+from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
+from headrace.functions.triggers.trigger_kinds import KINDS
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.http import HttpTrigger
 from headrace.functions.triggers.kafka import KafkaTrigger
-from headrace.functions.triggers.trigger import Trigger
+from headrace.functions.triggers.trigger import Trigger, TriggerParts
 from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, GroupTransactions, InternalTopic, MissingPartitions, ReadPolicy, Subscription
 from headrace.kafka.internal_topics import InternalTopics
@@ -77,17 +77,27 @@ class RunningFunctions:
         for workers in pools:
             made.append(workers)
             for trigger in workers.triggers:
-                if isinstance(trigger, KafkaTrigger):
-                    make = functools.partial(
-                        self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again
-                    )
-                    made += self._consumers.restarted("function", f"{spec.name}.{trigger.name}", make)
-                elif isinstance(trigger, HttpTrigger):
-                    self.listening.append((workers, trigger, self._destination(trigger, workers)))
-                else:
-                    raise FunctionInvalid(f"{spec.name}.{trigger.name}: no service is made for triggers of this kind")
+                made += trigger.serve(self._serving(workers, acknowledgers, deliver_again))
         self.reloads[spec.name] = FunctionReload(file, self._config, pools, self._context.clock)
         return [*made, self.reloads[spec.name]]
+
+    def _serving(
+        self,
+        workers: FunctionService,
+        acknowledgers: dict[str, Acknowledge],
+        deliver_again: dict[str, Callable[[TopicPartition], None]],
+    ) -> TriggerParts[Service]:
+        """Return what a trigger of these workers is served by."""
+        spec = workers.spec
+
+        def consume(trigger: KafkaTrigger) -> Sequence[Service]:
+            make = functools.partial(self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again)
+            return self._parts.restarted("function", f"{spec.name}.{trigger.name}", make)
+
+        def listen(trigger: HttpTrigger) -> None:
+            self.listening.append((workers, trigger, self._destination(trigger, workers)))
+
+        return TriggerParts(consume, listen, functools.partial(self._destination, workers=workers))
 
     def _watched_function(self, file: Path) -> FunctionSpec:
         spec = load_function(file, self._config)

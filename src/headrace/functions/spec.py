@@ -15,12 +15,8 @@ from headrace.config.section import Number
 from headrace.functions import protocol
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Whole
 from headrace.functions.libraries import Libraries
-from headrace.functions.triggers.http import HttpTrigger
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
-
-KINDS: Final[Mapping[str, type[Trigger]]] = {"kafka-cluster": KafkaTrigger, "kafka": KafkaTrigger, "http": HttpTrigger}
-"""The kinds of triggers by their name in the file."""
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from yaml_table import table
 
 from headrace.console.parts import excerpt, visible
 from headrace.devcluster.ports import free_ports
@@ -26,43 +27,12 @@ from tests.chromium import LIMIT_MS, check_page, chromium, tab
 from tests.function_calls import function_file
 from tests.raw_server import Authority
 
-PAGES = [
-    ("/", "Needs a person now"),
-    ("/consumers", "Consumers and functions"),
-    ("/consumer?name={name}", "Partitions"),
-    ("/groups", "{name}-push"),
-    ("/group?name={name}-push", "{name}-1"),
-    ("/schemas", "{name}-value"),
-    ("/schema?name={name}-value", "Versions"),
-    ("/jobs", "Started by"),
-    ("/pipelines", "Lineage"),
-    ("/pipeline?name=none", "Lineage"),
-    ("/topics", "replicated"),
-    ("/topic?name={name}", "every partition is replicated"),
-    ("/record?topic={name}&partition=0&offset=0", "Value (string)"),
-    ("/dead-letters", "Topics of dead letters"),
-    ("/dead-letter-topic?name={name}.dlq", "Causes"),
-    ("/dead-letter?topic={name}.dlq&partition=0&offset=0", "Value (string)"),
-    ("/functions", "work.in"),
-    ("/queries", "stock"),
-    ("/audit", "Reason"),
-    ("/log-levels", "ROOT"),
-]
-"""Each page, and a text that it has once it is complete."""
+PAGES = table(__file__, "pages")
 SIZES = [{"width": 1280, "height": 800}, {"width": 390, "height": 844}]
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(1)</script>"
 
 RUN = "window.__pwned=1"
-TEXTS = r"""<img src=x onerror=RUN>|<svg onload=RUN>|<input autofocus onfocus=RUN>|<details open ontoggle=RUN>|{{ RUN }}
-<script>RUN</script>|</script><script>RUN</script>|</textarea><script>RUN</script>|--><script>RUN</script>|]]><b id=x>
-<svg><script>RUN</script></svg>|<iframe srcdoc='<script>parent.RUN</script>'>|<style>@import 'javascript:RUN'</style>
-<a href=javascript:RUN>x</a>|javascript:RUN//|data:text/html,<script>RUN</script>|<math><mi//xlink:href=javascript:RUN>
-<p v-html="'<img src=x onerror=RUN>'"></p>|<p @click="RUN" :onclick="RUN">|<template v-if="RUN"></template>|__proto__
-{{constructor.constructor('RUN')()}}|{{$emit.constructor`RUN```()}}|<base href=//x>|${RUN}|`;RUN;`|';RUN;'|";RUN;"
-&lt;script&gt;RUN&lt;/script&gt;|&#60;script&#62;RUN|%3Cscript%3ERUN%3C/script%3E|\u003cscript\u003eRUN|</pre><b>RUN
-{"__proto__": {"x": 1}}|{"half": "\ud800"}|[1e400, 123456789012345678901234567890]|<object data=javascript:RUN>
-<form action=javascript:RUN><button>|<link rel=stylesheet href=//x>|<embed src=javascript:RUN>|<marquee onstart=RUN>"""
-PAYLOADS = TEXTS.replace("RUN", RUN).replace("\n", "|").split("|")
+PAYLOADS = table(__file__, "hostile").replace("RUN", RUN).replace("\n", "|").split("|")
 PAYLOADS += ["\x00\x01\x1b[31m\x7f", "\u202egnp.exe\u2066", "\ufeff\u200b\u2028\u2029", "x\u0301" * 50, "<b>" * 40_000]
 
 TOKEN = "a-token-of-ann-on-duty"

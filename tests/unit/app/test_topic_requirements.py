@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,8 +14,10 @@ from headrace.app.topic_requirements import topic_requirements
 from headrace.config.model import HeadraceConfig
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.errors import FunctionInvalid
+from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 from headrace.runtime.feature_parts import NeededParts
+from headrace.runtime import Service
 from headrace.testing import ManualClock
 
 
@@ -63,9 +66,12 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
     assert third_security.sasl.password.get_secret_value() == "q"
 
 
-async def test_a_kind_of_trigger_without_a_service_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its function would start, and none of its events would be delivered."""
+async def test_a_kind_of_trigger_is_served_by_what_its_file_says(tmp_path: Path, monkeypatch: Any) -> None:
+    """A kind that says nothing is an error: its function would start, and none of its events would be delivered."""
     config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
-    monkeypatch.setattr("headrace.functions.running_functions.KafkaTrigger", type("OtherTrigger", (Trigger,), {}))
-    with pytest.raises(FunctionInvalid, match=r"f0\.k: no service is made for triggers of this kind"):
+    own = Service("own")
+    monkeypatch.setattr(KafkaTrigger, "serve", lambda self, parts: [own])
+    assert own in App(config, ManualClock()).services
+    monkeypatch.setattr(KafkaTrigger, "serve", Trigger.serve)
+    with pytest.raises(FunctionInvalid, match="trigger k: no service is made for triggers of kind kafka"):
         App(config, ManualClock())

@@ -21,19 +21,7 @@ BROAD: dict[str, Any] = table(__file__, "broad")
 def test_every_setting_reaches_the_client_which_takes_it() -> None:
     """Numbers as text, and assignors by Java's classes too; a small fetch stays small."""
     found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig(properties=BROAD))
-    expected = {
-        "partition.assignment.strategy": "range,roundrobin",
-        "group.instance.id": "a-1",
-        "session.timeout.ms": 30_000,
-        "heartbeat.interval.ms": 5000,
-        "max.poll.interval.ms": 120_000,
-        "isolation.level": "read_uncommitted",
-        "fetch.max.bytes": 102_400,
-        "message.max.bytes": 102_400,
-        "max.partition.fetch.bytes": 51_200,
-        "fetch.min.bytes": 1,
-        "fetch.wait.max.ms": 250,
-    }
+    expected: dict[str, Any] = table(__file__, "every_setting_reaches_the_client")
     assert expected.items() <= found.items()
     confluent_kafka.Consumer(found).close()
     assert ConsumerConfig(properties={"group.instance.id": ""}) == ConsumerConfig()  # of a variable that is not set

@@ -129,18 +129,7 @@ async def test_deadlines_also_hold_for_statements_that_wait(connection: duckdb.D
 async def test_rows_are_json_whatever_is_in_them(connection: duckdb.DuckDBPyConnection) -> None:
     """One line each; what has no form in JSON is named."""
     async with running(connection) as at_work:
-        cases: list[tuple[str, Any]] = [
-            ("'{\"a\":\n [1,\n2]}'::JSON", {"a": [1, 2]}),
-            ("'NaN'::JSON", "NaN"),
-            ("'{\"a\":1,}'::JSON", '{"a":1,}'),
-            ("'nan'::DOUBLE", None),
-            ("12345678901234567890123456789.5::DECIMAL(38,1)", 12345678901234567890123456789.5),
-            ("'\\x00\\xFF'::BLOB", "AP8="),
-            ("TIMESTAMPTZ '2026-01-02 03:04:05.5+01'", "2026-01-02T02:04:05.5Z"),
-            ("[NULL, 1]", [None, 1]),
-            ("{'a': MAP {'k': 1}}", {"a": {"k": 1}}),
-            ("NULL", None),
-        ]
+        cases = table(__file__, "rows_are_json_whatever_is_in_them")
         for expression, value in cases:
             found = await at_work.ask(f"SELECT {expression} AS v")
             assert isinstance(found, Rows), (expression, found)

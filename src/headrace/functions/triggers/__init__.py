@@ -1,1 +1,1 @@
-"""The kinds of triggers of a function: a file each, and a line in `KINDS` of `functions/spec.py`."""
+"""The kinds of triggers of a function: a file each, which `trigger_kinds` registers."""

@@ -1,16 +1,18 @@
 """A trigger whose events are HTTP requests: its settings."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from headrace.config.section import Number
-from headrace.functions.triggers.trigger import Trigger
+from headrace.functions.triggers.trigger import S, Trigger, TriggerParts
 
 
 class HttpTrigger(Trigger):
     """A trigger of kind `http`: events are requests."""
 
+    kinds: ClassVar[tuple[str, ...]] = ("http",)
     mapping: ClassVar[str] = "attributes.http"
     judged: ClassVar[tuple[str, ...]] = ("attributes.http",)
     requests: ClassVar[bool] = True
@@ -26,3 +28,8 @@ class HttpTrigger(Trigger):
     worker_wait_ms: Annotated[int, Field(alias="workerAvailabilityTimeoutMilliseconds"), Number] = 10_000
     """The longest wait for a worker; below 0 means the default."""
     value_format: Literal["json"] = "json"
+
+    def serve(self, parts: TriggerParts[S]) -> Sequence[S]:
+        """Let a listener answer requests; it begins with the other listeners of the process."""
+        parts.listen(self)
+        return []

@@ -2,9 +2,10 @@
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from headrace.config.consumers import DeliveryConfig, fit_retry_topics
@@ -17,7 +18,7 @@ from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
 from headrace.functions.function_keys import ANNOTATED, LOGIN, keys_of
 from headrace.functions.sections import FileReader, FileSection
-from headrace.functions.triggers.trigger import Trigger
+from headrace.functions.triggers.trigger import S, Trigger, TriggerParts
 from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
 
 
@@ -137,6 +138,7 @@ class KafkaAttributes(FilePart):
 class KafkaTrigger(Trigger):
     """A trigger of kind `kafka-cluster` or `kafka`: events are records of topics."""
 
+    kinds: ClassVar[tuple[str, ...]] = ("kafka-cluster", "kafka")
     mapping: ClassVar[str] = "attributes"
     judged: ClassVar[tuple[str, ...]] = ("trigger", "attributes")
 
@@ -151,6 +153,15 @@ class KafkaTrigger(Trigger):
     def group(self) -> str:
         """The group it reads in."""
         return self.kafka.group
+
+    @classmethod
+    def models(cls) -> list[type[BaseModel]]:
+        """Return the models of its attributes."""
+        return [KafkaAttributes, cls]
+
+    def serve(self, parts: TriggerParts[S]) -> Sequence[S]:
+        """Let a consumer deliver records."""
+        return parts.consume(self)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

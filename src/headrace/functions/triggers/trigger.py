@@ -1,14 +1,16 @@
 """The settings of triggers of every kind."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from headrace.config.consumers import OTHER_ERRORS, Action, DeadLetterConfig, Ordering, RetryConfig
 from headrace.config.section import FormatName, Number, PlainFormatName, TopicName
 from headrace.config.topic_names import external_topic
+from headrace.errors import FunctionInvalid
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Workers, parse_size
+from headrace.functions.function_keys import FunctionKey
 from headrace.functions.sections import FileReader, FileSection
 
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
@@ -24,15 +26,31 @@ class HandlerBatch(FilePart):
     """The longest wait for a full batch."""
 
 
+S = TypeVar("S")
+
+
+class TriggerParts(NamedTuple, Generic[S]):
+    """What serves the triggers of a process; `S` is the type of its services."""
+
+    consume: Callable[[Any], Sequence[S]]
+    """Makes the consumer of a trigger with topics."""
+    listen: Callable[[Any], None]
+    """Makes the listener of a trigger with a port."""
+    destination: Callable[[Any], Any]
+    """Makes the way to the workers, for a kind whose events are neither."""
+
+
 class Trigger(FilePart):
     """The settings of triggers of every kind: workers, formats, output, and the policy for failed events.
 
     Each kind of trigger is a subclass with its settings.
     """
 
+    kinds: ClassVar[tuple[str, ...]]
+    """Its names in the file."""
     mapping: ClassVar[str]
     """The mapping of the table of keys that has those of its `attributes`."""
-    judged: ClassVar[tuple[str, ...]]
+    judged: ClassVar[tuple[str, ...]] = ()
     """The mappings of that table whose keys without effect are named."""
     requests: ClassVar[bool] = False
     """Whether its events are requests: a call has one event, and a function has one such trigger."""
@@ -99,6 +117,28 @@ class Trigger(FilePart):
     def workers(self) -> int:
         """Worker processes."""
         return self.num_workers or self.max_workers or 1
+
+    @classmethod
+    def models(cls) -> list[type[BaseModel]]:
+        """Return the models of its attributes."""
+        return [cls]
+
+    @classmethod
+    def own_keys(cls) -> list[FunctionKey]:
+        """Return its own keys for the table of keys; a mapping that is in the table's file keeps those."""
+        own = {name: field for name, field in cls.model_fields.items() if name not in Trigger.model_fields}
+        return [
+            FunctionKey(cls.mapping, field.alias or name, "", "", f"`{field.default}`", field.description or "")
+            for name, field in own.items()
+        ]
+
+    def serve(self, parts: TriggerParts[S]) -> Sequence[S]:
+        """Return the services that bring its events to the workers.
+
+        Raises:
+            FunctionInvalid: The kind does not say how.
+        """
+        raise FunctionInvalid(f"trigger {self.name}: no service is made for triggers of kind {self.kind}")
 
     @classmethod
     def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:

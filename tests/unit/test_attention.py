@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click import unstyle
+from yaml_table import table
 
 from headrace.cli.status import Poll, document, page, rates
 from headrace.client.attention import needs_of
@@ -45,20 +46,7 @@ PARTS = {
 def test_the_worst_is_first_and_nothing_is_named_twice() -> None:
     """Each has the reason and a command; what a consumer, pipeline or table says is not repeated by its service."""
     assert [(need.severity, need.about, need.why, need.command) for need in needs_of(PARTS)] == [
-        ("outage", "kafka", "no broker", "headrace doctor"),
-        ("stopped", "function f.t", "a retry is due", "headrace reactive status f.t"),
-        ("stopped", "pipeline p", "z", "headrace pipeline resume p"),
-        ("stopped", "reactive consumer a", "HTTP 503", "headrace reactive status a"),
-        ("stopped", "table t", "y", "headrace tables show t"),
-        ("stopped", "web", "port", "headrace doctor"),
-        ("degraded", "audit", "3 events are missing in the audit", "headrace doctor"),
-        (
-            "degraded",
-            "topic o.dlq",
-            "2 dead letters are left, the newest of t2",
-            "headrace dlq show o.dlq --state left",
-        ),
-        ("paused", "reactive consumer paused", "paused by ada", "headrace reactive resume paused"),
+        tuple(row) for row in table(__file__, "needs")
     ]
     assert needs_of({}) == []
 

@@ -14,7 +14,7 @@ import click
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, load_settings, variables
 from headrace.cli.development import development_settings
 from headrace.cli.output import collected_warnings
-from headrace.config.light4j.folder import folders_of
+from headrace.config.dialects import dialect_of
 from headrace.config.load import read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import process_count
@@ -79,7 +79,7 @@ def _run(file: Path, path: Path | None, dev: bool, program: tuple[str, ...], *, 
         _check(path, settings)
     settings = development_settings(path) if dev else settings
     configure_logging(settings.log_level, settings.log_format)
-    for remark in read_config(file, variables()).remarks if folders_of(file) else ():
+    for remark in read_config(file, variables()).remarks if dialect_of(file) else ():
         log.warning(remark)
     if settings.processes != 1 and not dev and process_count(settings) > 1:
         if program:

@@ -28,6 +28,7 @@ _KAFKA_SECONDS: Final = 5.0
 _COLUMNS: Final = 100
 _NEEDS_KAFKA: Final = ("cluster", "dead_letters", "instances")
 _COMPLETED: Final = ("delivered", "deadLetters", "delayed", "skipped", "givenUp")
+_NEED: Final = ("severity", "about", "why", "command")
 _COLOURS: Final = {"outage": "red", "stopped": "red", "degraded": "yellow", "paused": "yellow"}
 _UNKNOWN_CALLER: Final = 401
 _ABSENT: Final = (404, 503)
@@ -124,7 +125,7 @@ def document(url: str, now: Poll, before: Poll | None) -> dict[str, Any]:
         "at": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "url": url,
         "problem": now.problem,
-        "needs": [need._asdict() for need in now.needs],
+        "needs": [{field: getattr(need, field) for field in _NEED} for need in now.needs],
         "recordsPerSecond": rates(before, now),
         "notShown": dict(now.refused),
         **now.parts,

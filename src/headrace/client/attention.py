@@ -30,11 +30,15 @@ class Need(NamedTuple):
     """`outage`: everything waits; `stopped`: a part does no work; `degraded`: work is left or slow; `paused`: a person
     has stopped it."""
     about: str
-    """Kind and name: `consumer billing`."""
+    """Kind and name for people: `reactive consumer billing`."""
     why: str
     """One sentence; it may have text from outside."""
     command: str
     """The command that shows more or helps."""
+    kind: str = ""
+    """`consumer`, `function`, `pipeline`, `table` or `topic`; empty for a service."""
+    name: str = ""
+    """The name of that, as paths have it."""
 
 
 def needs_of(parts: Mapping[str, Any]) -> list[Need]:
@@ -79,38 +83,41 @@ def _of_services(parts: Mapping[str, Any]) -> Iterator[Need]:
 
 def _of_consumer(one: Mapping[str, Any]) -> Iterator[Need]:
     about, look = f"{one['kind']} consumer {one['name']}", f"headrace reactive status {_word(one['name'])}"
+    of = "consumer", one["name"]
     if one["kind"] == "function":
-        about = f"function {one['name']}"
+        about, of = f"function {one['name']}", ("function", one["name"])
     if one["paused"]:
-        yield Need("paused", about, one["why"], f"headrace reactive resume {_word(one['name'])}")
+        yield Need("paused", about, one["why"], f"headrace reactive resume {_word(one['name'])}", *of)
     elif one.get("kafka"):
         return  # the outage is named once
     elif one["breaker"]["state"] != "closed":
-        yield Need("stopped", about, one["why"] or one["breaker"]["why"], look)
+        yield Need("stopped", about, one["why"] or one["breaker"]["why"], look, *of)
     elif one["why"]:
-        yield Need("stopped", about, one["why"], look)
+        yield Need("stopped", about, one["why"], look, *of)
 
 
 def _of_pipeline(one: Mapping[str, Any]) -> Iterator[Need]:
-    about, name = f"pipeline {one['name']}", _word(one["name"])
+    about, name, of = f"pipeline {one['name']}", _word(one["name"]), ("pipeline", one["name"])
     if one["state"] in ("failed", "stopped", "paused"):
         severity: Severity = "stopped" if one["state"] == "failed" else "paused"
-        yield Need(severity, about, one["reason"] or f"it is {one['state']}", f"headrace pipeline resume {name}")
+        yield Need(severity, about, one["reason"] or f"it is {one['state']}", f"headrace pipeline resume {name}", *of)
     elif one["reason"] and one["state"] != "starting":
-        yield Need("stopped", about, one["reason"], f"headrace pipeline status {name}")
+        yield Need("stopped", about, one["reason"], f"headrace pipeline status {name}", *of)
 
 
 def _of_table(one: Mapping[str, Any]) -> Iterator[Need]:
     if one["state"] in ("full", "refused", "failing"):
         word = "rebuild" if one["state"] == "refused" else "show"
-        yield Need("stopped", f"table {one['name']}", one["reason"], f"headrace tables {word} {_word(one['name'])}")
+        command = f"headrace tables {word} {_word(one['name'])}"
+        yield Need("stopped", f"table {one['name']}", one["reason"], command, "table", one["name"])
 
 
 def _of_dead_letters(one: Mapping[str, Any]) -> Iterator[Need]:
     if one["left"] and not one["topic"].endswith(".quarantine"):  # these were put aside on purpose
         left = "1 dead letter is" if one["left"] == 1 else f"{one['left']} dead letters are"
         why = f"{left} left, the newest of {one['newest']}" if one["newest"] else f"{left} left"
-        yield Need("degraded", f"topic {one['topic']}", why, f"headrace dlq show {_word(one['topic'])} --state left")
+        command = f"headrace dlq show {_word(one['topic'])} --state left"
+        yield Need("degraded", f"topic {one['topic']}", why, command, "topic", one["topic"])
 
 
 def _word(name: str) -> str:

@@ -12,11 +12,10 @@ import yaml
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.explain import AnySection, known_keys, refuse_constants, validated
+from headrace.config.dialects import dialect_of
 from headrace.config.http import HttpConfig, JwtConfig
 from headrace.config.kafka_java import PROPERTIES_ALONE, SECURITY_KEYS, parse_jaas, translated, write_back
 from headrace.config.kafka_security import located
-from headrace.config.light4j.folder import LightFolder, folders_of
-from headrace.config.light4j.translation import remarks_of, write_tree
 from headrace.config.model import HeadraceConfig
 from headrace.config.references import FileReferences, ReferredSecret, is_file
 from headrace.config.remote_server import RemoteServer
@@ -89,15 +88,16 @@ class _FileReader:
     def __init__(self, path: Path | None, environ: Mapping[str, str], only: Collection[str] = ()) -> None:
         self._path = path
         self._environ = environ
-        light = folders_of(path) if path else []
-        self._folder = path.resolve().parent if path and not light else Path.cwd()
-        self._is_light4j, self._remarks, self._hidden = bool(light), list[str](), set[KeyPath]()
+        self._dialect = dialect_of(path)
+        self._folder = path.resolve().parent if path and not self._dialect else Path.cwd()
+        self._remarks: list[str] = []
+        self._hidden: set[KeyPath] = set()
         self._problems = Problems()
         self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
-        if light:
-            self._tree = self._of_light4j(light)
+        if path and self._dialect:
+            self._tree, self._hidden, self._remarks = self._dialect.read(path, environ, self._problems)
         else:
             text = read_text(path, ConfigError, "Name the file with -c") if path else ""
             self._tree = read_tree(text, name, self._problems)
@@ -105,14 +105,14 @@ class _FileReader:
             self._problems.add(f"{name}:1", (), "is not a map of settings: write lines such as `http: {port: 8082}`")
             self._tree = {}
         self._tree = {name: value for name, value in self._tree.items() if name not in self._problems.ignored}
-        self._references = FileReferences(None if light else path, self._folder, environ, self._report)
+        self._references = FileReferences(None if self._dialect else path, self._folder, environ, self._report)
 
     def read(self, check: Check | None) -> ConfigReading:
         self._split_jaas()
-        if not self._is_light4j:
+        if not self._dialect:
             self._tree = self._references.replaced(self._tree, ())
         self._apply_overrides()
-        refuse_constants(HeadraceConfig, self._tree, self._problems)
+        refuse_constants(WholeFile, self._tree, self._problems)
         self._translate_properties()
         files = self._named_files()
         known = self._references
@@ -123,14 +123,6 @@ class _FileReader:
                 self._report(path, sentence)
         write_back(self._tree.get("kafka"))
         return ConfigReading(config, self._problems.ordered, files, self._tree, self._remarks)
-
-    def _of_light4j(self, folders: list[Path]) -> dict[str, Any]:
-        """Return the tree of light-4j folders; their own placeholders are replaced already."""
-        tree: dict[str, Any] = {}
-        folder = LightFolder(folders, self._environ, self._problems)
-        self._hidden = write_tree(folder, tree, self._problems)
-        self._remarks = remarks_of(folder)
-        return tree
 
     def _kafka_properties(self) -> dict[str, Any]:
         kafka = self._tree.get("kafka")

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Final, NamedTuple
 
 import uvicorn
@@ -27,6 +28,8 @@ from headrace.console.sessions import Session, Sessions
 from headrace.console.view import PAGES, Page, View
 from headrace.errors import ConfigError, EnvironmentProblem
 
+GROUP: Final = "headrace.console.pages"
+"""The group of entry points by which another package registers modules with pages."""
 _BACKLOG: Final = 128
 _BUILD_SECONDS: Final = 1.0
 _RESPONSE_SECONDS: Final = 30.0
@@ -62,6 +65,8 @@ class Console:
         """Make every page known to NiceGUI."""
         for module in pkgutil.iter_modules(pages.__path__):
             importlib.import_module(f"{pages.__name__}.{module.name}")
+        for point in entry_points(group=GROUP):
+            point.load()
         for page in PAGES:
             self._register(page)
 

@@ -92,7 +92,7 @@ class RunningFunctions:
 
         def consume(trigger: KafkaTrigger) -> Sequence[Service]:
             make = functools.partial(self._acknowledged_trigger, spec, trigger, workers, acknowledgers, deliver_again)
-            return self._parts.restarted("function", f"{spec.name}.{trigger.name}", make)
+            return self._consumers.restarted("function", f"{spec.name}.{trigger.name}", make)
 
         def listen(trigger: HttpTrigger) -> None:
             self.listening.append((workers, trigger, self._destination(trigger, workers)))

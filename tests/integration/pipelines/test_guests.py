@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from yaml_table import table
 
+from headrace.config import dialects
 from headrace.functions.triggers import trigger_kinds
 from headrace.pipelines.sinks import sink_kinds
 
@@ -23,6 +25,10 @@ ENTRIES = f"""[{sink_kinds.GROUP}]
 lines = lines_sink:LinesSink
 [{trigger_kinds.GROUP}]
 ticks = ticks_trigger:TicksTrigger
+[headrace.console.pages]
+weather = weather_page
+[{dialects.GROUP}]
+properties = properties_dialect:PropertiesDialect
 """
 
 
@@ -96,3 +102,27 @@ def test_a_kind_of_trigger_is_read_and_documented(python: Run, tmp_path: Path) -
     schema = json.loads(python(*HEADRACE, "config", "schema", "function").stdout)
     trigger = schema["properties"]["spec"]["properties"]["triggers"]["additionalProperties"]["properties"]
     assert (trigger["kind"]["examples"][-1], "tickSeconds" in trigger["attributes"]["properties"]) == ("ticks", True)
+
+
+def test_a_dialect_is_recognised_and_read(python: Run, tmp_path: Path) -> None:
+    """Also its remarks; `headrace.yaml` is read as before."""
+    (tmp_path / "sidecar.properties").write_text("bootstrap.servers=broker:9\nacks=1\n")
+    assert "broker:9" in python(*HEADRACE, "config", "show", "-c", "sidecar.properties").stdout
+    assert "acks has no effect" in python(*HEADRACE, "config", "check", "-c", "sidecar.properties").stderr
+    (tmp_path / "headrace.yaml").write_text("kafka: {bootstrap_servers: 'other:9'}")
+    assert "other:9" in python(*HEADRACE, "config", "show", "-c", "headrace.yaml").stdout
+
+
+def test_a_page_of_the_console_is_served_and_in_the_navigation(python: Run) -> None:
+    """Behind the pages of Headrace, each of which the walk through a browser opens."""
+    lines = ("from headrace.console.serve import Console, ConsoleSettings", "from headrace.console.view import PAGES")
+    lines += ("from nicegui import app", "Console(ConsoleSettings(['http://localhost:1'])).register()")
+    lines += (
+        "routes = {route.path for route in app.routes}",
+        "print(*(one.path for one in PAGES if one.path in routes))",
+    )
+    served = python("-c", "\n".join(lines)).stdout.split()
+    opened = {
+        path.partition("?")[0] for path, _ in table(str(ROOT / "tests/integration/console/test_console"), "pages")
+    }
+    assert (served[-1], {*served[:-1]}) == ("/weather", opened)

@@ -71,7 +71,7 @@ async def test_a_kind_of_trigger_is_served_by_what_its_file_says(tmp_path: Path,
     config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
     own = Service("own")
     monkeypatch.setattr(KafkaTrigger, "serve", lambda self, parts: [own])
-    assert own in App(config, ManualClock()).services
+    assert own in App(config, ManualClock()).process.supervisor.services
     monkeypatch.setattr(KafkaTrigger, "serve", Trigger.serve)
     with pytest.raises(FunctionInvalid, match="trigger k: no service is made for triggers of kind kafka"):
         App(config, ManualClock())

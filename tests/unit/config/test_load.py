@@ -94,17 +94,7 @@ class TestReferences:
 class TestOverrides:
     def test_environment_wins_over_the_file(self, write: Write) -> None:
         """A variable replaces the file's value, in any case, and creates sections that the file does not have."""
-        environ = {
-            "HEADRACE__HTTP__PORT": "9000",
-            "headrace__producer__value_format": "avro",
-            "HEADRACE__KAFKA__PROPERTIES__SASL_PASSWORD": "{1",
-            "HEADRACE__KAFKA__PROPERTIES__SASL_USERNAME": "1",
-            "HEADRACE__KAFKA__PROPERTIES__SASL_MECHANISM": "PLAIN",
-            "HEADRACE__KAFKA__PROPERTIES__CLIENT_RACK": "a",
-            "HEADRACE__PRODUCER__PROPERTIES__LINGER_MS": "7",
-            "HEADRACE__REACTIVE_CONSUMERS__LONG_DELAYS__TOPICS": "[x, y]",
-            "HEADRACE_OTHER": "ignored",
-        }
+        environ: dict[str, str] = table(__file__, "overrides")
         text = f"http: {{port: 1}}\nreactive_consumers: {{long-delays: {{{CONSUMER.format(topic='t', group='g')}}}}}"
         config = load_config(write(text), environ)
         assert config.http.port == 9000

@@ -51,18 +51,21 @@ _PAGES: Final = {
 async def overview(view: View) -> None:
     """Build the page."""
     parts: dict[str, Mapping[str, Any]] = {}
+    needs: dict[str, Need] = {}
     kafka = badge("", "ok")
     attention = Table(
         "Needs a person now",
         [TableColumn("what", "What"), TableColumn("why", "Why")],
         empty="nothing",
-        buttons={button: partial(_help, view, button) for button in ("Resume", "Pause", "Redrive")},
+        buttons={button: partial(_help, view, needs, button) for button in ("Resume", "Pause", "Redrive")},
         refusal=view.session.problem_with(*CONTROL),
     )
 
     def report(part: str, response: Mapping[str, Any]) -> None:
         parts[part] = response
-        attention.show(map(_attention_row, needs_of(parts)))
+        needs.clear()
+        needs.update({need.about: need for need in needs_of(parts)})
+        attention.show(map(_attention_row, needs.values()))
 
     def services(response: Mapping[str, Any]) -> None:
         report("readiness", response)
@@ -184,22 +187,16 @@ def row_of(one: Mapping[str, Any], history: History) -> dict[str, Any]:
 
 
 def _attention_row(need: Need) -> dict[str, Any]:
-    kind, name = _kind_and_name(need.about)
     row: dict[str, Any] = {"what": need.about, "why": need.why, "_link": "/", "_buttons": []}
-    if kind in _PAGES:
-        row["_link"] = path_of(_PAGES[kind], name=name)
+    if need.kind in _PAGES:
+        row["_link"] = path_of(_PAGES[need.kind], name=need.name)
         helps = {"pipeline": "Resume", "topic": "Redrive"}
-        row["_buttons"] = [helps.get(kind) or ("Resume" if need.severity == "paused" else "Pause")]
+        row["_buttons"] = [helps.get(need.kind) or ("Resume" if need.severity == "paused" else "Pause")]
     return row
 
 
-def _kind_and_name(about: str) -> tuple[str, str]:
-    words, _, name = about.rpartition(" ")
-    return words.rpartition(" ")[2], name
-
-
-def _help(view: View, button: str, about: str) -> None:
-    kind, name = _kind_and_name(about)
+def _help(view: View, needs: Mapping[str, Need], button: str, about: str) -> None:
+    kind, name = needs[about].kind, needs[about].name
     if kind == "topic":
         confirm(view, run_action(view, name, "redrive", dict))
         return

@@ -38,11 +38,12 @@ _LINES: Final = (
     "A `ProduceRecord` per line, any number of them. Each line gets a line in response while the request is sent. The "
     "fields of `ProduceRequest` other than `records` are query parameters."
 )
-_FOREIGN_PATHS: Final = (
-    *("/topics/{topic}", "/topics/{topic}/partitions/{partition}", "/v3/clusters/{cluster}/topics/{topic}/records"),
-    *("/v1.0/publish/{pubsub}/{topic}", "/v1.0-alpha1/publish/bulk/{pubsub}/{topic}"),
-)
-"""Where the Confluent REST Proxy and Dapr take records."""
+_FOREIGN_PATHS: Final = {
+    "Confluent REST Proxy 2": ("/topics/{topic}", "/topics/{topic}/partitions/{partition}"),
+    "Confluent REST Proxy 3": ("/v3/clusters/{cluster}/topics/{topic}/records",),
+    "Dapr": ("/v1.0/publish/{pubsub}/{topic}", "/v1.0-alpha1/publish/bulk/{pubsub}/{topic}"),
+}
+"""Where other products take records; the response names the path of Headrace."""
 _RAW_HEADERS: Final = {
     "X-Headrace-Key": "Key of the record, if the body is not JSON.",
     "X-Headrace-Partition": "Its partition.",
@@ -104,7 +105,7 @@ class ProduceRoute:
         errors=(*WRITE_ERRORS, PathNotFound),
         error_fields=ProduceResponse,
         whole=True,
-        foreign_paths=_FOREIGN_PATHS,
+        foreign_paths=sum(_FOREIGN_PATHS.values(), ()),
     )
     async def produce(self, request: HttpRequest) -> None:
         topic, headers = request.parameters["topic"], request.headers

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import click
 import yaml
 
-from headrace.app.documents import ENDPOINTS
+from headrace.app.documents import every_endpoint
 from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.delivery.pump_context import PumpHooks
@@ -203,7 +203,7 @@ def core_routes() -> list[str]:
     """Return method and path of each endpoint whose handler is in the core."""
     return [
         f"{endpoint.method} {endpoint.path}"
-        for endpoint in ENDPOINTS
+        for endpoint in every_endpoint()
         if endpoint.handler and not is_guest(Path(endpoint.handler.__code__.co_filename))
     ]
 
@@ -271,7 +271,7 @@ COUNTS: Final[Mapping[str, Callable[[], int]]] = {
     "Keys of a pipeline file": lambda: len([*leaves(PipelineSpec.model_json_schema(by_alias=True))]),
     "Keys of a function file": lambda: sum(key.is_read for key in KEYS),
     "Routes of the core": lambda: len(core_routes()),
-    "Routes of all": lambda: len(ENDPOINTS),
+    "Routes of all": lambda: len(every_endpoint()),
     "Commands": lambda: sum(not isinstance(command, click.Group) for command in commands().values()),
     "Options of all commands": options,
     "Error codes": lambda: len([*catalogue()]),

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.explain import AnySection, known_keys, refuse_constants, validated
 from headrace.config.dialects import dialect_of
+from headrace.config.explain import AnySection, known_keys, refuse_constants, validated
 from headrace.config.http import HttpConfig, JwtConfig
 from headrace.config.kafka_java import PROPERTIES_ALONE, SECURITY_KEYS, parse_jaas, translated, write_back
 from headrace.config.kafka_security import located

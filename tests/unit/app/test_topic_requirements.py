@@ -16,8 +16,8 @@ from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.errors import FunctionInvalid
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
-from headrace.runtime.feature_parts import NeededParts
 from headrace.runtime import Service
+from headrace.runtime.feature_parts import NeededParts
 from headrace.testing import ManualClock
 
 

@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from headrace.app.documents import every_endpoint
 from headrace.config.format_list import FORMATS
 from headrace.extras import MODULES, extra_of
 

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
-from headrace.app.documents import every_endpoint()  # noqa: E402
+from headrace.app.documents import every_endpoint  # noqa: E402
 from headrace.config.explain import moved  # noqa: E402
 from headrace.errors import catalogue  # noqa: E402
 from headrace.runtime.telemetry.metrics import CATALOGUE  # noqa: E402

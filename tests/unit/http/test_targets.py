@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import OPEN, Endpoint, Rule, ServedEndpoint
 from headrace.http.targets import Targets
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from yaml_table import table
 
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
@@ -38,7 +39,9 @@ def test_a_statement_over_several_rows_is_shown_as_a_pipeline(tmp_path: Path) ->
     _, _, text = refused.value.description.partition("\n\n")
     (tmp_path / "p.yaml").write_text(text)
     (flow,) = load_pipeline(tmp_path / "p.yaml", check=True).flows.values()
-    assert flow.sink.backend.url == "http://b/low"  # type: ignore[union-attr]
+    assert isinstance(flow.sink, KafkaSink)
+    assert flow.sink.backend
+    assert flow.sink.backend.url == "http://b/low"
 
 
 def test_a_query_is_a_reactive_consumer_of_the_tables_topic(tmp_path: Path) -> None:

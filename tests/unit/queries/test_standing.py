@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from yaml_table import table
 
-from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
 from headrace.pipelines.load import load_pipeline
+from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.queries.filtered_destination import FilteredDestination
 from headrace.queries.protocol import Filtered, Problem
 from headrace.queries.push_statement import PushStatement

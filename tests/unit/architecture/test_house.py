@@ -159,8 +159,8 @@ OF_EVERY_LISTENER = {"health", "live", "ready", "metrics", "adm", "specui.html"}
 """Segments that `http` may name: probes and metrics, administration, and the page of the API document."""
 SCOPES = {"consumers:r", "consumers:w"}
 """Words of tokens, which `http` reads."""
-DESCRIBED = {"_INSTANCE", "_TAGS", "_PARAMETERS", "_SECURITY"}
-"""Lists of the API document: the texts of its groups, parameters and scopes."""
+DESCRIBED = {"_SECURITY"}
+"""Texts of the API document: those of its scopes."""
 NOUNS = r"consumers?|producers?|instances?|pipelines?|ksql\w*|dead.?letters?|replays?|redrives?|reactive|transactions?"
 
 

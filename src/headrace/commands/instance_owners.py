@@ -36,7 +36,7 @@ _KEPT_SECONDS: Final = 600.0
 class InstanceOwners(Reconciler):
     """Registers the instances of this process, and knows those of the others."""
 
-    what = "instance"
+    what: Final = "instance"
     """What errors call it."""
 
     def __init__(

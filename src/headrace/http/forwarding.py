@@ -73,8 +73,9 @@ _decode_forwarded = msgspec.msgpack.Decoder(_Forwarded).decode
 class Owners(Protocol):
     """Which process has what, by a key."""
 
-    what: str
-    """What it is called in errors."""
+    @property
+    def what(self) -> str:
+        """What it is called in errors."""
 
     @property
     def process(self) -> str:

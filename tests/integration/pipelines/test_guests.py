@@ -17,6 +17,7 @@ from yaml_table import table
 from headrace.config import dialects
 from headrace.functions.triggers import trigger_kinds
 from headrace.pipelines.sinks import sink_kinds
+from headrace.testing import Cluster
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -72,7 +73,7 @@ def test_a_sink_is_checked_and_documented(python: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_sink_writes_the_rows_of_a_flow(python: Run, kafka: Any, tmp_path: Path) -> None:
+def test_a_sink_writes_the_rows_of_a_flow(python: Run, kafka: Cluster, tmp_path: Path) -> None:
     """Spark's driver finds it too, and plan and status have what it says of itself."""
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "1.json").write_text('{"id": 1}\n{"id": 2}\n')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -66,7 +65,9 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
     assert third_security.sasl.password.get_secret_value() == "q"
 
 
-async def test_a_kind_of_trigger_is_served_by_what_its_file_says(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_kind_of_trigger_is_served_by_what_its_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kind that says nothing is an error: its function would start, and none of its events would be delivered."""
     config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
     own = Service("own")

@@ -28,7 +28,7 @@ from headrace.cli.record_input import (
 )
 from headrace.cli.record_output import unescaped
 from headrace.cli.record_values import open_codecs
-from headrace.config.format_list import FORMATS
+from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.errors import HeadraceError
 from headrace.formats.choice import SchemaChoice
 from headrace.kafka import Admin, Producer
@@ -37,6 +37,7 @@ from headrace.records import OutgoingRecord
 from headrace.runs.selection import to_bytes
 
 _FORMAT: Final = click.Choice([*FORMATS])
+_WITH_SCHEMA: Final = " or ".join(", ".join(SCHEMA_TYPES).rsplit(", ", 1))
 _TURNS_PER_SECOND: Final = 10
 Make = Callable[[RecordFields, Any], OutgoingRecord | None]
 _KINDS: Final[dict[str, tuple[Make, str]]] = {
@@ -174,8 +175,7 @@ class _Source(NamedTuple):
             f"--keys is of --input lines and csv: leave it out of {kind}": has_keys and kind in ("ndjson", "file"),
             "--schema-file and --schema-id name two schemas: leave one out": given["schema_file"]
             and given["schema_id"],
-            "--schema-file needs --value-format avro, jsonschema or protobuf": given["schema_file"]
-            and not given["value_format"],
+            f"--schema-file needs --value-format {_WITH_SCHEMA}": given["schema_file"] and not given["value_format"],
         }
         for problem, found in problems.items():
             if found:

@@ -20,7 +20,7 @@ class Format(NamedTuple):
     light_4j_code: int
     """The number in a request in light-4j's code."""
     codec: str
-    """The class; in the module of `headrace.formats` with the format's name, or in `plain` if it has no schema."""
+    """The class; in the module of `headrace.formats` with the format's name, or in `plain`."""
     schema_type: str
     """The schema registry's name for its schemas; empty if it needs none."""
     media_type: str
@@ -33,5 +33,7 @@ _rows = [Format(name, int(code), int(other), *rest) for name, code, other, *rest
 FORMATS: Final[Mapping[str, Format]] = {row.name: row for row in _rows}
 SCHEMA_TYPES: Final = {row.name: row.schema_type for row in _rows if row.schema_type}
 """Formats with a schema, and the schema registry's name for each."""
+ANY_SCHEMA: Final = next(iter(SCHEMA_TYPES))
+"""A format with a schema, to read bytes that name their schema: that one says which format they are of."""
 STRINGS: Final = frozenset(row.name for row in _rows if row.media_type != "application/json")
 """The formats whose values are strings in JSON."""

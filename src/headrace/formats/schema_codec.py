@@ -13,8 +13,15 @@ from headrace.extras import not_installed
 from headrace.formats import plain
 from headrace.formats.plain import Convert, PythonCodec
 
+
+def _plain_codec(row: Format) -> PythonCodec:
+    module = plain if hasattr(plain, row.codec) else import_module(f"headrace.formats.{row.name}")
+    codec: PythonCodec = getattr(module, row.codec)()
+    return codec
+
+
 PLAIN_CODECS: Final[Mapping[str, PythonCodec]] = {
-    row.name: getattr(plain, row.codec)() for row in FORMATS.values() if not row.schema_type
+    row.name: _plain_codec(row) for row in FORMATS.values() if not row.schema_type
 }
 """The formats without a schema."""
 
@@ -56,6 +63,12 @@ def module_of(schema_type: str) -> tuple[Format, Any]:
         return row, import_module(f"headrace.formats.{row.name}")
     except ImportError as cause:
         raise not_installed(f"a schema of type {schema_type} is in use, and it", str(cause.name), row.name) from cause
+
+
+def encodes_python(format_name: str) -> bool:
+    """Return whether the codec of a format with a schema takes Python values, not only JSON text; raises as above."""
+    row, module = module_of(FORMATS[format_name].schema_type)
+    return hasattr(getattr(module, row.codec), "encode_python")
 
 
 def compile_schema(

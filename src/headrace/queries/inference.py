@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.format_list import ANY_SCHEMA
 from headrace.errors import FormatError
 from headrace.formats.plain import schema_id_of
 from headrace.formats.schema_codec import PLAIN_CODECS
@@ -39,7 +39,7 @@ def format_of(payloads: Iterable[bytes | None], *, of_keys: bool) -> str:
     """
     first = [*islice((data for data in payloads if data), _LOOKED_AT)]
     if first and all(map(schema_id_of, first)):
-        return next(iter(SCHEMA_TYPES))
+        return ANY_SCHEMA
     if not of_keys and sum(_fits("json", data) for data in first) * 2 >= len(first):
         return "json"
     return "string" if all(_fits("string", data) for data in first) else "binary"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,3 +128,18 @@ def test_a_page_of_the_console_is_served_and_in_the_navigation(python: Run) -> N
         path.partition("?")[0] for path, _ in table(str(ROOT / "tests/integration/console/test_console"), "pages")
     }
     assert (served[-1], {*served[:-1]}) == ("/weather", opened)
+
+
+def test_a_format_is_one_file_and_one_row(python: Run, tmp_path: Path) -> None:
+    """In a copy of the source: settings, commands and codecs have it."""
+    copy = shutil.copytree(ROOT / "src" / "headrace", tmp_path / "headrace", ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copy(ROOT / "tests/guests/hex_format.py", copy / "formats" / "hex.py")
+    with (copy / "formats" / "formats.csv").open("a") as rows:
+        rows.write("hex,6,6,HexCodec,,text/plain\n")
+    lines = (
+        "from headrace.formats.schema_codec import PLAIN_CODECS",
+        "print(PLAIN_CODECS['hex'].encode(b'\"01ff\"').hex())",
+    )
+    assert python("-c", "\n".join(lines)).stdout.startswith("01ff")
+    for words in (("produce", "--help"), ("consume", "--help"), ("config", "schema"), ("config", "schema", "pipeline")):
+        assert "hex" in python(*HEADRACE, *words).stdout, words

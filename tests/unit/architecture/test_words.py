@@ -30,25 +30,7 @@ PERMITTED_NAMES = {
     "tell": "of files",
 }
 
-PHRASES = {
-    r"(?<!dead )(?<!dead-)(?<!\n)letters?(?! case|, digits)": "dead letter",
-    r"beside": "with, in, besides",
-    r"came": "arrived, received, are from",
-    r"(?:every|some|any|no)body|whoever": "a caller, a client, another process, none",
-    r"of ours|ours": "of Headrace",
-    r"go(?:es)? on|going on": "continues, resumes",
-    r"in vain": "and gave up",
-    r"lodgers?|observer|steer(?:s|ed|ing)?|objections?|take-back": "service, audit, control, conflict, cancel",
-    r"meant|wanted|told|asked|noted": "required, requested, reported, audited",
-    r"rooms?|house|doors?|the seed|ways? in": "capacity, package, rules, endpoint",
-    r"stands? still|is held": "stalls, is paused",
-    r"the original (?:sidecar|document|message|one)s?": "light-4j kafka-sidecar, Nuclio",
-    r"(?:retry|the|a|its) tiers?": "retry topic",
-    r"(?:sidecar|reliability|decisions|product|building-blocks)\.md": "a public source (KIP, RFC), or none",
-    r"(?<!in )places?": "url, partition, offset",
-    r"says so": "reports it, shows it",
-    r"under way": "in flight",
-}
+PHRASES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text())
 """A phrase of a comment, text or page, and what to write instead."""
 
 PERMITTED_PHRASES = {

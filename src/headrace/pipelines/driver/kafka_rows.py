@@ -7,6 +7,7 @@ from pyspark.sql import functions as f
 
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
+from headrace.formats.schema_codec import encodes_python
 from headrace.pipelines.sinks.topic_sink import KafkaSink
 from headrace.pipelines.spec import FlowSpec
 
@@ -55,7 +56,7 @@ def as_records(rows: DataFrame, flow: FlowSpec, group: str) -> DataFrame:
     records = {"topic": f.lit(sink.topic), "key": key, "value": value.cast("binary"), "headers": headers}
     if sink.value_format in SCHEMA_TYPES:
         # The text leaves nulls out, because an optional property may not be null in JSON Schema.
-        row = f.struct(*columns) if sink.value_format == "avro" else f.to_json(f.struct(*columns), _TIMES)
+        row = f.struct(*columns) if encodes_python(sink.value_format) else f.to_json(f.struct(*columns), _TIMES)
         records["row"] = f.when(f.col(BROKEN).isNull(), row) if flow.quarantines else row
     if DEAD_LETTER in rows.columns:
         dead_letter = f.col(DEAD_LETTER)

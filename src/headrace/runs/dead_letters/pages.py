@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.format_list import ANY_SCHEMA, SCHEMA_TYPES
 from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
 from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.choice import Codecs
@@ -312,7 +312,7 @@ class DeadLetterReader:
         for name in [named, *guesses] if named else guesses:
             if name in (*SCHEMA_TYPES, _ANY_SCHEMA) and self._without_registry:
                 continue
-            reader = self._codecs.for_reading("avro" if name == _ANY_SCHEMA else name)
+            reader = self._codecs.for_reading(ANY_SCHEMA if name == _ANY_SCHEMA else name)
             try:
                 await reader.prepare([data])
                 return name, msgspec.Raw(reader.decode(data) or b"null")

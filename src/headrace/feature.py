@@ -53,6 +53,8 @@ class Feature:
     """Path parameters of its endpoints, and what they mean."""
     topics: str = ""
     """The function that returns the topics that a configuration needs for it (`headrace doctor`)."""
+    checks: str = ""
+    """The subclass of `FeatureChecks`: what commands that make no process check."""
     needs: Sequence[str] = ()
     """Features whose parts it gets. They start before it, and drain after it."""
     before: Sequence[str] = ()

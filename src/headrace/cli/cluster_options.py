@@ -24,6 +24,7 @@ from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.yaml_tree import KeyPath
+from headrace.consumers.feature_checks import completed, feature_checks
 from headrace.errors import ConfigError
 from headrace.kafka import Admin, Producer
 from headrace.runtime import Deadline, SystemClock
@@ -126,20 +127,11 @@ def load_settings(file: Path | None, only: Collection[str] = ()) -> HeadraceConf
     Raises:
         ConfigError: The file is not valid.
     """
-    settings = with_environment(load_config(file, variables(), only, _problems_of_queries))
-    if not settings.queries:
-        return settings
-    from headrace.queries.standing import with_standing_queries
-
-    return with_standing_queries(settings)
+    return completed(with_environment(load_config(file, variables(), only, _problems_of_sections)))
 
 
-def _problems_of_queries(settings: HeadraceConfig) -> Iterable[tuple[KeyPath, str]]:
-    if not settings.queries:
-        return ()
-    from headrace.queries.standing import problems_of
-
-    return problems_of(settings)
+def _problems_of_sections(settings: HeadraceConfig) -> Iterable[tuple[KeyPath, str]]:
+    return [problem for checks in feature_checks() for problem in checks.problems(settings)]
 
 
 def with_environment(settings: HeadraceConfig) -> HeadraceConfig:

@@ -1,10 +1,8 @@
 """`headrace ready`, which waits until a process is ready, and `headrace config`."""
 
 import asyncio
-import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,7 +10,7 @@ import click
 from headrace.admin.health.routes import HealthEndpoints
 from headrace.cli.api import Api, api_options
 from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
-from headrace.cli.file_schemas import SCHEMA_KINDS, schema_of
+from headrace.cli.file_schemas import schema_kinds, schema_of
 from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
 from headrace.cli.trust import START
 from headrace.config.explain import masked
@@ -20,6 +18,7 @@ from headrace.config.light4j.written_file import as_file
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.yaml_tree import KeyPath
+from headrace.consumers.feature_checks import completed, feature_checks, problems_of_files
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 
 _POLL_SECONDS = 0.2
@@ -85,7 +84,7 @@ def check(file: Path, output: str) -> None:
     """
     with collected_warnings() as warnings:
         try:
-            settings, problems, files, _, remarks = read_config(file, variables(), _check_sql)
+            settings, problems, files, _, remarks = read_config(file, variables(), _slow_problems)
         except ConfigError as error:
             settings, problems, files, remarks = None, [error.description], {}, []
         problems += problems_of_files(files, settings)
@@ -98,7 +97,7 @@ def check(file: Path, output: str) -> None:
 
 
 @config.command()
-@click.argument("kind", type=click.Choice(SCHEMA_KINDS), default="config")
+@click.argument("kind", type=click.Choice(schema_kinds()), default="config")
 def schema(kind: str) -> None:
     """Print the JSON Schema of headrace.yaml, or of a function or pipeline file, for editors and checks.
 
@@ -131,54 +130,18 @@ def show(file: Path, as_headrace: bool, output: str) -> None:
     return print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
 
 
-def _check_sql(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the problems of tables and standing queries, also those that only DuckDB and the parser of types find."""
-    from headrace.queries.engine_process import require_duckdb
-    from headrace.queries.standing import problems_of, standing_queries
-
-    problems = [*problems_of(settings)]
-    if settings.tables and not problems:
-        with contextlib.suppress(EnvironmentProblem):  # the assembly reports the missing library
-            require_duckdb()
-            from headrace.queries.engine.filter import schema_problem, statement_problem
-
-            for name, table in settings.tables.items():
-                if problem_text := schema_problem(table):
-                    problems.append((("tables", name, "schema"), problem_text))
-            for name, query in standing_queries(settings).items() if not problems else ():
-                if problem_text := statement_problem(query.statement, settings.tables[query.table]):
-                    problems.append((("queries", name, "sql"), problem_text))
-    yield from problems
-
-
-def problems_of_files(files: Mapping[str, Sequence[Path]], settings: HeadraceConfig | None) -> list[str]:
-    """Return the problems of function and pipeline files, by the section that names them."""
-    from headrace.functions.load import load_function
-    from headrace.pipelines.load import load_pipeline
-
-    problems: list[str] = []
-    load: dict[str, Callable[[Path], object]] = {
-        "functions": functools.partial(load_function, config=settings, check_handler=True),
-        "watched_functions": functools.partial(load_function, config=settings),
-        "pipelines": functools.partial(load_pipeline, check=True),
-    }
-    for section, paths in files.items():
-        for path in paths:
-            try:
-                load[section](path)
-            except HeadraceError as problem:
-                problems += problem.description.splitlines()
-    return problems
+def _slow_problems(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    for checks in feature_checks():
+        yield from checks.slow_problems(settings)
 
 
 def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
     """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
     from headrace.app.app import App
-    from headrace.queries.standing import with_standing_queries
     from headrace.runtime import SystemClock
 
     async def make() -> None:
-        App(with_standing_queries(settings), SystemClock())
+        App(completed(settings), SystemClock())
 
     try:
         asyncio.run(make())

@@ -1,7 +1,6 @@
 """`headrace doctor`: whether cluster and machine meet the preconditions of durability."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import click
 
@@ -12,16 +11,12 @@ from headrace.cli.completion import topic_names
 from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
+from headrace.consumers.feature_checks import feature_checks
 from headrace.consumers.preconditions import Finding, TopicRequirement
-from headrace.errors import EnvironmentProblem, HeadraceError, KafkaUnauthorized
+from headrace.errors import HeadraceError, KafkaUnauthorized
 from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
-from headrace.queries.engine_process import require_duckdb
-from headrace.queries.ksqldb_server import KsqldbServer
-from headrace.runtime import SystemClock, WatchedServer
-from headrace.runtime.jvm import find_java
-
-_JAVA = 17
+from headrace.runtime import SystemClock
 
 
 @click.command()
@@ -55,30 +50,14 @@ async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -
 
 
 async def _machine(config: HeadraceConfig) -> list[Finding]:
-    found = []
-    if config.pipelines:
-        try:
-            java = find_java(_JAVA, for_spark=True)
-            found.append(Finding("machine", "Java", "ok", str(java.home)))
-        except HeadraceError as error:
-            found.append(Finding("machine", "Java", "failing", "no suitable version", error.description))
-    if config.tables:
-        try:
-            require_duckdb()
-            found.append(Finding("machine", "DuckDB", "ok", version("duckdb")))
-        except EnvironmentProblem as error:
-            found.append(Finding("machine", "DuckDB", "failing", "no", error.description))
-    servers: dict[str, WatchedServer] = {}
+    found = [one for checks in feature_checks() for one in await checks.machine(config)]
     if "schema_registry" in config.model_fields_set:
-        servers["schema registry"] = SchemaRegistry(config.schema_registry, SystemClock())
-    if config.ksqldb:
-        servers["ksqlDB server"] = KsqldbServer(config.ksqldb, SystemClock())
-    for name, server in servers.items():
+        registry = SchemaRegistry(config.schema_registry, SystemClock())
         try:
-            await server.check()
-            found.append(Finding(name, "reachable", "ok", "yes"))
+            await registry.check()
+            found.append(Finding("schema registry", "reachable", "ok", "yes"))
         except HeadraceError as error:
-            found.append(Finding(name, "reachable", "failing", "no", error.description))
+            found.append(Finding("schema registry", "reachable", "failing", "no", error.description))
         finally:
-            await server.close()
+            await registry.close()
     return found

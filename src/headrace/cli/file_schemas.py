@@ -1,21 +1,17 @@
 """The JSON Schemas of the files that users write."""
 
-from typing import Any, Final
+from typing import Any
 
-from headrace.config.explain import document_schema, json_schema
+from headrace.config.explain import json_schema
+from headrace.consumers.feature_checks import feature_checks
 
-SCHEMA_KINDS: Final = ("config", "function", "pipeline")
-"""`headrace.yaml`, a function file, a pipeline file."""
+
+def schema_kinds() -> list[str]:
+    """Return the kinds of files: `config` is headrace.yaml, the others are those that installed features read."""
+    return ["config", *(kind for checks in feature_checks() for kind in checks.schemas)]
 
 
 def schema_of(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file."""
-    if kind == "function":
-        from headrace.functions.file_schema import function_schema
-
-        return function_schema()
-    if kind == "pipeline":
-        from headrace.pipelines.spec import PipelineSpec
-
-        return document_schema("pipeline.yaml", PipelineSpec.model_json_schema())
-    return json_schema()
+    made = next((checks.schemas[kind] for checks in feature_checks() if kind in checks.schemas), json_schema)
+    return made()

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from headrace.cli.file_schemas import SCHEMA_KINDS, schema_of
+from headrace.cli.file_schemas import schema_kinds, schema_of
 from headrace.cli.output import output_option, print_result
 
 _TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -98,7 +98,7 @@ def project_files(kinds: Sequence[str], name: str, commands: Sequence[str]) -> d
         source = next(kind for kind in _PARTS if path in _PARTS[kind])  # kinds may share a file, which the first has
         # Code of a project is no module of Headrace.
         files[path] = (_TEMPLATES / source / (f"{path}.tmpl" if path.endswith(".py") else path)).read_text()
-    for kind in SCHEMA_KINDS:
+    for kind in schema_kinds():
         file = "headrace" if kind == "config" else kind
         files[f"schemas/{file}.json"] = json.dumps(schema_of(kind), indent=1, ensure_ascii=False) + "\n"
     return files

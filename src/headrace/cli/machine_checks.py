@@ -22,11 +22,11 @@ from headrace.admin.health.machine import (
 )
 from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
 from headrace.config.model import HeadraceConfig
+from headrace.consumers.feature_checks import feature_checks
 from headrace.consumers.preconditions import Finding
 from headrace.http.server import open_files
-from headrace.pipelines.driver_process import memory_bytes
-from headrace.pipelines.load import load_pipelines
 from headrace.runtime import run_blocking
+from headrace.runtime.memory import machine_bytes
 from headrace.runtime.tls import first_end
 
 _LIMIT_SECONDS = 3.0
@@ -39,16 +39,15 @@ async def machine_checks(config: HeadraceConfig) -> list[Finding]:
     Raises:
         PipelineInvalid: A pipeline file is not usable.
     """
-    needed = sum(one.driver.heap_bytes for one in load_pipelines(config.pipelines) if not one.driver.remote)
-    needed += config.sql.memory_bytes if config.tables else 0
+    needed = sum(checks.memory_bytes(config) for checks in feature_checks())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = open_files(
         config.http.max_connections + (2 if config.http.tls.certificate else 1) * config.http.max_readers
     )
     found = [judge_open_files(files, files if limit == resource.RLIM_INFINITY else limit)]
     if needed:
-        tables = sum(table.max_bytes for table in config.tables.values())
-        found += [judge_memory(needed, memory_bytes(), _free_memory_bytes()), _disk(config.state_dir, tables)]
+        disk = sum(checks.disk_bytes(config) for checks in feature_checks())
+        found += [judge_memory(needed, machine_bytes(), _free_memory_bytes()), _disk(config.state_dir, disk)]
     if config.audit.to == "file":
         found.append(_disk(config.audit.file, 0, "audit.file"))
     found += _certificates(config)
@@ -62,7 +61,7 @@ async def machine_checks(config: HeadraceConfig) -> list[Finding]:
 
 def _free_memory_bytes() -> int:
     available = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
-    return min(memory_bytes(), int(available.split()[1]) * 1024)
+    return min(machine_bytes(), int(available.split()[1]) * 1024)
 
 
 def _disk(path: Path, needed: int, setting: str = "state_dir") -> Finding:

@@ -107,7 +107,7 @@ def _check(file: Path, settings: HeadraceConfig) -> None:
         code, text = _config_check(file)
         problems = [line for line in text.splitlines() if not line.startswith("warning: ")] if code == _INVALID else []
     else:
-        from headrace.cli.configuration import problems_of_files
+        from headrace.consumers.feature_checks import problems_of_files
 
         with collected_warnings():  # the start logs them
             problems = problems_of_files({"functions": settings.functions}, settings)

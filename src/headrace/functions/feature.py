@@ -12,5 +12,6 @@ FEATURE = Feature(
         )
     },
     topics="headrace.functions.function_parts:required_topics",
+    checks="headrace.functions.function_checks:FunctionChecks",
     needs=["consumers", "commands"],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import sys
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -23,6 +22,7 @@ from headrace.pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPla
 from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import ChildProcess, Deadline, Service, child_environment, run_blocking
 from headrace.runtime.jvm import ClassArchive, Progress, ensure_artifacts, find_java
+from headrace.runtime.memory import machine_bytes
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ _SPARK_VERSION = "4.2.0"
 _JAVA_VERSION = 17
 _GIB = 1 << 30
 _OVERHEAD_BYTES = _GIB // 2
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
 """Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
 # People set these for other installations of Spark; this one must not use them.
@@ -87,21 +86,13 @@ def require_spark(*, remote: bool = False) -> None:
         require("connect", "driver.remote")
 
 
-def memory_bytes() -> int:
-    """Return the memory of this machine or container."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
-        memory = min(memory, int(_MEMORY_LIMIT.read_text()))
-    return memory
-
-
 def check_heaps(specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
     """Return pipelines whose heaps fit the memory of this machine or container; a tight fit is logged.
 
     Raises:
         PipelineInvalid: They do not fit.
     """
-    memory = memory_bytes()
+    memory = machine_bytes()
     each = [spec.driver.heap_bytes for spec in specs if not spec.driver.remote]
     heaps, overhead = sum(each), len(each) * _OVERHEAD_BYTES
     text = f"the Java heaps of {len(each)} pipelines are {heaps / _GIB:.1f} GiB, and this machine has "

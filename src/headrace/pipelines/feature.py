@@ -14,6 +14,7 @@ FEATURE = Feature(
     },
     tags={"Pipelines": ["/adm/pipelines"]},
     parameters={"action": "`pause`, `resume` or `stop`."},
+    checks="headrace.pipelines.pipeline_checks:PipelineChecks",
     needs=["consumers", "commands"],
     before=["reactive"],
 )

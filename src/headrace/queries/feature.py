@@ -20,6 +20,7 @@ FEATURE = Feature(
     tags={"Queries": ["/query", "/close-query", "/tables", "/ksqldb", "/ksql"]},
     topics="headrace.queries.query_parts:required_topics",
     parameters={"key": "Key of the row."},
+    checks="headrace.queries.query_checks:QueryChecks",
     needs=["consumers"],
     before=["reactive"],
 )

@@ -1,8 +1,9 @@
-"""Returns memory to the operating system after a burst.
+"""Measures memory, and returns it to the operating system after a burst.
 
 glibc keeps freed memory below a block that is in use, so a process would keep the size of its largest burst.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 10.0
 _GROWTH: Final = 1.1
 """Trim only after this growth, because it stops other threads for milliseconds."""
+_MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 async def give_back_memory(clock: Clock) -> None:
@@ -45,3 +47,11 @@ def trim() -> None:
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back:
         give_back(0)
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine or container."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or no limit
+        memory = min(memory, int(_MEMORY_LIMIT.read_text()))
+    return memory

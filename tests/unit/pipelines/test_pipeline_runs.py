@@ -310,7 +310,7 @@ def test_heaps_that_do_not_fit_this_machine_are_refused(
 ) -> None:
     """The limit of a container counts; a tight fit is logged."""
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("headrace.pipelines.driver_process._MEMORY_LIMIT", limit)
+    monkeypatch.setattr("headrace.runtime.memory._MEMORY_LIMIT", limit)
     limit.write_text(str(1 << 30))
     with pytest.raises(PipelineInvalid, match=r"heaps of 2 pipelines are 2\.0 GiB, and this machine has 1\.0 GiB"):
         check_heaps([SPEC, SPEC])

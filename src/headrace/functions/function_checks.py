@@ -1,0 +1,27 @@
+"""What commands check of functions without a process."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.config.model import HeadraceConfig
+from headrace.consumers.feature_checks import FeatureChecks
+
+
+def _schema() -> dict[str, Any]:
+    from headrace.functions.file_schema import function_schema
+
+    return function_schema()
+
+
+class FunctionChecks(FeatureChecks):
+    """Function files, those that run and those that are only watched."""
+
+    schemas: Mapping[str, Callable[[], dict[str, Any]]] = {"function": _schema}
+
+    def loaders(self, config: HeadraceConfig | None) -> Mapping[str, Callable[[Path], object]]:
+        from headrace.functions.load import load_function
+
+        load = functools.partial(load_function, config=config)
+        return {"functions": functools.partial(load, check_handler=True), "watched_functions": load}

@@ -205,7 +205,7 @@ def test_transactions_reads_commands_and_audit_use_the_new_certificate(rotation:
     """Each transaction is written once, and reads get a response all the time; commands are obeyed and audited."""
     name, audit = rotation.name, f"{rotation.name}-audit"
     sections = {
-        "producer": {"transactions": {"id": name, "producers": 2}, "idempotency": {"topic": f"{name}-keys"}},
+        "producer": {"transactions": {"id": name}, "idempotency": {"topic": f"{name}-keys"}},
         "control": {"topic": f"{name}-control"},
         "audit": {"to": "topic", "topic": audit},
     }

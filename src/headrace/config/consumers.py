@@ -273,7 +273,7 @@ class ReactiveConsumerConfig(SourceConfig):
         fit_retry_topics(self, self.group, [*self.topics, self.dead_letter.topic])
         if self.batch.max_records > self.flow.max_records:
             most = self.flow.max_records
-            raise ValueError(f"batch.max_records is {self.batch.max_records}: at most {most} records are in memory")
+            raise ValueError(f"batch is larger than flow, which limits memory to {most} records: lower batch")
         if self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which limits memory: lower batch or raise flow")
         return self

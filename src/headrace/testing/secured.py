@@ -19,8 +19,8 @@ def kafka_settings(bootstrap_servers: str, **settings: Any) -> KafkaConfig:
     """Return the settings of the product's clients in this process: with a login, where processes need one."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "headrace.yaml")
-        file.write_text(json.dumps({"kafka": {**settings, **kafka_section(bootstrap_servers)}}))
-        return load_config(file, {}).kafka
+        file.write_text(json.dumps({"kafka": kafka_section(bootstrap_servers)}))
+        return load_config(file, {}).kafka.model_copy(update=settings)
 
 
 def kafka_section(bootstrap_servers: str) -> dict[str, Any]:

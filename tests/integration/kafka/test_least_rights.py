@@ -32,7 +32,7 @@ class Keyed(Posted):
 
     def start(self) -> None:
         names = {
-            "transactions": {"id": self.scenario("headrace-host"), "producers": 1},
+            "transactions": {"id": self.scenario("headrace-host")},
             "idempotency": {"topic": self.scenario("_headrace-idempotency")},
         }
         self.scenario.run(producer=names)

@@ -65,7 +65,7 @@ def test_requests_are_answered_403(
         scenario.site.write(scenario(topic), OutgoingRecord(scenario(topic), b"key", None, None, 0))
     scenario.site.write_json(scenario("orders"), 1)
     write_dead_letters(scenario, 0, 400)
-    names = {"id": scenario("headrace-host"), "producers": 1}
+    names = {"id": scenario("headrace-host")}
     scenario.run(
         wait=False,
         reactive_consumers={"push": scenario.consumer()},

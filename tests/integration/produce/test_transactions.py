@@ -110,7 +110,7 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
 ) -> None:
     """Another producer takes its name: one request fails for certain, and what it wrote is never visible."""
     name = topic()
-    settings = {"transactions": {"id": name, "producers": 1}}
+    settings = {"transactions": {"id": name}}
     url = headrace({**site.config, "producer": settings}).url
     body = {"topics": [{"topic": name, "records": [{"value": 1}]}]}
     assert post(f"{url}/transactions", body)[0] == 200

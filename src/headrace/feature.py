@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from headrace.errors import EnvironmentProblem
 GROUP: Final = "headrace.features"
 """The group of entry points."""
 
+_REMEDY: Final = "install a version of {} that fits this Headrace, or uninstall it"
 EVERY_OTHER: Final = "*"
 """In `Feature.needs`: every feature that does not need this one."""
 
@@ -66,18 +67,31 @@ def features() -> Sequence[Feature]:
     """Return every installed feature in the order of start.
 
     Raises:
-        EnvironmentProblem: A declaration cannot be imported.
+        EnvironmentProblem: A declaration cannot be imported, is wrong, or takes a name that is taken.
     """
     found: dict[str, Feature] = {}
+    owners: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        package = point.dist.name if point.dist else point.value
         try:
-            found[point.name] = point.load()
+            one = point.load()
         except Exception as cause:  # boundary: any package may add one
-            package = point.dist.name if point.dist else point.value
             raise EnvironmentProblem(
                 f"feature {point.name} of the package {package} cannot be imported ({type(cause).__name__}: {cause}): "
-                f"install a version of {package} that fits this Headrace, or uninstall it"
+                f"{_REMEDY.format(package)}"
             ) from cause
+        if not isinstance(one, Feature) or one.name != point.name:
+            raise EnvironmentProblem(
+                f"{point.value} of the package {package} is not a Feature with the name {point.name}: "
+                f"{_REMEDY.format(package)}"
+            )
+        for name in (f"feature {one.name}", *(f"command {name}" for name in one.commands)):
+            if name in owners:
+                raise EnvironmentProblem(
+                    f"the packages {owners[name]} and {package} both add the {name}: uninstall one"
+                )
+            owners[name] = package
+        found[one.name] = one
     return in_order(found.values())
 
 
@@ -85,8 +99,7 @@ def in_order(features: Iterable[Feature]) -> Sequence[Feature]:
     """Return features so that each stands behind those that it needs; otherwise by name.
 
     Raises:
-        LookupError: A needed feature does not exist.
-        CycleError: Features need each other.
+        EnvironmentProblem: A needed feature does not exist, or features need each other.
     """
     by_name = {one.name: one for one in sorted(features, key=lambda one: one.name)}
     earlier = {name: {need for need in one.needs if need != EVERY_OTHER} for name, one in by_name.items()}
@@ -96,12 +109,19 @@ def in_order(features: Iterable[Feature]) -> Sequence[Feature]:
                 earlier[later].add(name)
     for name, needs in earlier.items():
         if unknown := needs - by_name.keys():
-            raise LookupError(f"feature {name} needs {', '.join(sorted(unknown))}, which no installed package declares")
-    for name, one in by_name.items():
-        if EVERY_OTHER in one.needs:
-            earlier[name] |= {other for other in by_name if other != name and name not in _all_needs(other, earlier)}
+            needed = ", ".join(sorted(unknown))
+            raise EnvironmentProblem(f"feature {name} needs {needed}, which no installed package declares: install it")
+    last = [name for name, one in by_name.items() if EVERY_OTHER in one.needs]
+    if len(last) > 1:
+        raise EnvironmentProblem(f"the features {', '.join(last)} need every other one: only one may, so uninstall one")
+    for name in last:
+        earlier[name] |= {other for other in by_name if other != name and name not in _all_needs(other, earlier)}
     sorter = TopologicalSorter({name: sorted(needs) for name, needs in earlier.items()})
-    return [by_name[name] for name in sorter.static_order()]
+    try:
+        return [by_name[name] for name in sorter.static_order()]
+    except CycleError as cause:
+        circle = ", ".join(cause.args[1])
+        raise EnvironmentProblem(f"features need each other in a circle ({circle}): uninstall one") from cause
 
 
 def imported(where: str) -> Any:

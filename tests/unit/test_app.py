@@ -79,5 +79,5 @@ def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -
     async def make() -> None:
         App(HeadraceConfig.model_validate(settings), SystemClock())
 
-    with pytest.raises(ConfigError, match=r"work\.in names a trigger of a function and a reactive consumer"):
+    with pytest.raises(ConfigError, match=r"work\.in names a reactive consumer and a trigger of a function"):
         asyncio.run(make())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphlib import CycleError
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.app.app import App
 from headrace.app.documents import every_endpoint
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
-from headrace.feature import EVERY_OTHER, Feature, features, imported, in_order
+from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
 from headrace.http.endpoint import endpoints_of
 from headrace.testing import ManualClock
 
@@ -40,22 +41,54 @@ def test_a_feature_may_need_every_other_that_does_not_need_it() -> None:
 
 def test_unknown_and_circular_needs_are_errors() -> None:
     """A feature without what it needs would fail later, and far from the reason."""
-    with pytest.raises(LookupError, match="feature a needs b, which no installed package declares"):
+    with pytest.raises(EnvironmentProblem, match="feature a needs b, which no installed package declares"):
         order(Feature(name="a", needs=["b"]))
-    with pytest.raises(CycleError):
+    with pytest.raises(EnvironmentProblem, match=r"in a circle \(a, b, a\)|in a circle \(b, a, b\)"):
         order(Feature(name="a", needs=["b"]), Feature(name="b", needs=["a"]))
+    with pytest.raises(EnvironmentProblem, match="the features a, b need every other one: only one may"):
+        order(Feature(name="a", needs=[EVERY_OTHER]), Feature(name="b", needs=[EVERY_OTHER]))
 
 
-def test_a_feature_that_cannot_be_imported_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any package may add one; the error says which to change."""
+def point(name: str, package: str, load: Callable[[], object]) -> Any:
+    return SimpleNamespace(name=name, value=f"{package}:FEATURE", dist=SimpleNamespace(name=package), load=load)
 
-    def load() -> Any:
-        raise ImportError("no module named gone")
 
-    broken = SimpleNamespace(name="lost", value="gone:FEATURE", dist=SimpleNamespace(name="headrace-lost"), load=load)
-    monkeypatch.setattr(feature, "entry_points", lambda group: [broken])
-    with pytest.raises(EnvironmentProblem, match="feature lost of the package headrace-lost cannot be imported"):
+def gone() -> object:
+    raise ImportError("no module named gone")
+
+
+GREET = {"greet": CliCommand("m:greet", "Greet.")}
+
+
+@pytest.mark.parametrize(
+    ("points", "problem"),
+    [
+        ([point("a", "p", gone)], "feature a of the package p cannot be imported (ImportError: no module named gone)"),
+        ([point("a", "p", lambda: 1)], "p:FEATURE of the package p is not a Feature with the name a"),
+        ([point("a", "p", lambda: Feature(name="b"))], "p:FEATURE of the package p is not a Feature with the name a"),
+        ([point("a", name, lambda: Feature(name="a")) for name in "pq"], "packages p and q both add the feature a"),
+        (
+            [point(name, name, lambda name=name: Feature(name=name, commands=GREET)) for name in "ab"],
+            "the packages a and b both add the command greet",
+        ),
+    ],
+)
+def test_a_wrong_declaration_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, points: list[Any], problem: str
+) -> None:
+    """Any package may add one; the error says which to change. One that replaced another would take its work away."""
+    monkeypatch.setattr(feature, "entry_points", lambda group: points)
+    with pytest.raises(EnvironmentProblem, match=re.escape(problem)):
         features.__wrapped__()
+
+
+def test_a_slow_backend_does_not_use_up_the_drain_of_the_others() -> None:
+    """A process drains in reverse: first the requests, last what waits for backends and handlers."""
+    names = [one.name for one in features()]
+    chain = "consumers commands reactive functions pipelines runs registrations active produce listeners console"
+    assert sorted(chain.split(), key=names.index) == chain.split()
+    assert names.index("queries") < names.index("reactive")
+    assert names.index("active") < names.index("process")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -92,8 +92,11 @@ class App:
             log.critical("stopping this process: %s", death.description)
             return _EXIT_DIED
         finally:
-            for parts in process.parts.values():
-                parts.close()
+            for name, parts in process.parts.items():
+                try:
+                    parts.close()
+                except Exception:  # boundary: one feature's failure must not hide why the process ends
+                    log.exception("feature %s failed to close", name)
             await self.context.registry.close()
         return user.exit_code
 

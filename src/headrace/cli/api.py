@@ -24,6 +24,7 @@ from headrace.cli.output import output_option
 from headrace.cli.trust import ca_option, certificates_of, trust, unreachable
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import HeadraceError
 from headrace.http.endpoint import Endpoint
 
@@ -165,7 +166,7 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
         management = url or address_of(settings, management=True)
         tls = trust(ca, certificates_of(settings))
         api = Api(url or address_of(settings), token, management=management, tls=tls)
-        api.settings = None if url else settings or with_environment(HeadraceConfig())
+        api.settings = None if url else settings or with_environment(WholeFile())
         return command(api=api, **others)
 
     where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")

@@ -23,6 +23,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig, check_serve
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath
 from headrace.consumers.feature_checks import completed, feature_checks
 from headrace.errors import ConfigError
@@ -94,7 +95,7 @@ def find_cluster(
     Admin.on_wait = functools.partial(click.echo, err=True)
     # With -b alone, the file of the folder may describe another cluster.
     file = find_settings(config, only) if config or not bootstrap_servers else None
-    settings = file or with_environment(HeadraceConfig())
+    settings = file or with_environment(WholeFile())
     kafka, registry = settings.kafka, settings.schema_registry
     if bootstrap_servers:
         kafka = _at(kafka, bootstrap_servers, "--bootstrap-servers")

@@ -24,7 +24,7 @@ from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.trust import ca_option, certificates_of, trust
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
 from headrace.kafka import Admin
@@ -357,7 +357,7 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
     logging.getLogger("headrace.runtime.supervisor").setLevel(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
-    config = (options.cluster.file or HeadraceConfig()).model_copy(update={"kafka": options.cluster.kafka})
+    config = (options.cluster.file or WholeFile()).model_copy(update={"kafka": options.cluster.kafka})
 
     async def start() -> CommandRuns:
         runs = CommandRuns(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)

@@ -13,6 +13,7 @@ from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.cli.removed import WithRemoved
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
 from headrace.formats.registry import SchemaRegistry
@@ -177,7 +178,7 @@ async def call_handler(
 
 def _settings(cluster: ClusterSettings) -> HeadraceConfig:
     """Return the settings with which `run` starts a function, so that all commands report the same errors."""
-    return (cluster.file or HeadraceConfig()).model_copy(update={"kafka": cluster.kafka})
+    return (cluster.file or WholeFile()).model_copy(update={"kafka": cluster.kafka})
 
 
 async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> Record:

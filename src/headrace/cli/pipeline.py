@@ -30,6 +30,7 @@ from headrace.cli.output import (
 )
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import CheckpointUnusable, HeadraceError, InvalidRequest, PipelineInvalid
 from headrace.kafka import Admin
 from headrace.kafka.timestamps import milliseconds
@@ -73,7 +74,7 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
     """
     from headrace.app.app import run as run_everything
 
-    spec, settings = load_pipeline(file), cluster.file or HeadraceConfig()
+    spec, settings = load_pipeline(file), cluster.file or WholeFile()
     if spec.trigger.once:
         return asyncio.run(_run_once(spec, cluster, settings, output))
     alone: dict[str, Any] = {"kafka": cluster.kafka, "pipelines": [file], "reactive_consumers": {}, "functions": []}
@@ -378,7 +379,7 @@ def _checkpoint_of(file: Path, flow: str, settings: HeadraceConfig | None) -> tu
 
 
 def _state_folder(spec: PipelineSpec, settings: HeadraceConfig | None) -> Path:
-    return ((settings or HeadraceConfig()).state_dir / "pipelines" / spec.name).absolute()
+    return ((settings or WholeFile()).state_dir / "pipelines" / spec.name).absolute()
 
 
 @pipeline.group()

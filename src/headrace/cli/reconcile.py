@@ -16,6 +16,7 @@ from headrace.cli.output import counted, print_json, print_rows
 from headrace.config.consumers import RetryConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.spelling import hint
+from headrace.config.whole_file import WholeFile
 from headrace.delivery import offset_map
 from headrace.delivery.dead_letter import origin_of
 from headrace.delivery.retry_topics import delayed_of
@@ -69,7 +70,7 @@ async def reconcile(topic: str, consumer: str, since: Any, until: Any, cluster: 
 
     Example: headrace reconcile orders --consumer billing --from 24h
     """
-    config, admin = cluster.file or HeadraceConfig(), Admin(cluster.kafka)
+    config, admin = cluster.file or WholeFile(), Admin(cluster.kafka)
     reader = _reader_of(config, consumer, topic)
     partitions = list(await admin.topic_offsets(topic))
     firsts, ends = await admin.start_offsets(partitions), await admin.end_offsets(partitions)

@@ -36,12 +36,13 @@ class CommandParts(Parts):
         ]
         self.owners: InstanceOwners | None = None
         """Which process has which active consumer; None without peers."""
-        self._owner_services: list[Service] = []
+        self.owner_services: list[Service] = []
+        """Those of the owners; active consumers start them."""
         if config.cluster.peers:
             lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
             self.owners = InstanceOwners(self.table, config.cluster.url or "", lease_of, context.admin, clock)
             tls = ClientTlsFiles("cluster.tls", config.cluster.tls, clock)
-            self._owner_services = [self.owners, tls]
+            self.owner_services = [tls, self.owners]
             context.process.forwarder = Forwarder(config.cluster, config.http, self.owners, tls.context, clock)
         if context.process.others:
             context.process.others.forwarder = context.process.forwarder
@@ -61,4 +62,4 @@ class CommandParts(Parts):
         # Created like the first topic that is read on the same cluster.
         self.table.topic = self.table.topic._replace(source=next(topics, ""))
         # A paused consumer must not start, so the table is read before the consumers start.
-        return [self.table, self.control, *self._owner_services]
+        return [self.table, self.control]

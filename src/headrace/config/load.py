@@ -159,6 +159,8 @@ class _FileReader:
                 wrong = True
                 self._report((*_PROPERTIES, name), str(cause))
         for path, (source, value) in () if wrong else settings.items():
+            if _is_blocked(self._tree["kafka"], ("security", *path[:-1])):
+                continue  # the section is not a map, which its check reports
             self._move(source, path, value, found[str(source[0])])
 
     def _move(self, source: KeyPath, path: KeyPath, value: Any, written: Any) -> None:
@@ -277,6 +279,17 @@ class _FileReader:
             elif name == "key":
                 self._references.check_mount(file, path)
         return section.model_copy(update={at[-1]: inner.model_copy(update=files)})
+
+
+def _is_blocked(node: Any, path: KeyPath) -> bool:
+    """Return whether something on a path is there and is not a map."""
+    for part in path:
+        if not isinstance(node, dict):
+            return True
+        if part not in node:
+            return False
+        node = node[part]
+    return not isinstance(node, dict)
 
 
 def _has_path(node: Any, path: KeyPath) -> bool:

@@ -14,9 +14,9 @@ def _whole_file() -> type[HeadraceConfig]:
     for feature in features():
         if feature.section:
             key, where = feature.section
-            if key in HeadraceConfig.model_fields or key in added:
+            if hasattr(HeadraceConfig, key) or key in HeadraceConfig.model_fields or key in added:
                 raise EnvironmentProblem(
-                    f"feature {feature.name} adds the section {key}, which another one has: uninstall one of the two"
+                    f"feature {feature.name} adds the section {key}, whose name is taken: uninstall it"
                 )
             model = imported(where)
             added[key] = (model, Field(default_factory=model))

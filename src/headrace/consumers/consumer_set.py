@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl, ReactiveConsumerConfig
+from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.consumers.lag import GroupTopics
 from headrace.consumers.preconditions import TopicRequirement
@@ -45,8 +45,6 @@ class ConsumerSet:
         """Formats of keys and values."""
         self.requirements: list[tuple[KafkaConfig, TopicRequirement]] = []
         """The topics that the consumers and tables need, with the cluster of each."""
-        self.pushed: dict[str, ReactiveConsumerConfig] = {}
-        """Reactive consumers that other features need, by name; the feature of reactive consumers runs them."""
         self.filters: dict[str, Callable[[Destination], Destination]] = {}
         """By consumer: what stands before its destination, which then gets rows in place of records."""
 

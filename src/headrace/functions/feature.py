@@ -13,5 +13,6 @@ FEATURE = Feature(
     },
     topics="headrace.functions.function_parts:required_topics",
     checks="headrace.functions.function_checks:FunctionChecks",
-    needs=["consumers", "commands"],
+    # The control table is created like the first topic that is read: that of a reactive consumer, if there is one.
+    needs=["consumers", "commands", "reactive"],
 )

@@ -15,7 +15,15 @@ from typing import Any, Final, NamedTuple
 
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import nearest
-from headrace.errors import AuthTokenMissing, Draining, HeadraceError, InternalError, MethodNotAllowed, PathNotFound
+from headrace.errors import (
+    AuthTokenMissing,
+    Draining,
+    EnvironmentProblem,
+    HeadraceError,
+    InternalError,
+    MethodNotAllowed,
+    PathNotFound,
+)
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import ADMINISTRATION, OPEN, DirectHandler, Endpoint, ServedEndpoint, served
@@ -286,6 +294,10 @@ class Router:
             self.has_direct |= one.direct is not None
             paths = patterns if endpoint.parameters else self._paths
             methods = paths.setdefault(endpoint.path, {})
+            if endpoint.method in methods and methods[endpoint.method].endpoint.method == endpoint.method:
+                raise EnvironmentProblem(
+                    f"two installed features serve {endpoint.method} {endpoint.path}: uninstall one of their packages"
+                )
             methods[endpoint.method] = one
             if endpoint.method == "GET" and not endpoint.changes:
                 methods["HEAD"] = one

@@ -15,6 +15,7 @@ FEATURE = Feature(
     tags={"Pipelines": ["/adm/pipelines"]},
     parameters={"action": "`pause`, `resume` or `stop`."},
     checks="headrace.pipelines.pipeline_checks:PipelineChecks",
-    needs=["consumers", "commands"],
-    before=["reactive"],
+    needs=["consumers", "commands", "reactive", "functions"],
+    # A driver finishes its micro-batches before a slow backend uses up the time of the drain.
+    before=["runs"],
 )

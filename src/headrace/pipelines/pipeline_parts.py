@@ -10,6 +10,7 @@ from headrace.pipelines.routes import PipelineEndpoints
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
+from headrace.sidecar.reactive.reactive_parts import ReactiveParts
 
 if TYPE_CHECKING:  # what a configuration does not name is not imported
     from headrace.pipelines.running_pipelines import RunningPipelines
@@ -24,7 +25,8 @@ class PipelineParts(Parts):
             from headrace.pipelines.running_pipelines import RunningPipelines
 
             parts = needed.of(ConsumersParts)
-            self._running = RunningPipelines(context, parts.consumers, parts.internal)
+            push = needed.of(ReactiveParts).pushing
+            self._running = RunningPipelines(context, parts.consumers, parts.internal, push)
         self.endpoints = [PipelineEndpoints(self._running.runs if self._running else {})]
 
     def services(self) -> Sequence[Service]:

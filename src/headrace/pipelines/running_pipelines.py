@@ -2,7 +2,9 @@
 
 import functools
 import logging
+from collections.abc import Callable, Sequence
 
+from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka_security import warnings_of
 from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
 from headrace.consumers.lag import GroupTopics
@@ -23,8 +25,14 @@ _PUSH_OF_OTHER_CLUSTER = "sink.backend needs the brokers and the login of headra
 class RunningPipelines:
     """The pipelines of a configuration and their services."""
 
-    def __init__(self, context: ProcessContext, consumers: ConsumerSet, internal: InternalTopics) -> None:
-        """Make the pipelines; nothing is started or contacted.
+    def __init__(
+        self,
+        context: ProcessContext,
+        consumers: ConsumerSet,
+        internal: InternalTopics,
+        push: Callable[[str, ReactiveConsumerConfig], Sequence[Service]],
+    ) -> None:
+        """Make the pipelines; nothing is started or contacted. `push` makes a reactive consumer.
 
         Raises:
             PipelineInvalid: A pipeline file is not usable.
@@ -33,6 +41,7 @@ class RunningPipelines:
         self._config = config = context.config
         self._consumers = consumers
         self._internal = internal
+        self._push = push
         self.runs: dict[str, PipelineRun] = {}
         """The runs by name."""
         self.services: list[Service] = []
@@ -54,9 +63,10 @@ class RunningPipelines:
             self._consumers.other_groups[group] = GroupTopics(admin, [])
             counts = functools.partial(run.counts, flow)
             context.metrics.watch_deliveries("pipeline", f"{spec.name}.{flow}", counts)
+        pushing: list[Service] = []
         for name, flow_spec in spec.flows.items():
             if reactive := flow_spec.sink.consumer(f"{spec.group(name)}.push"):
                 if admin is not context.admin:
                     raise PipelineInvalid(f"pipeline {spec.name}, flow {name}: {_PUSH_OF_OTHER_CLUSTER}")
-                self._consumers.pushed[f"{spec.name}.{name}"] = reactive
-        return [run]
+                pushing += self._push(f"{spec.name}.{name}", reactive)
+        return [*pushing, run]

@@ -40,7 +40,7 @@ def test_statements_run_on_the_ksqldb_server(site: Scenario, headrace: StartHead
     """All three endpoints send them to `/query-stream`, and give its rows and its refusal in their own formats."""
     server, closed = Server(), threading.Event()
     with served_by_thread(exchange(server, closed)) as port:
-        process = headrace({**site.config, "ksqldb": {"url": f"http://127.0.0.1:{port}", "timeout_seconds": 5}})
+        process = headrace({**site.config, "ksqldb": {"url": f"http://127.0.0.1:{port}"}})
         pull = send(
             "POST", f"{process.url}/query-stream", {"sql": "SELECT * FROM ORDERS;"}, {"Accept": "application/json"}
         )

@@ -9,5 +9,5 @@ FEATURE = Feature(
     tags={"Administration": ["/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown", "/adm/chaosmonkey"]},
     parameters={"assault": "`latency`, `exception`, `memory` or `kill`."},
     # It passes requests on to backends by the client of reactive consumers.
-    needs=["reactive"],
+    needs=["reactive", "active"],
 )

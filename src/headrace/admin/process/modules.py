@@ -63,7 +63,7 @@ class Modules:
 
 _RESTART = "change headrace.yaml and restart the process"
 _SECTIONS = {
-    **dict.fromkeys(WholeFile.model_fields, _RESTART),
+    **{name: _RESTART for name in WholeFile.model_fields if name not in WholeFile.internal},
     "http": f"{_RESTART}; changed files of http.tls are used within seconds",
     "reactive_consumers": f"{_RESTART}; PATCH /adm/reactive-consumers/{{name}}/settings changes some settings at once",
     "kafka": f"{_RESTART}; changed files of kafka.security are used within seconds",

@@ -24,6 +24,7 @@ class ActiveParts(Parts):
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         settings, parts = context.config.active_consumers, needed.of(ConsumersParts)
         owners = needed.of(CommandParts).owners
+        self._owner_services = needed.of(CommandParts).owner_services
         self.instances: ActiveInstances | None = None
         """None if active consumers are off."""
         self.endpoints: list[object] = [
@@ -49,7 +50,7 @@ class ActiveParts(Parts):
         ]
 
     def services(self) -> Sequence[Service]:
-        return [self.instances.monitor, self.instances] if self.instances else []
+        return [*self._owner_services, *([self.instances.monitor, self.instances] if self.instances else [])]
 
     def on_listener(self, web: Any) -> None:
         if self.instances:

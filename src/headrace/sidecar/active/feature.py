@@ -27,5 +27,6 @@ FEATURE = Feature(
         "Topics": ["/topics"],
     },
     parameters={"partition": "Number of the partition."},
-    needs=["consumers", "commands"],
+    # Its members leave their groups before a slow backend uses up the time of the drain.
+    needs=["consumers", "commands", "registrations"],
 )

@@ -26,6 +26,7 @@ class ReactiveParts(Parts):
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         parts = needed.of(ConsumersParts)
         self._context = context
+        self._consumers = parts.consumers
         self._settings = dict(context.config.reactive_consumers)
         self._maker = ReactiveConsumers(context, parts.consumers, parts.internal)
         parts.consumers.requirements += required_topics(context.config, parts.internal)
@@ -33,9 +34,10 @@ class ReactiveParts(Parts):
         for name in self._settings:
             make = functools.partial(self._of_file, name)
             self._services += parts.consumers.restarted("reactive", name, make)
-        for name, settings in parts.consumers.pushed.items():
-            make = functools.partial(self._maker.make, name, settings)
-            self._services += parts.consumers.restarted("reactive", name, make)
+
+    def pushing(self, name: str, settings: ReactiveConsumerConfig) -> Sequence[Service]:
+        """Make a consumer that another feature needs, and return its services."""
+        return self._consumers.restarted("reactive", name, functools.partial(self._maker.make, name, settings))
 
     def services(self) -> Sequence[Service]:
         return self._services

@@ -7,5 +7,5 @@ FEATURE = Feature(
     parts="headrace.sidecar.registered.registration_parts:RegistrationParts",
     endpoints=["headrace.commands.registration_routes:RegistrationEndpoints"],
     tags={"Registered consumers": ["/reactive-consumers"]},
-    needs=["consumers", "commands", "reactive", "functions"],
+    needs=["consumers", "commands", "reactive", "functions", "runs"],
 )

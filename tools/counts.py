@@ -41,8 +41,6 @@ SOURCES: Final = [ROOT / folder for folder in _LISTS["sources"]]
 GUESTS: Final = [ROOT / path for path in _LISTS["guests"]]
 NAMED: Final[Mapping[str, list[str]]] = _LISTS["named"]
 """What is counted by a list: the title of a count to its entries; an entry has one name, or several with ` + `."""
-PLACES: Final[Mapping[str, list[str]]] = _LISTS["files"]
-"""The same, but the files of the definitions are counted."""
 
 Schema = Mapping[str, Any]
 
@@ -154,11 +152,6 @@ def users_of(attribute: str) -> set[str]:
 def names_of(entry: str) -> list[str]:
     """Return the names of an entry of a list; `module:` before a name chooses among definitions of the same name."""
     return entry.split(" + ")
-
-
-def listed_files(entries: list[str]) -> set[Path]:
-    """Return the files that hold the definitions of a list."""
-    return {path for entry in entries for name in names_of(entry) for path in definitions()[name]}
 
 
 # What can be set, called and watched ---------------------------------------------------------------------------------
@@ -279,7 +272,6 @@ COUNTS: Final[Mapping[str, Callable[[], int]]] = {
     "Metrics in no panel and no alert": lambda: len(unwatched_metrics()),
     **{title: functools.partial(len, entries) for title, entries in NAMED.items()},
     f"Stateful classes with more than {MOST_ATTRIBUTES} attributes": lambda: len(large_classes()),
-    **{title: lambda entries=entries: len(listed_files(entries)) for title, entries in PLACES.items()},  # type: ignore[misc]
     "Bytes of tests": bytes_of_tests,
     "Hand-written words": hand_written_words,
     "Words of Headrace": glossary_words,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from headrace.errors import EnvironmentProblem
 
@@ -64,6 +64,20 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def loaded(point: EntryPoint, what: str) -> tuple[Any, str]:
+    """Return what a package registers by an entry point, and how errors call it.
+
+    Raises:
+        EnvironmentProblem: It cannot be loaded; the text calls it `what`.
+    """
+    subject = f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
+    try:
+        return point.load(), subject
+    except Exception as cause:  # boundary: the file of another package may fail in any way
+        text = f"{subject} cannot be loaded: {cause}. Update the package, or uninstall it"
+        raise EnvironmentProblem(text) from cause
+
+
 def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> Iterator[type[T]]:
     """Yield the classes that other packages register by entry points.
 
@@ -71,12 +85,7 @@ def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> I
         EnvironmentProblem: One cannot be loaded, or is not a subclass of `base`; the text calls it `what`.
     """
     for point in sorted(points):
-        subject = f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
-        try:
-            kind = point.load()
-        except Exception as cause:  # boundary: the file of another package may fail in any way
-            text = f"{subject} cannot be loaded: {cause}. Update the package, or uninstall it"
-            raise EnvironmentProblem(text) from cause
+        kind, subject = loaded(point, what)
         if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
             raise EnvironmentProblem(
                 f"{subject} is not a subclass of {base.__name__}: update the package, or uninstall it"

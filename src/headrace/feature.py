@@ -14,11 +14,10 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from headrace.errors import EnvironmentProblem
+from headrace.extras import loaded
 
 GROUP: Final = "headrace.features"
 """The group of entry points."""
-
-_REMEDY: Final = "install a version of {} that fits this Headrace, or uninstall it"
 EVERY_OTHER: Final = "*"
 """In `Feature.needs`: every feature that does not need this one."""
 
@@ -72,25 +71,13 @@ def features() -> Sequence[Feature]:
     found: dict[str, Feature] = {}
     owners: dict[str, str] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        package = point.dist.name if point.dist else point.value
-        try:
-            one = point.load()
-        except Exception as cause:  # boundary: any package may add one
-            raise EnvironmentProblem(
-                f"feature {point.name} of the package {package} cannot be imported ({type(cause).__name__}: {cause}): "
-                f"{_REMEDY.format(package)}"
-            ) from cause
+        one, subject = loaded(point, "feature")
         if not isinstance(one, Feature) or one.name != point.name:
-            raise EnvironmentProblem(
-                f"{point.value} of the package {package} is not a Feature with the name {point.name}: "
-                f"{_REMEDY.format(package)}"
-            )
+            raise EnvironmentProblem(f"{subject} is not a Feature of this name: update the package, or uninstall it")
         for name in (f"feature {one.name}", *(f"command {name}" for name in one.commands)):
             if name in owners:
-                raise EnvironmentProblem(
-                    f"the packages {owners[name]} and {package} both add the {name}: uninstall one"
-                )
-            owners[name] = package
+                raise EnvironmentProblem(f"{owners[name]} and {subject} both add the {name}: uninstall one")
+            owners[name] = subject
         found[one.name] = one
     return in_order(found.values())
 

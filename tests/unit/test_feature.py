@@ -63,13 +63,16 @@ GREET = {"greet": CliCommand("m:greet", "Greet.")}
 @pytest.mark.parametrize(
     ("points", "problem"),
     [
-        ([point("a", "p", gone)], "feature a of the package p cannot be imported (ImportError: no module named gone)"),
-        ([point("a", "p", lambda: 1)], "p:FEATURE of the package p is not a Feature with the name a"),
-        ([point("a", "p", lambda: Feature(name="b"))], "p:FEATURE of the package p is not a Feature with the name a"),
-        ([point("a", name, lambda: Feature(name="a")) for name in "pq"], "packages p and q both add the feature a"),
+        ([point("a", "p", gone)], "the feature a of the package p cannot be loaded: no module named gone"),
+        ([point("a", "p", lambda: 1)], "the feature a of the package p is not a Feature of this name"),
+        ([point("a", "p", lambda: Feature(name="b"))], "the feature a of the package p is not a Feature of this name"),
+        (
+            [point("a", name, lambda: Feature(name="a")) for name in "pq"],
+            "of the package p and the feature a of the package q both add the feature a",
+        ),
         (
             [point(name, name, lambda name=name: Feature(name=name, commands=GREET)) for name in "ab"],
-            "the packages a and b both add the command greet",
+            "the feature a of the package a and the feature b of the package b both add the command greet",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from headrace.config.explain import moved  # noqa: E402
 from headrace.errors import catalogue  # noqa: E402
 from headrace.runtime.telemetry.metrics import CATALOGUE  # noqa: E402
 from tools import counts  # noqa: E402 a plain folder, found from the repository's root
-from tools.counts import COUNTS, NAMED, PAGE, PLACES  # noqa: E402
+from tools.counts import COUNTS, NAMED, PAGE  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -101,11 +101,9 @@ def test_each_bound_has_a_count() -> None:
 
 def test_lists_name_definitions_that_exist() -> None:
     """A list cannot keep a name that is gone; where the file matters, the name is of one file."""
-    lists = {**NAMED, **PLACES}
     found = counts.definitions()
-    gone = [name for entries in lists.values() for entry in entries for name in counts.names_of(entry)]
+    gone = [name for entries in NAMED.values() for entry in entries for name in counts.names_of(entry)]
     assert [name for name in gone if name not in found] == []
-    assert [name for entries in PLACES.values() for name in entries if len(found[name]) != 1] == []
     assert [path for path in (*counts.SOURCES, *counts.GUESTS) if not path.exists()] == []
 
 

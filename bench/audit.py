@@ -10,7 +10,7 @@ from bench.load import Target
 from bench.measured import HEAD, Measured, audit_events, cells, median_of, pending_events, table
 from bench.produce import produce
 from bench.push import Sink, consumer
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 ROUNDS = 3
 AUDITS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from bench.environment import Bench
-from headrace.devcluster import Cluster
+from headrace_devkit.devcluster import Cluster
 
 
 def command_seconds(bench: Bench, topic: str, target: Path, *words: str) -> float:

@@ -19,7 +19,7 @@ from bench.measured import table
 from bench.produce import VALUE
 from bench.push import Sink, consumer
 from bench.sizing import tree
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 PLOT = Path(__file__).parents[1] / "docs" / "cost.svg"
 ROUNDS, SECONDS = 3, 4.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from bench.load import Target
 from bench.machine import Meter
 from bench.measured import Measured
-from headrace.devcluster import Cluster, HeadraceProcess
+from headrace_devkit.devcluster import Cluster, HeadraceProcess
 
 PARTITIONS = 8
 BUSY_SECONDS = 30.0

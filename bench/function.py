@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bench.environment import PARTITIONS, Bench, metrics, pid
 from bench.machine import PROC, Meter, running_processes
 from bench.measured import HEAD, Measured, cells, delivered_records, median_of, table
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 ROUNDS = 3
 POLL_SECONDS, START_SECONDS = 0.25, 0.02

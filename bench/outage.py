@@ -14,9 +14,9 @@ import aiohttp
 
 from headrace.config.kafka import KafkaConfig
 from headrace.consumers.lag import lag_of
-from headrace.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend
 from headrace.errors import NotFound
 from headrace.kafka import Admin
+from headrace_devkit.devcluster import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend
 
 TARGET = Path(__file__).parents[1] / "docs" / "outage.svg"
 SECONDS, DOWN, UP = 60.0, 15.0, 35.0

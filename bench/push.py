@@ -13,7 +13,7 @@ from typing import Any
 from bench.environment import Bench, first_to_last, pid
 from bench.load import GO, program
 from bench.measured import HEAD, Measured, cells, median_of, table
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 ROUNDS = 3
 SINGLES = 0.2

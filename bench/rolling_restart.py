@@ -9,7 +9,7 @@ from typing import Any
 from bench.environment import Bench
 from bench.measured import table
 from bench.push import Sink, consumer
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 SECONDS = 20
 LIMIT_SECONDS = 60

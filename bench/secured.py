@@ -5,9 +5,9 @@ from __future__ import annotations
 from bench.compare import ROWS
 from bench.environment import Bench
 from bench.measured import Measured, median_of, table
-from headrace.devcluster import Cluster
-from headrace.devcluster.token_server import TokenServer
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import Cluster
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing.secured import SecuredCluster
 
 ROUNDS = 3
 WORK = {

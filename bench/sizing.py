@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.environment import Bench, ask, pid
 from bench.measured import table
-from headrace.devcluster import Cluster
+from headrace_devkit.devcluster import Cluster
 
 SETTLED_SECONDS = 8.0
 MANY = 20

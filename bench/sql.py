@@ -18,7 +18,7 @@ from bench.bare_table import COLUMNS
 from bench.environment import Bench, ask, pid
 from bench.machine import Meter, memory_mib, running_processes
 from bench.measured import HEAD, Measured, cells, median_of, table
-from headrace.devcluster import HeadraceProcess
+from headrace_devkit.devcluster import HeadraceProcess
 
 ROUNDS = 3
 SECONDS = 8.0
@@ -194,4 +194,4 @@ def engine(process: HeadraceProcess) -> int:
     """Return the process that keeps the tables."""
     children = [one.pid for one in running_processes() if one.parent == pid(process)]
     words = {number: Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0") for number in children}
-    return next(n for n, each in words.items() if b"headrace.queries.engine" in each and b"statements" not in each)
+    return next(n for n, each in words.items() if b"headrace_queries.engine" in each and b"statements" not in each)

@@ -22,15 +22,15 @@ from headrace.cli.main import root
 from headrace.config.explain import json_schema
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, Key
 from headrace.config.kafka_java import BY_PROPERTY
-from headrace.config.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
 from headrace.functions.function_keys import KEYS, LOGIN, FunctionKey
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger_kinds import KINDS
-from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
+from headrace_dialects.light4j.key_table import ROWS as LIGHT_4J_KEYS
+from headrace_pipelines.spec import PipelineSpec
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headrace"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.records import OutgoingRecord
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing.scenario import Scenario
 
 _LIMIT_SECONDS = 60.0
 

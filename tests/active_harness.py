@@ -26,7 +26,7 @@ from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.spec import InstanceSpec, Topics
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.group_client import ConsumerClient, Message, plain, where
 
 T = TypeVar("T")

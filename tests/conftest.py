@@ -13,9 +13,9 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from headrace.testing import Cluster, HeadraceProcess
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import Cluster, HeadraceProcess
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
 
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("short", deadline=None)

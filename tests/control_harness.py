@@ -21,7 +21,7 @@ from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
 from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import SystemClock
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -12,7 +12,7 @@ import yaml
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess
+from headrace_devkit.testing import HeadraceProcess
 
 PRELUDE = """
 import asyncio, os, pathlib, time

@@ -20,7 +20,7 @@ from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 _LIMIT_SECONDS = 10.0

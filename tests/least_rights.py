@@ -22,11 +22,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from headrace.devcluster.certificates import write_file
-from headrace.devcluster.security import allowed
-from headrace.testing import HeadraceProcess
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster.certificates import write_file
+from headrace_devkit.devcluster.security import allowed
+from headrace_devkit.testing import HeadraceProcess
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Response, send
 
 PAGE = Path(__file__).parents[1] / "docs" / "security-rights.md"

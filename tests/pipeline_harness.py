@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
-from headrace.pipelines import protocol
-from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver_process import Toolchain
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline, Service
 from headrace.runtime.jvm import ClassArchive, Java
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_pipelines import protocol
+from headrace_pipelines.connector import ConnectorSecurity, write_secrets
+from headrace_pipelines.driver_process import Toolchain
+from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spec import PipelineSpec
 
 T = TypeVar("T")
 SPEC = PipelineSpec.model_validate(

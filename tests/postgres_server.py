@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.devcluster.ports import free_ports
+from headrace_devkit.devcluster.ports import free_ports
 
 PASSWORD = "pg-s3cret"
 

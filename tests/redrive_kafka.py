@@ -22,8 +22,8 @@ from headrace.runs.dead_letters import completed_offsets, pages
 from headrace.runs.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
 from headrace.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
 from headrace.runs.replay import RunContext
-from headrace.testing import ManualClock
-from headrace.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.control_harness import running
 
 DLQ = "orders.dlq"

@@ -30,9 +30,7 @@ from headrace.commands.routes import ControlEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.config.model import HeadraceConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
-from headrace.config.tables import SqlConfig, TableConfig
 from headrace.config.topic_names import kind_by_name
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
@@ -42,12 +40,6 @@ from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService
 from headrace.kafka import check_topic
-from headrace.pipelines.report import FlowStatus, PipelineStatus
-from headrace.pipelines.routes import PipelineEndpoints
-from headrace.queries.engine_process import QueryEngine
-from headrace.queries.ksqldb_routes import KsqldbEndpoints
-from headrace.queries.ksqldb_statements import KsqldbStatements
-from headrace.queries.routes import QueryEndpoints
 from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.runs.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
@@ -69,7 +61,15 @@ from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.routes import ProduceRoute
 from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
 from headrace.sidecar.produce.transactions import Transactions
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_pipelines.report import FlowStatus, PipelineStatus
+from headrace_pipelines.routes import PipelineEndpoints
+from headrace_queries.engine_process import QueryEngine
+from headrace_queries.ksqldb_routes import KsqldbEndpoints
+from headrace_queries.ksqldb_statements import KsqldbStatements
+from headrace_queries.routes import QueryEndpoints
+from headrace_queries.sections import QuerySections
+from headrace_queries.table_config import SqlConfig, TableConfig
 from tests.administration_endpoints import administration
 
 LIMIT_SECONDS = 60.0
@@ -205,7 +205,7 @@ def check_name(name: str) -> None:
 def query_endpoints() -> list[Any]:
     """Return the endpoints of a table, whose engine has not started."""
     tables = {"t": TableConfig(topic="t")}
-    engine = QueryEngine(HeadraceConfig(tables=tables), SystemClock())
+    engine = QueryEngine(QuerySections(tables=tables), SystemClock())
     statements = KsqldbStatements(engine, None, 10)
     return [
         QueryEndpoints(engine, statements, HttpConfig(), SqlConfig()),

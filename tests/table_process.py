@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.testing import HeadraceProcess
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess
+from headrace_devkit.testing.scenario import Scenario
 
 
 class TableResponse(NamedTuple):
@@ -95,7 +95,7 @@ class TableProcess:
             for child in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):  # it has ended meanwhile
                     words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-                    if "headrace.queries.engine" in words and ("statements" in words) == statements:
+                    if "headrace_queries.engine" in words and ("statements" in words) == statements:
                         return int(child)
         return 0
 

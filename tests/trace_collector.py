@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing.scenario import Scenario
 
 
 class CollectedSpan(NamedTuple):

@@ -24,7 +24,7 @@ flows:
     sql: {SQL}
     sink: {SINK}
 """
-CODE = "from headrace.pipelines.processors import MapState, Processor, ValueState\n"
+CODE = "from headrace_pipelines.processors import MapState, Processor, ValueState\n"
 PROCESSOR = "{processor: gates:Gates, reads: [passages], key: gate, sink: {topic: by_gate2}}"
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 KNOWN_TO_SPARK = {name for name, case in CASES.items() if case.get("plan")}

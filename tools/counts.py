@@ -24,21 +24,22 @@ from headrace.config.explain import json_schema
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import catalogue
 from headrace.functions.function_keys import KEYS
-from headrace.pipelines.spec import PipelineSpec
+from headrace.runtime.telemetry import metrics
 from headrace.runtime.telemetry.metrics import CATALOGUE
+from headrace_pipelines.spec import PipelineSpec
 from tools.class_attributes import attributes_of
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = DOCS / "developers" / "ideas.md"
 MOST_ATTRIBUTES: Final = 12
-_TELEMETRY: Final = ROOT / "src" / "headrace" / "runtime" / "telemetry"
+_TELEMETRY: Final = Path(metrics.__file__).parent
 _TEXT: Final = {".py", ".yaml", ".csv", ".sql", ".js", ".css", ".md", ".json", ".avsc", ".properties", ".txt", ".xml"}
 _COMMON_NAMES: Final = {"__init__", "__main__", "feature", "routes", "spec", "load", "status"}
 """Names of modules that each feature may have."""
 _LISTS: Final[Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-SOURCES: Final = [ROOT / folder for folder in _LISTS["sources"]]
-GUESTS: Final = [ROOT / path for path in _LISTS["guests"]]
+SOURCES: Final = sorted(ROOT.glob("packages/*/src"))
+"""Where the distributions are. That of the core is the first; the others are guests."""
 NAMED: Final[Mapping[str, list[str]]] = _LISTS["named"]
 """What is counted by a list: the title of a count to its entries; an entry has one name, or several with ` + `."""
 
@@ -69,7 +70,7 @@ def trees() -> dict[Path, ast.Module]:
 
 def is_guest(path: Path) -> bool:
     """Whether a file is of a guest, so a reader of the core need not know it."""
-    return any(path == guest or guest in path.parents for guest in GUESTS)
+    return SOURCES[0] not in path.parents
 
 
 def core_lines() -> int:

@@ -22,7 +22,7 @@ from bench.peers import install
 from bench.peers.dapr import Dapr
 from bench.produce import Shape, loaded
 from bench.push import push
-from headrace.devcluster import Cluster
+from headrace_devkit.devcluster import Cluster
 
 SHAPES = (
     Shape("1 x 100 B as JSON, 64 connections", 1, 64),

@@ -15,7 +15,7 @@ from bench.load import Load, Target
 from bench.measured import Measured
 from bench.produce import Shape, loaded
 from bench.push import Sink
-from headrace.devcluster.ports import free_ports
+from headrace_devkit.devcluster.ports import free_ports
 
 READY_SECONDS = 60.0
 COMPONENT = """\

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.testing import MakeTopic, SharedHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, SharedHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 
 @pytest.fixture

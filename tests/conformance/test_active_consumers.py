@@ -7,12 +7,12 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from active_client import Instance, offsets_of, send, write
 from confluent_kafka.admin import AdminClient
 
+from active_client import Instance, offsets_of, send, write
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster
+from headrace_devkit.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 

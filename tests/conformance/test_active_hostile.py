@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from active_client import Instance, offsets_of, send, wait_for, write
 
-from headrace.testing import HeadraceProcess, StartHeadrace
-from headrace.testing.scenario import Scenario
+from active_client import Instance, offsets_of, send, wait_for, write
+from headrace_devkit.testing import HeadraceProcess, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 

@@ -10,13 +10,13 @@ from urllib.parse import urlencode
 
 import confluent_kafka
 import pytest
-from active_client import Instance, send
 from confluent_kafka.admin import AdminClient
 
+from active_client import Instance, send
 from headrace.delivery.dead_letter import origin_of
 from headrace.records import OutgoingRecord
-from headrace.testing import StartHeadrace
-from headrace.testing.scenario import JsonResponse, Scenario
+from headrace_devkit.testing import StartHeadrace
+from headrace_devkit.testing.scenario import JsonResponse, Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 pytestmark = pytest.mark.xdist_group("functions")

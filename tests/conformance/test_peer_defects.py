@@ -29,9 +29,9 @@ import re
 from pathlib import Path
 
 import pytest
-from active_client import Instance, offsets_of, send, write
 
-from headrace.testing.scenario import Scenario
+from active_client import Instance, offsets_of, send, write
+from headrace_devkit.testing.scenario import Scenario
 
 TESTS = Path(__file__).parents[1]
 

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import pytest
-from active_client import Instance, Response, send
 
+from active_client import Instance, Response, send
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 pytestmark = pytest.mark.xdist_group("active")
 SETTINGS = {"auto_offset_reset": "earliest", "consumer": {"properties": {"session.timeout.ms": 3000}}}

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.testing.forked import ForkedCommand
+from headrace_devkit.testing.forked import ForkedCommand
 
 LIMIT_SECONDS = 240
 PROGRAM = """#!{python} -SE

@@ -25,25 +25,25 @@ from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, Delivery, Reply
-from headrace.devcluster import Cluster
-from headrace.devcluster.certificates import STORE_PASSWORD
-from headrace.devcluster.jvm_server import Server
-from headrace.devcluster.ports import free_ports, is_free
-from headrace.devcluster.security import ClusterSecurity
 from headrace.errors import HeadraceError, catalogue
 from headrace.formats.choice import Codecs
 from headrace.functions.function_keys import read_keys_of
 from headrace.functions.load import load_function
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.test_cases import load_test_case
 from headrace.records import Record
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.metrics import BY_NAME
 from headrace.sidecar.produce import produce_response
 from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import HttpDestination
-from headrace.testing import RecordingBackend, StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import Cluster
+from headrace_devkit.devcluster.certificates import STORE_PASSWORD
+from headrace_devkit.devcluster.jvm_server import Server
+from headrace_devkit.devcluster.ports import free_ports, is_free
+from headrace_devkit.devcluster.security import ClusterSecurity
+from headrace_devkit.testing import RecordingBackend, StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.test_cases import load_test_case
 from tests.docs.forked_commands import forked_commands
 from tests.postgres_server import PostgresServer, binaries, postgres_server
 

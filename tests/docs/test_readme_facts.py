@@ -22,10 +22,10 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger_kinds import KINDS
-from headrace.pipelines.sinks.sink_kinds import SINKS, AnySink
-from headrace.pipelines.sinks.topic_sink import KafkaSink
-from headrace.pipelines.sources import SOURCES, KafkaSource
-from headrace.pipelines.spec import FlowSpec, PipelineKafka
+from headrace_pipelines.sinks.sink_kinds import SINKS, AnySink
+from headrace_pipelines.sinks.topic_sink import KafkaSink
+from headrace_pipelines.sources import SOURCES, KafkaSource
+from headrace_pipelines.spec import FlowSpec, PipelineKafka
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import Cluster, StartHeadrace
+from headrace_devkit.testing import Cluster, StartHeadrace
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import PushScenario
 

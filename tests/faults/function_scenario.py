@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Fault, HeadraceProcess, RecordingBackend
+from headrace_devkit.testing import Fault, HeadraceProcess, RecordingBackend
 from tests.faults.push_scenario import PushScenario
+from yaml_table import table
 
 JOURNAL = table(__file__, "journal")
 QUICK = "def act(context, event): pass\n"

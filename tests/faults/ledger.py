@@ -26,8 +26,8 @@ from headrace.consumers.lag import lag_of
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.records import OutgoingRecord, Record, TopicPartition
-from headrace.testing import Fault, RecordingBackend, Sent, check_produced
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Fault, RecordingBackend, Sent, check_produced
+from headrace_devkit.testing.scenario import Scenario
 
 ANY_TIME = Fault(-math.inf, math.inf)
 _PACE_SECONDS = 0.01

@@ -21,8 +21,16 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import TopicNotFound
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
-from headrace.testing import Fault, HeadraceProcess, PlannedResponse, Pushed, Received, RecordingBackend, check_pushed
-from headrace.testing.recording import GroupCommit, gather, group_commits, unique_records
+from headrace_devkit.testing import (
+    Fault,
+    HeadraceProcess,
+    PlannedResponse,
+    Pushed,
+    Received,
+    RecordingBackend,
+    check_pushed,
+)
+from headrace_devkit.testing.recording import GroupCommit, gather, group_commits, unique_records
 from tests.faults.ledger import Background, Ledger
 
 PARTITIONS = 4

@@ -13,12 +13,12 @@ from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermis
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from headrace.devcluster import HeadraceProcess
-from headrace.devcluster.certificates import Authority
-from headrace.devcluster.security import allowed
-from headrace.devcluster.token_server import TokenServer
-from headrace.testing import RecordingBackend
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import HeadraceProcess
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_devkit.devcluster.security import allowed
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing import RecordingBackend
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import send
 from tests.faults.ledger import Ledger, Poster, delivered_by
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from active_client import Instance
 
-from headrace.testing import Cluster, StartHeadrace
+from active_client import Instance
+from headrace_devkit.testing import Cluster, StartHeadrace
 from tests.faults.ledger import ANY_TIME, Background
 from tests.faults.push_scenario import SHORT_SESSION, PushScenario
 

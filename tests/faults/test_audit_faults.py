@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import Cluster, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing import Cluster, PlannedResponse, RecordingBackend, StartHeadrace
 from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]

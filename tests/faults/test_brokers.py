@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from yaml_table import table
 
-from headrace.testing import Cluster, StartHeadrace
+from headrace_devkit.testing import Cluster, StartHeadrace
 from tests.faults.ledger import Ledger, Poster
 from tests.faults.push_scenario import PushScenario
 from tests.function_calls import function_file
+from yaml_table import table
 
 pytestmark = pytest.mark.heavy
 

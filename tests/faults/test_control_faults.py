@@ -16,7 +16,7 @@ import pytest
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import (
+from headrace_devkit.testing import (
     Cluster,
     HeadraceProcess,
     Operation,

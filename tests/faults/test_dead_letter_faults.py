@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, PlannedResponse
+from headrace_devkit.testing import Cluster, PlannedResponse
 from tests.faults.push_scenario import PushScenario
 
 

@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 
 from headrace.delivery.offset_map import decode
-from headrace.testing import Commit, PlannedResponse
+from headrace_devkit.testing import Commit, PlannedResponse
 from tests.faults.push_scenario import SAME_MEMBER, PushScenario
 
 STUCK = "k1"

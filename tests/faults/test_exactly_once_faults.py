@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import HeadraceError
 from headrace.records import Record
-from headrace.testing import Cluster, StartHeadrace
-from headrace.testing.proxy import END_TRANSACTION, FaultProxy
+from headrace_devkit.testing import Cluster, StartHeadrace
+from headrace_devkit.testing.proxy import END_TRANSACTION, FaultProxy
 from tests.exactly_once import SLOW, LaneOf, by_id, check, committed_records, fill, violations, write_function
 from tests.faults.ledger import Ledger
+from yaml_table import table
 
 RECORDS = 2000
 ABORTS = table(__file__, "aborts")

@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
 from tests.faults.function_scenario import SLOW, FunctionScenario, alive, children, descriptors
+from yaml_table import table
 
 pytestmark = pytest.mark.timeout(500)
 

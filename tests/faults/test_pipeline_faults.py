@@ -21,12 +21,12 @@ import pytest
 
 from headrace.consumers.lag import lag_of
 from headrace.kafka import Admin
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.failpoints import VARIABLE
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.secured import kafka_settings
+from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spec import PipelineSpec
 from tests.integration.pipelines.test_pipelines import QUICK, gone, produce, rows, until
 from tests.postgres_server import PostgresServer, postgres_server
 
@@ -192,7 +192,7 @@ def test_a_driver_is_killed_at_random_moments(
 
 
 TOTALS = """
-from headrace.pipelines.processors import MapState, Processor, ValueState
+from headrace_pipelines.processors import MapState, Processor, ValueState
 
 
 class Totals(Processor):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import Cluster, Fault, StartHeadrace
-from headrace.testing.proxy import FaultProxy
+from headrace_devkit.testing import Cluster, Fault, StartHeadrace
+from headrace_devkit.testing.proxy import FaultProxy
 from tests.faults.ledger import Ledger, Poster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]

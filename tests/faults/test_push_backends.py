@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from headrace.delivery.dead_letter import origin_of
-from headrace.testing import PlannedResponse, Received
-from headrace.testing.recording import unique_records
+from headrace_devkit.testing import PlannedResponse, Received
+from headrace_devkit.testing.recording import unique_records
 from tests.faults.push_scenario import SAME_MEMBER, PushScenario, luck
 
 pytestmark = pytest.mark.timeout(500)

@@ -18,8 +18,8 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.proxy import OFFSET_COMMIT, FaultProxy
+from headrace_devkit.testing import Cluster, HeadraceProcess, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.proxy import OFFSET_COMMIT, FaultProxy
 from tests.faults.ledger import Ledger, delivered_by
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import Cluster, Fault, PlannedResponse, Received, RecordingBackend, StartHeadrace
+from headrace_devkit.testing import Cluster, Fault, PlannedResponse, Received, RecordingBackend, StartHeadrace
 from tests.faults.push_scenario import SAME_MEMBER, SHORT_SESSION, Hostile, PushScenario
 
-SRC = Path(__file__).parents[2] / "src" / "headrace"
+PACKAGES = Path(__file__).parents[2] / "packages"
 BY_OTHERS = ("redrive.", "replay.", "seek.", "batch.")
 """Points on ways that a record takes only when somebody asks for it; they have tests of their own."""
 POINTS = sorted(
     name
-    for file in SRC.rglob("*.py")
+    for file in PACKAGES.glob("*/src/**/*.py")
     for name in re.findall(r"\breach\(\"([a-z.-]+)\"\)", file.read_text())
     if not name.startswith(BY_OTHERS)
 )

@@ -17,8 +17,8 @@ import pytest
 
 from headrace.records import TopicPartition
 from headrace.runs.redrive import REPEATS_AT_MOST
-from headrace.testing import Cluster
-from headrace.testing.forked import ForkedCommand
+from headrace_devkit.testing import Cluster
+from headrace_devkit.testing.forked import ForkedCommand
 from tests.faults.ledger import Ledger, dead_letter
 
 EXACT = ("--exactly-once",)

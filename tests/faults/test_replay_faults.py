@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, HeadraceProcess, RecordingBackend
+from headrace_devkit.testing import Cluster, HeadraceProcess, RecordingBackend
 from tests.faults.push_scenario import PushScenario
 
 PARTITIONS, RECORDS = 3, 600

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.devcluster.certificates import Authority
-from headrace.devcluster.security import ClusterSecurity
-from headrace.devcluster.token_server import TokenServer
 from headrace.runs.redrive import REPEATS_AT_MOST
-from headrace.testing import RecordingBackend, StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_devkit.devcluster.security import ClusterSecurity
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing import RecordingBackend, StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Response, send
 from tests.faults.ledger import Background, Ledger, dead_letter
 from tests.faults.rotation import IN_USE, REFUSED, Rotation, ready, wait_logged, wait_replaced

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
-from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import StartHeadrace
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import StartHeadrace
 from tests.faults.ledger import Ledger
 from tests.faults.push_scenario import SHORT_SESSION
+from yaml_table import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 CRASHING = table(__file__, "crashing")

@@ -11,8 +11,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from headrace.testing import Cluster, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.faults.ledger import Background, Ledger
 from tests.table_process import TableProcess
 

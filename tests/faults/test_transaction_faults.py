@@ -23,8 +23,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.records import TopicPartition
-from headrace.testing import Cluster, Fault, StartHeadrace
-from headrace.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
+from headrace_devkit.testing import Cluster, Fault, StartHeadrace
+from headrace_devkit.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
 from tests.faults.ledger import Ledger, Poster
 

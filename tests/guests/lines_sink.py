@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.pipelines.sinks.sink import BatchWriter, FlowFacts, FlowInDriver, Sink
+from headrace_pipelines.sinks.sink import BatchWriter, FlowFacts, FlowInDriver, Sink
 
 
 class LinesSink(Sink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.console.view import page
+from headrace_console.view import page
 
 
 @page("/weather", "Weather", position=15)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.devcluster.ports import free_ports
-from headrace.testing import (
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import (
     HeadraceProcess,
     MakeTopic,
     PlannedResponse,
@@ -19,7 +19,7 @@ from headrace.testing import (
     SharedHeadrace,
     StartHeadrace,
 )
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import FunctionCalls, function_file
 from tests.function_workers import Running, running_function, write_function

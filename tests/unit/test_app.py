@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.process_context import inner_settings
 from headrace.runtime import Readiness, Service, Supervisor, SystemClock
 from headrace.runtime.notification import Notifications
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 class Slow(Service):

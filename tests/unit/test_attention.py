@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from click import unstyle
-from yaml_table import table
 
 from headrace.cli.status import Poll, document, page, rates
 from headrace.client.attention import needs_of
+from yaml_table import table
 
 
 def consumer(name: str = "a", why: str = "", state: str = "closed", **changed: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
 from headrace.http.endpoint import endpoints_of
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 COMMANDS = {name: command for one in features() for name, command in one.commands.items()}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import RecordingBackend, StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import RecordingBackend, StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance, Response
 from tests.least_rights import RightsScenario, Row, rows_of
 

@@ -13,8 +13,8 @@ import pytest
 from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
 from headrace.records import Produced, TopicPartition
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.raw_server import served_by_thread
 
 CONFIG = {"active_consumers": {"auto_offset_reset": "earliest"}}

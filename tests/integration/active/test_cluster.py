@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from active_client import Connection, send
-from raw_server import Authority
 
-from headrace.devcluster.headrace import HeadraceProcess
-from headrace.devcluster.ports import free_ports
+from active_client import Connection, send
 from headrace.http.endpoint import endpoints_of
 from headrace.records import OutgoingRecord
 from headrace.sidecar.active.routes import ActiveEndpoints
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.headrace import HeadraceProcess
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from raw_server import Authority
 from tests.trace_collector import collecting
 
 SECRET = "a secret that is long enough to sign with"

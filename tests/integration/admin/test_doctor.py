@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.devcluster.certificates import Authority
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 
 def whole(site: Any, name: str, **more: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 
 def test_every_record_is_accounted_for(

@@ -19,9 +19,9 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.kafka import Admin
 from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
-from headrace.testing import Cluster, MakeTopic, Registry
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import command_environment
+from headrace_devkit.testing import Cluster, MakeTopic, Registry
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 

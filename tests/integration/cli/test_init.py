@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headrace.cli.file_schemas import schema_of
-from headrace.cli.init import KINDS
+from headrace_devkit.init_command import KINDS
 from tests.command_line import headrace
 
 

@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from headrace.testing import Cluster, MakeTopic
+from headrace_devkit.testing import Cluster, MakeTopic
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     unwanted = shutil.ignore_patterns(".git", ".venv*", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=unwanted, dirs_exist_ok=True)
-    hidden = copy / "src/headrace/cli/templates/hidden/.gitignore"
+    hidden = copy / "packages/headrace-devkit/src/headrace_devkit/templates/hidden/.gitignore"
     hidden.parent.mkdir(parents=True)
     hidden.touch()
     words = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, copy)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from headrace.devcluster import DevCluster
-from headrace.devcluster.ports import free_ports
-from headrace.testing import MakeTopic
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster import DevCluster
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import MakeTopic
+from headrace_devkit.testing.scenario import Scenario
 
 BACKGROUND = "sleep 600 & echo started $! >&2; "
 """A shell that starts a program of its own, which outlives it."""

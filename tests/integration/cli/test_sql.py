@@ -19,9 +19,9 @@ from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord
 from headrace.runtime import SystemClock
-from headrace.testing import Cluster, MakeTopic, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import command_environment
+from headrace_devkit.testing import Cluster, MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import command_environment
 
 SCHEMA = {
     "type": "record",

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.cli.api import Api
 from headrace.errors import HeadraceError
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from yaml_table import table
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import (
+from headrace_devkit.testing import (
     Cluster,
     MakeTopic,
     Operation,
@@ -31,9 +31,9 @@ from headrace.testing import (
     StartHeadrace,
     check_pushed,
 )
-from headrace.testing.recording import gather
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing.recording import gather
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import kafka_settings
 from tests.raw_server import until
 
 CLOCK = SystemClock()

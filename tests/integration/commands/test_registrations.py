@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import Response, send
+from yaml_table import table
 
 PLACE = "/reactive-consumers"
 

@@ -12,10 +12,10 @@ import sys
 import time
 from typing import Any
 
-from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 
 def a_terminal_is_redrawn_until_an_interrupt(url: str) -> None:

@@ -15,17 +15,24 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from yaml_table import table
 
-from headrace.console.parts import excerpt, visible
-from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_console.parts import excerpt, visible
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import (
+    HeadraceProcess,
+    MakeTopic,
+    PlannedResponse,
+    RecordingBackend,
+    Registry,
+    StartHeadrace,
+)
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 from tests.chromium import LIMIT_MS, check_page, chromium, tab
 from tests.function_calls import function_file
 from tests.raw_server import Authority
+from yaml_table import table
 
 PAGES = table(__file__, "pages")
 SIZES = [{"width": 1280, "height": 800}, {"width": 390, "height": 844}]

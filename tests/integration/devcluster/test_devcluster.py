@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from headrace.devcluster import Cluster, DevCluster, Registry, broker_protocol
-from headrace.devcluster.ports import free_ports
 from headrace.errors import EnvironmentProblem
-from headrace.testing import HeadraceProcess, MakeTopic
-from headrace.testing.forked import run_command
+from headrace_devkit.devcluster import Cluster, DevCluster, Registry, broker_protocol
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import HeadraceProcess, MakeTopic
+from headrace_devkit.testing.forked import run_command
 
 Dev = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -135,7 +135,7 @@ def test_ctrl_c_during_up_leaves_nothing_running(dev: Dev, tmp_path: Path) -> No
 def test_brokers_of_a_killed_program_die_with_it(tmp_path: Path) -> None:
     """`kill -9` of the Python process that owns a cluster leaves no broker behind."""
     program = (
-        "import sys, pathlib, time; from headrace.devcluster import Cluster\n"
+        "import sys, pathlib, time; from headrace_devkit.devcluster import Cluster\n"
         "with Cluster(pathlib.Path(sys.argv[1])) as cluster:\n"
         "    print(cluster.endpoints[0]['pid'], flush=True); time.sleep(60)"
     )

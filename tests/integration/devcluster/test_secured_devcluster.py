@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from headrace.devcluster import DevCluster, broker_protocol
+from headrace_devkit.devcluster import DevCluster, broker_protocol
 
 LIMIT_SECONDS = 30
 

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord, Record, TopicPartition
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.exactly_once import HANDLER, SLOW, by_id, check, committed_records, fill, write_function
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from yaml_table import table
-
-from headrace.testing import MakeTopic
+from headrace_devkit.testing import MakeTopic
 from tests.function_calls import FunctionCalls
+from yaml_table import table
 
 ACTS = table(__file__, "acts")
 """A record `ack` acknowledges positions, and itself."""

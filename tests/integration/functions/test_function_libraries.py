@@ -10,13 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
 from headrace.runtime import run_blocking
-from headrace.testing.forked import run_command
+from headrace_devkit.testing.forked import run_command
 from tests.function_workers import Running
+from yaml_table import table
 
 HANDLER = """
     import msgspec, tiny

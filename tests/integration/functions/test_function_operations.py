@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, StartHeadrace
-from headrace.testing.forked import ForkedHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, StartHeadrace
+from headrace_devkit.testing.forked import ForkedHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 HANDLER = "def handler(context, event):\n    pass\n"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess, MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
 
 

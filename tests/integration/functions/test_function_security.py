@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
+from yaml_table import table
 
 CODE = """
 def handler(context, event):

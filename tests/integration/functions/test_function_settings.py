@@ -14,8 +14,8 @@ import pytest
 from headrace.config.producer import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic
+from headrace_devkit.testing.scenario import Scenario
 
 ECHO = "def handler(context, event):\n    return event.body[:9]\n"
 

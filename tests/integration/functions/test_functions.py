@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
+from yaml_table import table
 
 HANDLER = table(__file__, "handler")
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import confluent_kafka
-from yaml_table import table
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, StartHeadrace
-from headrace.testing.proxy import JOIN_GROUP, FaultProxy
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, StartHeadrace
+from headrace_devkit.testing.proxy import JOIN_GROUP, FaultProxy
+from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import FunctionCalls, function_file
+from yaml_table import table
 
 HANGS = table(__file__, "hangs")
 STUCK = table(__file__, "stuck")

@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.outcomes import ACK
 from headrace.functions.load import load_function
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.logs import JsonFormatter
 from tests.function_workers import PARTITION, Run, Running, Write
+from yaml_table import table
 
 HANGING_CALLBACK = table(__file__, "hanging_callback")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, AWAITING_ACK
@@ -15,6 +14,7 @@ from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
 from headrace.functions.workers import FunctionService
 from tests.function_workers import PARTITION, WAITS, Run, Write, acknowledged, called, calls
+from yaml_table import table
 
 REPLY = """
     def handler(context, event):

@@ -20,7 +20,7 @@ from headrace.config.backend import ClientTls
 from headrace.errors import DestinationUnavailable
 from headrace.http.endpoint import endpoints_of
 from headrace.runtime.tls import ClientTlsFiles
-from headrace.testing import HeadraceProcess, ManualClock
+from headrace_devkit.testing import HeadraceProcess, ManualClock
 from tests.active_client import Response, send
 from tests.raw_server import Authority, always, served
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.schemas import OpenApiSchema
 from headrace.app.documents import every_endpoint
 from headrace.http.endpoint import JSON, NDJSON, Endpoint
 from headrace.http.endpoint import OPEN as OPEN_RULE
-from headrace.testing import Cluster, HeadraceProcess, Registry
+from headrace_devkit.testing import Cluster, HeadraceProcess, Registry
 
 LONG = 5000
 TOKEN, SCOPES = "a-token-that-may-do-all", ["kafka:r", "kafka:w", "admin", "metrics", "consumers:w"]

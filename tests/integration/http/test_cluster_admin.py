@@ -15,9 +15,9 @@ from confluent_kafka import admin
 
 from headrace.kafka import Admin
 from headrace.kafka.cluster_admin import ClusterAdmin
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace, StartHeadrace
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster, kafka_settings
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster, kafka_settings
 from tests.active_client import Response, send
 
 SCOPES = {"ops": ["admin"], "ann": ["consume:test-*", "group:test-*"]}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.app.documents import every_endpoint
-from headrace.devcluster.ports import free_ports
 from headrace.http.endpoint import OPEN
-from headrace.testing import Cluster, MakeTopic, StartHeadrace
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from tests.active_client import send
 from tests.command_line import headrace as run
 from tests.raw_server import Authority

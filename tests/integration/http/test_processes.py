@@ -7,12 +7,12 @@ import re
 import urllib.request
 from typing import Any
 
-from active_client import Instance, send
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.devcluster.headrace import HeadraceProcess
-from headrace.testing import MakeTopic, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from active_client import Instance, send
+from headrace_devkit.devcluster.headrace import HeadraceProcess
+from headrace_devkit.testing import MakeTopic, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 
 def by_process(run: HeadraceProcess, name: str, **labels: str) -> dict[str, float]:

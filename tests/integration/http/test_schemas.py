@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from headrace.testing import MakeTopic, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 
 

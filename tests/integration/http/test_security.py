@@ -16,8 +16,8 @@ import yaml
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from headrace.testing import Cluster, MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}

@@ -17,9 +17,9 @@ from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import ConfigError, FatalKafkaError, KafkaUnavailable, RecordTooLarge, TransactionAborted
 from headrace.kafka.transactions import batch_transactions
 from headrace.kafka.transactions.batch_transactions import BatchTransactions
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import kafka_settings
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin
 from headrace.kafka.client.connection_errors import PROBLEMS
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster.certificates import STORE_PASSWORD, Authority
+from headrace_devkit.testing.secured import SecuredCluster
 
 LIMIT_SECONDS = 30
 WRONG = "canary-of-a-wrong-password"

@@ -20,8 +20,8 @@ from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.kafka.client.properties import client_properties
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.secured import kafka_settings
 from tests.group_client import Heard
 from tests.raw_server import until
 

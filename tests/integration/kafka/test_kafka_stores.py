@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from headrace.config.load import load_config
-from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
+from headrace_devkit.devcluster.certificates import Authority
 
 
 def test_the_commands_for_stores_make_usable_files(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
 from headrace.runtime import SystemClock
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.secured import kafka_section, kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.secured import kafka_section, kafka_settings
+from yaml_table import table
 
 pytestmark = pytest.mark.secured
 _PATIENCE_SECONDS = 150.0

@@ -16,8 +16,8 @@ import yaml
 
 from headrace.errors import TopicNotFound
 from headrace.records import TopicPartition
-from headrace.testing import PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import Feature, Posted, RightsScenario, Written, assert_named, rows_of
 from tests.least_rights_jobs import Drop, Redrive, Registration, Replay

@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from yaml_table import table
-
 from headrace.records import OutgoingRecord
-from headrace.testing import RecordingBackend, StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import RecordingBackend, StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import RightsScenario
 from tests.least_rights_jobs import write_dead_letters
+from yaml_table import table
 
 LIMIT_SECONDS = 20.0
 TOPICS = ("orders", "orders.copy", "orders.dlq", "orders.dlq.quarantine", "_headrace-control")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 SOON_SECONDS = 3.0

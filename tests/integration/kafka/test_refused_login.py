@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from headrace.devcluster import Cluster
-from headrace.devcluster.certificates import write_file
-from headrace.devcluster.security import ClusterSecurity
-from headrace.devcluster.token_server import TokenServer
-from headrace.testing import RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import Cluster
+from headrace_devkit.devcluster.certificates import write_file
+from headrace_devkit.devcluster.security import ClusterSecurity
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing import RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
 
 LIMIT_SECONDS = 60
 CONSUMERS = 5

@@ -8,8 +8,8 @@ from typing import Any
 from headrace.errors import HeadraceError, RecordTooLarge, TransactionAborted
 from headrace.kafka import Admin, TransactionSession, read_records
 from headrace.records import OutgoingRecord, Produced, TopicPartition
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.secured import kafka_settings
 
 
 def test_a_session_that_was_shut_out_writes_nothing_more(kafka: Cluster, topic: MakeTopic) -> None:

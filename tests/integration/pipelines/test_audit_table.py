@@ -18,8 +18,8 @@ import yaml
 
 from headrace.records import Header, OutgoingRecord
 from headrace.runtime.telemetry.audit_events import RangeEvent
-from headrace.testing import HeadraceProcess, MakeTopic
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import Response, send
 from tests.integration.pipelines.test_pipelines import QUICK, gone
 from tests.postgres_server import PostgresServer, postgres_server

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_table import table
 
 from headrace.config import dialects
 from headrace.functions.triggers import trigger_kinds
-from headrace.pipelines.sinks import sink_kinds
-from headrace.testing import Cluster
+from headrace_devkit.testing import Cluster
+from headrace_pipelines.sinks import sink_kinds
+from yaml_table import table
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,7 +27,7 @@ ENTRIES = f"""[{sink_kinds.GROUP}]
 lines = lines_sink:LinesSink
 [{trigger_kinds.GROUP}]
 ticks = ticks_trigger:TicksTrigger
-[headrace.console.pages]
+[headrace_console.pages]
 weather = weather_page
 [{dialects.GROUP}]
 properties = properties_dialect:PropertiesDialect
@@ -68,7 +68,7 @@ def test_a_sink_is_checked_and_documented(python: Run, tmp_path: Path) -> None:
     page = python("-c", "from docs.generate import configuration_page; print(configuration_page())").stdout
     assert page.count("A file that grows by a line for each row.") == 1
     assert page.count("`flows.<name>.sink.lines`") == 1
-    listed = python("-c", "import sys, headrace.pipelines.spec; print(*sys.modules)").stdout.split()
+    listed = python("-c", "import sys, headrace_pipelines.spec; print(*sys.modules)").stdout.split()
     assert "lines_sink" in listed
     assert {"pyspark", "psycopg", "confluent_kafka", "headrace.runtime", "headrace.kafka"} & {*listed} == set()
 
@@ -117,7 +117,7 @@ def test_a_dialect_is_recognised_and_read(python: Run, tmp_path: Path) -> None:
 
 def test_a_page_of_the_console_is_served_and_in_the_navigation(python: Run) -> None:
     """Behind the pages of Headrace, each of which the walk through a browser opens."""
-    lines = ("from headrace.console.serve import Console, ConsoleSettings", "from headrace.console.view import PAGES")
+    lines = ("from headrace_console.serve import Console, ConsoleSettings", "from headrace_console.view import PAGES")
     lines += ("from nicegui import app", "Console(ConsoleSettings(['http://localhost:1'])).register()")
     lines += (
         "routes = {route.path for route in app.routes}",

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Cluster, MakeTopic
+from headrace_devkit.testing import Cluster, MakeTopic
 from tests.integration.pipelines.test_pipelines import produce, read, records_of, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.config.kafka import KafkaConfig
-from headrace.pipelines.checkpoints import Frozen, discard, preview
-from headrace.pipelines.protocol import DriverTask
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.pipelines import PipelineRows
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.pipelines import PipelineRows
+from headrace_pipelines.checkpoints import Frozen, discard, preview
+from headrace_pipelines.protocol import DriverTask
+from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spec import PipelineSpec
 from tests.integration.pipelines.test_pipelines import QUICK, SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = pytest.mark.heavy

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.jvm_server import Server
-from headrace.testing import Cluster, MakeTopic
+from headrace_devkit.devcluster.jvm_server import Server
+from headrace_devkit.testing import Cluster, MakeTopic
 from tests.integration.pipelines.test_pipelines import produce, records_of
+from yaml_table import table
 
 pytestmark = pytest.mark.heavy
 

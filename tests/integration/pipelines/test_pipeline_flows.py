@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of, unframe
 from headrace.formats.protobuf import ProtobufCodec
 from headrace.records import Record
-from headrace.testing import HeadraceProcess, RecordingBackend, Registry
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.testing import HeadraceProcess, RecordingBackend, Registry
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipelines import produce, records_of
 from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
+from yaml_table import table
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 

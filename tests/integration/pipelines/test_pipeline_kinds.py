@@ -8,12 +8,12 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import Cluster, MakeTopic, Registry
+from headrace_devkit.testing import Cluster, MakeTopic, Registry
 from tests.integration.pipelines.test_pipelines import produce, records_of, running, until
+from yaml_table import table
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

@@ -10,16 +10,16 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver_tasks import TaskDriver
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.protocol import DriverTask, Rows
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.pipelines import PipelineRows
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.pipelines import PipelineRows
+from headrace_pipelines.driver_tasks import TaskDriver
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.protocol import DriverTask, Rows
 from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
+from yaml_table import table
 
 pytestmark = pytest.mark.heavy
 

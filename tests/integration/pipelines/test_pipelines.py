@@ -16,15 +16,15 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.kafka import Admin, read_records
-from headrace.pipelines.connector import ConnectorSecurity
-from headrace.pipelines.driver_process import DriverProcess, find_toolchain
-from headrace.pipelines.protocol import DriverPlan, FolderInUse
-from headrace.pipelines.runs import PipelineRun
-from headrace.pipelines.spec import PipelineSpec
 from headrace.records import Record
 from headrace.runtime import Deadline, Service, SystemClock
-from headrace.testing import Cluster, MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_pipelines.connector import ConnectorSecurity
+from headrace_pipelines.driver_process import DriverProcess, find_toolchain
+from headrace_pipelines.protocol import DriverPlan, FolderInUse
+from headrace_pipelines.runs import PipelineRun
+from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

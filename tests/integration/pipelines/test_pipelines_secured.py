@@ -19,10 +19,10 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.headrace import HeadraceProcess
-from headrace.devcluster.security import allowed
-from headrace.testing import StartHeadrace
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster.headrace import HeadraceProcess
+from headrace_devkit.devcluster.security import allowed
+from headrace_devkit.testing import StartHeadrace
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipelines import produce, rows, working_below
 from tests.least_rights import rows_of
 
@@ -32,7 +32,7 @@ LIMIT_SECONDS = 240.0
 FIRST = "c4nary-one\"\\; ${env:HOME} ='#"
 SECOND = "c4nary-two"
 COUNTS = """
-from headrace.pipelines.processors import Processor, ValueState
+from headrace_pipelines.processors import Processor, ValueState
 
 
 class Counts(Processor):

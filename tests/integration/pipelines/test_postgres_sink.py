@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow
 import pytest
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid, SinkUnavailable
-from headrace.pipelines.driver.postgres import PostgresBatches
-from headrace.pipelines.sinks.postgres_sink import PostgresSink
+from headrace_pipelines.driver.postgres import PostgresBatches
+from headrace_pipelines.sinks.postgres_sink import PostgresSink
 from tests.postgres_server import PostgresServer, postgres_server
+from yaml_table import table
 
 NAMES = itertools.count(1)
 Batches = Callable[..., PostgresBatches]

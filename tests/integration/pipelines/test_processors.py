@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.protocol import DriverTask
-from headrace.testing import Cluster, MakeTopic
-from headrace.testing.pipelines import PipelineRows
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.pipelines import PipelineRows
+from headrace_devkit.testing.secured import kafka_settings
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.protocol import DriverTask
 from tests.integration.pipelines.test_pipelines import produce, records_of, rows, running, until
+from yaml_table import table
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 

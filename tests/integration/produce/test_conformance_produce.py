@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from headrace.testing import Cluster, MakeTopic, Registry, SharedHeadrace
+from headrace_devkit.testing import Cluster, MakeTopic, Registry, SharedHeadrace
 
 pytestmark = pytest.mark.secured
 

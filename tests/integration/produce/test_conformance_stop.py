@@ -7,8 +7,8 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 CLIENTS = 8
 

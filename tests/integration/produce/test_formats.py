@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
-from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.choice import Codecs, SchemaChoice
@@ -21,9 +20,10 @@ from headrace.formats.proto_files import parse_proto
 from headrace.formats.registry import Reference, SchemaRegistry
 from headrace.records import OutgoingRecord
 from headrace.runtime import SystemClock
-from headrace.testing import HeadraceProcess, MakeTopic, RecordingBackend, Registry
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, RecordingBackend, Registry
+from headrace_devkit.testing.scenario import Scenario
 from tests.table_process import TableProcess
+from yaml_table import table
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient

@@ -10,8 +10,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from headrace.testing import Cluster, StartHeadrace
-from headrace.testing.scenario import JsonResponse, Scenario
+from headrace_devkit.testing import Cluster, StartHeadrace
+from headrace_devkit.testing.scenario import JsonResponse, Scenario
 
 PENDING_BYTES = 1_000_000
 BODY_BYTES = 50_000

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.testing import MakeTopic, SharedHeadrace, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, SharedHeadrace, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.ndjson_client import NdjsonClient
 
 

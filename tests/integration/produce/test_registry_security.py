@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.devcluster import Registry
-from headrace.devcluster.token_server import TokenServer
-from headrace.testing import StartHeadrace
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import Registry
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing import StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import send
 
 BODY = {"valueFormat": "avro", "valueSchema": '"long"', "records": [{"value": 1}]}

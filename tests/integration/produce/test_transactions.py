@@ -16,8 +16,8 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAborted
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord, Produced
-from headrace.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 pytestmark = pytest.mark.secured
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 OFFSETS = {1: [{"partition": 0, "offset": 0}, {"partition": 0, "offset": 1}], 0: [{"partition": 0, "offset": -1}] * 2}
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.testing import Cluster, SharedHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, SharedHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.table_process import TableProcess, TableResponse, principals
 
 pytestmark = pytest.mark.timeout(400)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import Cluster, HeadraceProcess, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 
 PROGRAM = Path(__file__).with_name("ksql_client_program.py")

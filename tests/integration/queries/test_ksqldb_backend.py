@@ -7,8 +7,8 @@ import json
 import threading
 from typing import Any
 
-from headrace.testing import StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 from tests.raw_server import Server, Talk, served_by_thread
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headrace.testing import Cluster, HeadraceProcess, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 from tests.table_process import TableProcess
 

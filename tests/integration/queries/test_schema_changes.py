@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import MakeTopic, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
 AVRO = '{"type":"record","name":"S","fields":[{"name":"item","type":"string"}%s]}'

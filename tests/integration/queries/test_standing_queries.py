@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
 SQL = 'SELECT key, n * 2 AS twice, "offset" AS at FROM stock WHERE n < 5 EMIT CHANGES'

@@ -15,8 +15,8 @@ import confluent_kafka.admin
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, MakeTopic, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.table_process import TableProcess
 
 COLUMNS = "item STRING, n BIGINT"

@@ -6,13 +6,13 @@ import asyncio
 import re
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import DestinationUnavailable
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS, BackendResponse
 from headrace.sidecar.reactive.client import BackendClient
 from tests.raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
 from tests.staged import staged
+from yaml_table import table
 
 
 @staged(run)

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
 

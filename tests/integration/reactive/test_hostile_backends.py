@@ -11,12 +11,11 @@ import time
 from collections import Counter
 from typing import get_args
 
-from raw_server import Server, served_by_thread
-
 from headrace.config.backend import BackendMode
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from raw_server import Server, served_by_thread
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 

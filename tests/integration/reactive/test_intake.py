@@ -17,8 +17,8 @@ from headrace.config.section import fits_any
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from headrace.testing import MakeTopic
-from headrace.testing.secured import kafka_settings
+from headrace_devkit.testing import MakeTopic
+from headrace_devkit.testing.secured import kafka_settings
 from tests.group_client import Heard
 from tests.raw_server import until
 from tests.staged import staged

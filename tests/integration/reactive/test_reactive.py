@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from headrace.records import Header, OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import (
+    HeadraceProcess,
+    MakeTopic,
+    PlannedResponse,
+    RecordingBackend,
+    Registry,
+    StartHeadrace,
+)
+from headrace_devkit.testing.scenario import Scenario
 
 EVENT = {"specversion": b"1.0", "id": b"e 1", "source": b"/shop", "type": b"sold"}
 

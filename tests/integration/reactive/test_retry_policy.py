@@ -9,11 +9,11 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.devcluster import Received
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, Produced, Record
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster import Received
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace_devkit.testing.scenario import Scenario
 
 
 def spoiled_by(status: int, *offsets: int) -> Callable[[Received], PlannedResponse]:

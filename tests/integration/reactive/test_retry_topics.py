@@ -10,8 +10,8 @@ from typing import Any
 from headrace.consumers.lag import lag_of
 from headrace.delivery.retry_topics import delayed_of
 from headrace.records import OutgoingRecord
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace_devkit.testing.scenario import Scenario
 
 
 def fail(backend: Any, fails: Callable[[dict[str, Any]], bool]) -> None:

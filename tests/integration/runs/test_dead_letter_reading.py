@@ -15,8 +15,8 @@ from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
 from headrace.runs.dead_letters.completed_offsets import CompletedOffsets
-from headrace.testing import Cluster, MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.dead_letter_records import written_for
 
 OWN: list[Header] = [("tenant", b"acme"), ("bytes", b"\xff")]

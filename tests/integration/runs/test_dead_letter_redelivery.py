@@ -13,8 +13,8 @@ import pytest
 from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace_devkit.testing.scenario import Scenario
 from tests.dead_letter_records import bury
 
 OWN: list[Header] = [("own", b"h")]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.records import OutgoingRecord
-from headrace.testing import MakeTopic
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import command_environment
+from headrace_devkit.testing import MakeTopic
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import command_environment
 from tests.dead_letter_records import bury
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml_table import table
-
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
+from yaml_table import table
 
 FUNCTION = table(__file__, "function")
 HANDLER = """

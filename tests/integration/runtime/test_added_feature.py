@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from headrace.devcluster import Cluster
-from headrace.devcluster.ports import free_ports
+from headrace_devkit.devcluster import Cluster
+from headrace_devkit.devcluster.ports import free_ports
 
 FEATURE_FILE = '''"""Greets."""
 

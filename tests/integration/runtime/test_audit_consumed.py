@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from headrace.records import Header, OutgoingRecord
-from headrace.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 
 HANDLER = """
 def handler(context, event):

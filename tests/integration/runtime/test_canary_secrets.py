@@ -20,14 +20,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization as coding
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from headrace.devcluster import HeadraceProcess, RecordingBackend, Registry
-from headrace.devcluster.certificates import write_file
-from headrace.devcluster.ports import free_ports
-from headrace.devcluster.token_server import TokenServer
-from headrace.testing import PlannedResponse, StartHeadrace
-from headrace.testing.forked import ForkedCommand
-from headrace.testing.scenario import Scenario
-from headrace.testing.secured import SecuredCluster
+from headrace_devkit.devcluster import HeadraceProcess, RecordingBackend, Registry
+from headrace_devkit.devcluster.certificates import write_file
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.devcluster.token_server import TokenServer
+from headrace_devkit.testing import PlannedResponse, StartHeadrace
+from headrace_devkit.testing.forked import ForkedCommand
+from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance
 
 WRONG = "wrong password of a function"

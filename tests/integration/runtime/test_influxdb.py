@@ -16,14 +16,14 @@ import pytest
 from pydantic import SecretStr
 
 from headrace.config.metrics_push import InfluxDbConfig
-from headrace.devcluster.ports import free_ports
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.influxdb import InfluxDb
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.periodic_push import MetricsPush
-from headrace.testing import MakeTopic, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.debian_package import debian_program
 
 TOKEN = "ann:c4nary-pass"

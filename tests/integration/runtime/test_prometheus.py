@@ -12,16 +12,16 @@ from urllib.parse import urlencode, urlsplit
 
 import yaml
 from click.testing import CliRunner
-from yaml_table import table
 
 from headrace.cli.main import root
-from headrace.devcluster.ports import free_ports
 from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.metrics import CATALOGUE
 from headrace.runtime.telemetry.monitoring import dashboard, queries
-from headrace.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.debian_package import debian_program
+from yaml_table import table
 
 CASES = table(__file__, "alerts")
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_table import table
 
-from headrace.devcluster.jvm_server import Server
-from headrace.devcluster.ports import free_ports
-from headrace.testing import Cluster, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.devcluster.jvm_server import Server
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing import Cluster, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
+from yaml_table import table
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 

@@ -15,8 +15,8 @@ import pytest
 
 from headrace.errors import EnvironmentProblem
 from headrace.runtime.telemetry.tracing import configure_tracing
-from headrace.testing import MakeTopic, RecordingBackend, StartHeadrace
-from headrace.testing.scenario import Scenario
+from headrace_devkit.testing import MakeTopic, RecordingBackend, StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import send
 from tests.function_calls import function_file
 from tests.trace_collector import Collector, collecting

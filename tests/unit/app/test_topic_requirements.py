@@ -17,7 +17,7 @@ from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 def test_retry_topics_are_judged_as_what_their_group_reads() -> None:

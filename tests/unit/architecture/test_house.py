@@ -23,8 +23,9 @@ from headrace.extras import MODULES, extra_of
 pytestmark = pytest.mark.xdist_group("house")
 
 ROOT = Path(__file__).parents[3]
-SRC = ROOT / "src" / "headrace"
-FILES = sorted(SRC.rglob("*.py"))
+PACKAGES = ROOT / "packages"
+FILES = sorted(PACKAGES.glob("*/src/**/*.py"))
+ERRORS = PACKAGES / "headrace/src/headrace/errors.py"
 
 BIRTHS = {
     "create_task",
@@ -53,7 +54,9 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def room(path: Path) -> str:
-    return path.relative_to(SRC).parts[0]
+    """Return the part of the core, or the guest, that a file is in."""
+    package, *below = path.relative_to(PACKAGES).parts[2:]
+    return below[0] if package == "headrace" else package
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -69,7 +72,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_tasks_threads_and_processes_are_born_only_in_runtime() -> None:
     """Everything that lives has an owner; so it is started in one place."""
     found = [
-        f"{path.relative_to(SRC)}:{node.lineno} {name}"
+        f"{path.relative_to(PACKAGES)}:{node.lineno} {name}"
         for path, tree in trees().items()
         if room(path) != "runtime"
         for node in ast.walk(tree)
@@ -102,7 +105,7 @@ def test_tests_import_public_names_only() -> None:
 def test_each_library_has_one_door() -> None:
     """A library is imported by its own package only."""
     found = {
-        f"{path.relative_to(SRC)}: {name}"
+        f"{path.relative_to(PACKAGES)}: {name}"
         for path, tree in trees().items()
         for name in imports(tree)
         if (library := name.split(".")[0]) in DOORS and room(path) not in DOORS[library]
@@ -124,7 +127,7 @@ def test_each_optional_library_has_its_extra() -> None:
 def test_formats_are_listed_once() -> None:
     """`formats.csv` is the list; a second one would lack the next format."""
     listed = {
-        f"{path.relative_to(SRC)}:{node.lineno}"
+        f"{path.relative_to(PACKAGES)}:{node.lineno}"
         for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict)
@@ -147,7 +150,7 @@ def test_files_and_functions_stay_within_their_budgets() -> None:
 def test_no_function_takes_more_than_eight_positional_parameters() -> None:
     """The rest is keyword-only; a section object replaces a long list."""
     found = [
-        f"{path.relative_to(SRC)}:{node.lineno} {node.name}"
+        f"{path.relative_to(PACKAGES)}:{node.lineno} {node.name}"
         for path, tree in trees().items()
         for node in functions(tree)
         if len(node.args.args) + len(node.args.posonlyargs) > 9
@@ -181,7 +184,7 @@ def test_http_names_no_feature() -> None:
     paths = "|".join(map(re.escape, sorted(segments - OF_EVERY_LISTENER, key=len, reverse=True)))
     named = re.compile(rf"(?<![\w/}}.])/(?:{paths})(?![\w.-])|\b(?:{NOUNS})\b", re.IGNORECASE)
     found = [
-        f"{path.relative_to(SRC)}:{line} {match[0]}"
+        f"{path.relative_to(PACKAGES)}:{line} {match[0]}"
         for path, tree in trees().items()
         if room(path) == "http"
         for line, text in strings(tree)
@@ -199,7 +202,7 @@ def test_package_files_only_export() -> None:
     """`__init__.py` holds a docstring, imports and names."""
     allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)
     found = [
-        f"{path.relative_to(SRC)}:{node.lineno}"
+        f"{path.relative_to(PACKAGES)}:{node.lineno}"
         for path, tree in trees().items()
         if path.name == "__init__.py"
         for node in tree.body
@@ -211,7 +214,7 @@ def test_package_files_only_export() -> None:
 def test_broad_excepts_say_what_the_user_sees() -> None:
     """A broad `except` stands at a boundary, with a comment on its line."""
     found = [
-        f"{path.relative_to(SRC)}:{number}"
+        f"{path.relative_to(PACKAGES)}:{number}"
         for path in FILES
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(r"except (Base)?Exception( as \w+)?:|except:", line) and "boundary" not in line
@@ -235,8 +238,8 @@ def test_words() -> None:
 
 def test_the_error_outline_is_the_tree() -> None:
     """Each family of the outline on top of errors.py is a class, and each class that others refine is in it."""
-    outline = set(re.findall(r"\|-- ([A-Z]\w+)", (SRC / "errors.py").read_text().split('"""')[1]))
-    classes = [node for node in trees()[SRC / "errors.py"].body if isinstance(node, ast.ClassDef)]
+    outline = set(re.findall(r"\|-- ([A-Z]\w+)", ERRORS.read_text().split('"""')[1]))
+    classes = [node for node in trees()[ERRORS].body if isinstance(node, ast.ClassDef)]
     assert outline <= {node.name for node in classes}
     refined = {getattr(node.bases[0], "id", "") for node in classes}
     tops = {node.name for node in classes if getattr(node.bases[0], "id", "") == "HeadraceError"}
@@ -283,7 +286,10 @@ def fixtures_without_a_type(path: Path, known: set[str]) -> Iterator[str]:
 
 def test_fixtures_have_types() -> None:
     """A reader of a test sees what it works with, and mypy compares its calls with the tools."""
-    paths = [*sorted((ROOT / "tests").rglob("*.py")), SRC / "testing" / "plugin.py"]
+    paths = [
+        *sorted((ROOT / "tests").rglob("*.py")),
+        PACKAGES / "headrace-devkit/src/headrace_devkit/testing/plugin.py",
+    ]
     known = {"monkeypatch", "tmp_path", "capsys", "caplog", "request", "server", "opened"}
     for path in paths:
         nodes = functions(ast.parse(path.read_text()))

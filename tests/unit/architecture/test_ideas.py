@@ -104,7 +104,7 @@ def test_lists_name_definitions_that_exist() -> None:
     found = counts.definitions()
     gone = [name for entries in NAMED.values() for entry in entries for name in counts.names_of(entry)]
     assert [name for name in gone if name not in found] == []
-    assert [path for path in (*counts.SOURCES, *counts.GUESTS) if not path.exists()] == []
+    assert [path for path in counts.SOURCES if not path.exists()] == []
 
 
 def test_restart_loops_are_listed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from headrace.config.explain import moved
 from headrace.config.model import HeadraceConfig
 from headrace.config.section import Section
-from headrace.pipelines.spec import PipelineSpec
+from headrace_pipelines.spec import PipelineSpec
 
 
 def sections_of(kind: Any) -> list[type[Section]]:

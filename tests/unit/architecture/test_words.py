@@ -12,8 +12,10 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[3]
-CODE = [path for folder in ("src", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-CODE.remove(ROOT / "src/headrace/testing/pump_harness.py")  # the unit tests of delivery use its names
+CODE = [path for folder in ("packages", "bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+CODE.remove(
+    ROOT / "packages/headrace-devkit/src/headrace_devkit/testing/pump_harness.py"
+)  # the unit tests of delivery use its names
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())

@@ -7,7 +7,6 @@ from unittest.mock import AsyncMock
 
 import click
 import pytest
-from yaml_table import table
 
 from headrace.cli.api import address_of
 from headrace.cli.cluster_options import find_cluster, find_settings
@@ -15,6 +14,7 @@ from headrace.cli.main import main
 from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
+from yaml_table import table
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from yaml_table import table
 
 from tests.command_line import headrace
+from yaml_table import table
 
 GOOD = """\
 kafka:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from yaml_table import table
 
 from tests.command_line import headrace
+from yaml_table import table
 
 FILE = table(__file__, "file")
 

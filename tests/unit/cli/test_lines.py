@@ -9,7 +9,6 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from yaml_table import table
 
 from headrace.cli import completion, record_input
 from headrace.cli.log_positions import POSITION, LogBounds
@@ -25,6 +24,7 @@ from headrace.kafka import Admin
 from headrace.records import OutgoingRecord, RecordBatch, TopicPartition
 from headrace.runtime.invisible import escaped
 from tests.command_line import headrace
+from yaml_table import table
 
 
 def to_bytes(text: str | None) -> bytes | None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 import pytest
-from yaml_table import table
 
 from headrace.cli import main as main_module
 from headrace.cli.main import root
 from headrace.cli.status import Poll, page
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 from tests.command_line import headrace
+from yaml_table import table
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.C
         ("pipeline validate --help", ("pyspark", "rich", "uvicorn", "headrace.app.app")),
         (
             "config check -c /dev/null",
-            ("joserfc", "jgo", "cryptography", "duckdb", "sqlglot", "headrace.devcluster"),
+            ("joserfc", "jgo", "cryptography", "duckdb", "sqlglot", "headrace_devkit.devcluster"),
         ),  # makes all
     ],
 )
@@ -94,7 +94,7 @@ def test_a_missing_package_is_named_with_its_extra(
     failing(ModuleNotFoundError("No module named 'psycopg.rows'", name="psycopg.rows"))
     assert headrace("topics") == 1
     monkeypatch.undo()
-    monkeypatch.delitem(sys.modules, "headrace.console.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace_console.serve", raising=False)
     for module in ("uvicorn", "pyarrow"):
         monkeypatch.setitem(sys.modules, module, None)
     assert [headrace("console", "--url", "http://h"), headrace("sql", "SELECT 1")] == [1, 1]
@@ -114,7 +114,7 @@ from headrace.runtime import SystemClock
 async def make(): App(HeadraceConfig(), SystemClock())
 asyncio.run(make())
 files = {name.split(".")[0]: str(getattr(one, "__file__", "")) for name, one in sys.modules.items()}
-optional = ("headrace.functions.", "headrace.pipelines.", "headrace.queries.", "headrace.admin.health.backend_check")
+optional = ("headrace.functions.", "headrace_pipelines.", "headrace_queries.", "headrace.admin.health.backend_check")
 print(*[name for name, file in files.items() if "-packages" in file])
 print(*[name for name in sys.modules if name.startswith(optional)])
 """
@@ -125,10 +125,10 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     found = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True).stdout.split()
     needed = "annotated_types anyio cachetools click confluent_kafka httptools msgspec prometheus_client pydantic"
     needed += " pydantic_core typing_extensions typing_inspection uvloop watchfiles yaml"
-    parts = "headrace.functions.routes headrace.pipelines.report headrace.pipelines.routes"
+    parts = "headrace.functions.routes headrace_pipelines.report headrace_pipelines.routes"
     parts += " headrace.functions.feature headrace.functions.function_parts"
-    parts += " headrace.pipelines.feature headrace.pipelines.pipeline_parts"
-    parts += " headrace.queries.feature headrace.queries.query_parts"
+    parts += " headrace_pipelines.feature headrace_pipelines.pipeline_parts"
+    parts += " headrace_queries.feature headrace_queries.query_parts"
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from yaml_table import table
 
 from headrace.cli.dlq import dlq
 from headrace.cli.options import RATE, selection_options
 from headrace.runs.selection import Selection, to_bytes
+from yaml_table import table
 
 
 def selected(*words: str) -> Any:

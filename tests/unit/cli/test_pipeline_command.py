@@ -14,15 +14,15 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from yaml_table import table
 
-from headrace.cli import pipeline as commands
-from headrace.pipelines.checkpoints import Frozen, check, discard
-from headrace.pipelines.lineage import lineage_graph
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.protocol import DriverTask
 from headrace.records import TopicPartition
+from headrace_pipelines import pipeline_command as commands
+from headrace_pipelines.checkpoints import Frozen, check, discard
+from headrace_pipelines.lineage import lineage_graph
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.protocol import DriverTask
 from tests.command_line import headrace
+from yaml_table import table
 
 FILE = table(__file__, "file")
 

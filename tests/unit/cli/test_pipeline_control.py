@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.api import Api
-from headrace.cli.pipeline import pipeline
 from headrace.http.endpoint import Endpoint
-from headrace.pipelines.checkpoints import locked
+from headrace_pipelines.checkpoints import locked
+from headrace_pipelines.pipeline_command import pipeline
 from tests.command_line import headrace
 
 FLOW = {"state": "running", "batchId": 3, "inputRecords": 40, "recordsPerSecond": 5.0, "lagRecords": None}

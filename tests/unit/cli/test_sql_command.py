@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from yaml_table import table
 
-from headrace.cli.sql_command import print_statement
-from headrace.cli.sql_prompt import SqlPrompt
-from headrace.cli.sql_sources import SqlRows
+from headrace_queries.sql_command import print_statement
+from headrace_queries.sql_prompt import SqlPrompt
+from headrace_queries.sql_sources import SqlRows
 from tests.command_line import headrace
+from yaml_table import table
 
 ROW = b'{"text":"a\\nb, \\"c\\"","n":0.10,"none":null,"yes":true,"list":[1,2]}'
 PRINTED = {

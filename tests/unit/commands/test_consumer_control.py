@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.commands.consumer_control import NOT_READ
 from headrace.commands.entries import iso_time, key_of, live_settings
@@ -20,6 +19,7 @@ from headrace.records import TopicPartition
 from tests.control_harness import CONFIG, P0, P1, ControlHarness, FakePump, ask, live, running
 from tests.raw_server import until
 from tests.staged import staged
+from yaml_table import table
 
 
 @staged(live)

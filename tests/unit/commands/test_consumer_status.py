@@ -22,8 +22,8 @@ from headrace.errors import HeadraceError, KafkaUnavailable, OffsetsKeptElsewher
 from headrace.kafka.client.reachability import Outage
 from headrace.kafka.cluster_info import GroupMember
 from headrace.records import TopicPartition
-from headrace.testing import ManualClock
-from headrace.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.control_harness import running
 
 CONFIG = ReactiveConsumerConfig.model_validate(

@@ -11,7 +11,7 @@ import pytest
 from headrace.commands.instance_owners import InstanceOwners
 from headrace.kafka import JSON_OBJECTS
 from headrace.records import Record
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.memory_table import memory_table
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace import errors
 from headrace.commands.registrations import PREFIX, Registration, RegistrationRules, Registrations
@@ -20,7 +19,8 @@ from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import Forbidden, HeadraceError, NotFound, RegistrationConflict, RegistrationQuota
 from headrace.http.auth import Principal
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from yaml_table import table
 
 Entry = Mapping[str, Any]
 URL = "http://localhost:8444/in"

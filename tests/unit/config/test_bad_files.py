@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 
 from headrace.cli.main import root
 from headrace.config.load import load_config
-from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
+from headrace_devkit.devcluster.certificates import Authority
 
 CANARY = "c4nary"
 """Part of every secret here."""

@@ -14,7 +14,7 @@ from headrace.config.explain import masked, moved
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError, PipelineInvalid
-from headrace.pipelines.load import load_pipeline
+from headrace_pipelines.load import load_pipeline
 
 BACKEND = {"url": "http://localhost:1"}
 

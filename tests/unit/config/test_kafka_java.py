@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headrace.config.kafka_java import parse_jaas
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.load import load_config
-from headrace.devcluster.certificates import Authority
-from headrace.pipelines.connector import connector_options
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_pipelines.connector import connector_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 TABLE = yaml.safe_load(Path(__file__).with_name("java.yaml").read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.pipelines.sinks.sink_kinds import GROUP, SINKS, registered
+from headrace_pipelines.sinks.sink_kinds import GROUP, SINKS, registered
 
 GUESTS = Path(__file__).parents[2] / "guests"
 
@@ -29,9 +29,9 @@ def test_an_entry_point_adds_a_kind_behind_those_of_the_package(monkeypatch: pyt
     ("value", "said"),
     [
         ("no_such_module:Sink", "the sink guest of the package no_such_module cannot be loaded: No module named"),
-        ("headrace.pipelines.sinks.sink:NoSuchSink", "cannot be loaded: module .* has no attribute"),
-        ("headrace.pipelines.sinks.sink:Sink", "is not a subclass of Sink"),
-        ("headrace.pipelines.sinks.sink:FlowFacts", "is not a subclass of Sink"),
+        ("headrace_pipelines.sinks.sink:NoSuchSink", "cannot be loaded: module .* has no attribute"),
+        ("headrace_pipelines.sinks.sink:Sink", "is not a subclass of Sink"),
+        ("headrace_pipelines.sinks.sink:FlowFacts", "is not a subclass of Sink"),
         ("other_topic_sink:OtherSink", "two packages have a sink topic: uninstall one of them"),
     ],
 )
@@ -39,7 +39,7 @@ def test_an_entry_point_that_is_not_a_new_sink_is_refused_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
 ) -> None:
     """Left out silently, its pipelines would fail with an unknown key."""
-    text = "from headrace.pipelines.sinks.topic_sink import KafkaSink\nclass OtherSink(KafkaSink): pass\n"
+    text = "from headrace_pipelines.sinks.topic_sink import KafkaSink\nclass OtherSink(KafkaSink): pass\n"
     (tmp_path / "other_topic_sink.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentProblem, match=said):

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from yaml_table import table
 
 from headrace.cli.main import root
 from headrace.config.explain import known_keys
-from headrace.config.light4j.key_table import ROWS
-from headrace.config.light4j.placeholders import typed
-from headrace.config.light4j.translation import CONVERSIONS, setting_path
 from headrace.config.load import ConfigReading, load_config, read_config
-from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
-from headrace.queries.standing import problems_of
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_dialects.light4j.key_table import ROWS
+from headrace_dialects.light4j.placeholders import typed
+from headrace_dialects.light4j.translation import CONVERSIONS, setting_path
+from headrace_queries.standing import problems_of
+from yaml_table import table
 
 SETS = Path(__file__).with_name("light4j")
 WRONG = table(__file__, "wrong")

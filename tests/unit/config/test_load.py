@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
+from yaml_table import table
 
 Write = Callable[[str], Path]
 

@@ -7,13 +7,13 @@ from typing import Any
 import confluent_kafka
 import pytest
 from pydantic import ValidationError
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.kafka.client.properties import member_properties
+from yaml_table import table
 
 BROAD: dict[str, Any] = table(__file__, "broad")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import ProcessShare
+from headrace.config.whole_file import WholeFile
 from headrace.runtime.telemetry.joined_metrics import joined_metrics
+from headrace_console.sections import ConsoleSections
 
 PUSH = {"topics": ["a"], "group": "g", "backend": {"url": "http://localhost:1"}, "batch": {"max_records": 900}}
 
@@ -24,7 +25,7 @@ def test_budgets_are_divided_and_names_differ() -> None:
         },
         "console": {},
     }
-    config = pickle.loads(pickle.dumps(HeadraceConfig.model_validate(given)))
+    config = pickle.loads(pickle.dumps(WholeFile.model_validate(given)))
     urls = tuple(f"http://127.0.0.1:{number}" for number in (1, 2, 3))
     first, second, _ = (ProcessShare(number, urls, "s" * 40, 80, 81, 0.0).of(config) for number in range(3))
     push = second.reactive_consumers["p"]
@@ -35,7 +36,7 @@ def test_budgets_are_divided_and_names_differ() -> None:
     assert (second.cluster.url, second.cluster.peers) == (urls[1], [*urls])
     assert push.consumer.properties["group.instance.id"] == "me-1"
     assert first.producer.transactions.id != second.producer.transactions.id
-    assert [bool(one.console) for one in (first, second)] == [True, False]
+    assert [bool(one.section(ConsoleSections).console) for one in (first, second)] == [True, False]
 
 
 def test_metrics_of_processes_are_joined_by_family() -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
-from yaml_table import table
 
 from headrace.config.explain import json_schema, masked
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.devcluster.certificates import Authority
 from headrace.errors import ConfigError
 from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace_devkit.devcluster.certificates import Authority
+from yaml_table import table
 
 
 def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
-import headrace.console
-from headrace.console.feeds import Feed
-from headrace.console.guard import SESSION, Guard
-from headrace.console.server_api import Servers
-from headrace.console.sessions import Session, Sessions
+import headrace_console
+from headrace_console.feeds import Feed
+from headrace_console.guard import SESSION, Guard
+from headrace_console.server_api import Servers
+from headrace_console.sessions import Session, Sessions
 from tests.running_server import OpenServer
 
 ANN, BOB = "a-token-of-an-operator", "a-token-of-a-reader.."
@@ -135,9 +135,9 @@ def test_no_page_makes_html_of_text() -> None:
     """Nothing that takes HTML, Markdown or code is used with a text that is not fixed."""
     found = [
         f"{path.name}:{node.lineno} {node.attr}"
-        for path in Path(headrace.console.__path__[0]).rglob("*.py")
+        for path in Path(headrace_console.__path__[0]).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN and ast.unparse(node.value) != "html"
     ]
     assert found == []
-    assert "v-html" not in "".join(path.read_text() for path in Path(headrace.console.__path__[0]).rglob("*.js"))
+    assert "v-html" not in "".join(path.read_text() for path in Path(headrace_console.__path__[0]).rglob("*.js"))

@@ -11,7 +11,7 @@ from headrace.consumers import lag
 from headrace.consumers.lag import GroupTopics, LagMonitor, PartitionLag
 from headrace.errors import KafkaUnavailable
 from headrace.records import TopicPartition
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 P0 = TopicPartition("t", 0)
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.admin.health import machine
 from headrace.admin.health.examination import Durability, require
-from headrace.config.tables import TableConfig
 from headrace.consumers.preconditions import (
     ONE_BROKER,
     Finding,
@@ -19,13 +17,15 @@ from headrace.consumers.preconditions import (
     judge_brokers,
     judge_dead_letters,
     judge_source,
-    judge_table,
     judge_topic,
     summarize,
 )
 from headrace.errors import EnvironmentProblem, KafkaUnavailable
 from headrace.kafka import PartitionInfo, TopicInfo
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_queries.table_config import TableConfig
+from headrace_queries.table_topics import judge_table
+from yaml_table import table
 
 DAY_MS = 86_400_000
 GOOD = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false", "retention.ms": str(7 * DAY_MS)}

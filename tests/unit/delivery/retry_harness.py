@@ -16,7 +16,7 @@ from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import DeadLetterFailed, KafkaUnavailable, RecordTooLarge
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.memory_table import EndOfTopic
 
 SOURCE, RETRY_TOPIC, BLOCKED = TopicPartition("t", 3), TopicPartition("g.retry.10s", 0), "_headrace-g.blocked"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
-from headrace.testing.pump_harness import P0, RETRY, Harness, running
+from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
 
 Response = Callable[[Delivery], Sequence[Reply]]
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.breaker import Breaker
 from headrace.records import TopicPartition
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 FREE, LONGEST, LONGEST_WISH = 10, 10, 300
 PLACES = 4

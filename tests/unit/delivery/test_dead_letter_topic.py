@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.dead_letter import DeadLetterTopic, headers_of, origin_of, restored
 from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import DeadLetterFailed, HeadraceError, InvalidRequest, KafkaUnavailable, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record
+from yaml_table import table
 
 OWN: list[Header] = [("a", b"\x00\xff"), ("a", None)]
 

@@ -22,7 +22,7 @@ from headrace.delivery.status import SettingsInForce
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import P0, P1, Harness
+from headrace_devkit.testing.pump_harness import P0, P1, Harness
 from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 
 PARTITIONS = [P0, P1]

@@ -14,11 +14,11 @@ from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.functions import protocol
 from headrace.functions.call_spans import CallSpans
-from headrace.pipelines.micro_batch_span import trace_micro_batch
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.log_fields import record_fields
 from headrace.runtime.telemetry.logs import JsonFormatter
+from headrace_pipelines.micro_batch_span import trace_micro_batch
 from tests.pipeline_harness import progress
 from tests.trace_collector import Collector, collecting
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import Harness
+from headrace_devkit.testing.pump_harness import Harness
 
 PARTITIONS = [TopicPartition("t", number) for number in range(8)]
 FAILED = Reply("TypeError", "a bug")

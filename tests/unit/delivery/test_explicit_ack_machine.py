@@ -18,7 +18,7 @@ from headrace.delivery.outcomes import ACK, AWAITING_ACK, DeadLetter, Delivery, 
 from headrace.delivery.tracker import AckTracker
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness
+from headrace_devkit.testing.pump_harness import BURY, P0, P1, RETRY, Harness
 
 SPAN = 12
 """Offsets of an offset map here, so that few records reach beyond it."""

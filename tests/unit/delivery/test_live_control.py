@@ -16,7 +16,7 @@ from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
+from headrace_devkit.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 # Pause ---------------------------------------------------------------------------------------------------------------
 

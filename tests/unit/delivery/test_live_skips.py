@@ -13,7 +13,7 @@ from headrace.delivery.outcomes import AWAITING_ACK, Outcome, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, Harness, running
+from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, running
 
 
 async def skip(harness: Harness, *offsets: int) -> list[str]:

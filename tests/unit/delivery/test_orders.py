@@ -13,7 +13,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, P1, Harness, MovingClock, Prompt, running
+from headrace_devkit.testing.pump_harness import P0, P1, Harness, MovingClock, Prompt, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Outcome, Reply
 from headrace.delivery.policy import Judged, judge
 from headrace.records import Record
+from yaml_table import table
 
 FAILED = Reply("not processed", "why")
 REPLIES = {"ok": ACK, "handed off": HANDED_OFF, "failed": FAILED, "bad": Reply("DecodeError", permanent=True)}

@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize, rule
 from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, Delivery, Outcome, Reply
 from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.testing.pump_harness import P0, Harness
+from headrace_devkit.testing.pump_harness import P0, Harness
 from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 
 ATTEMPTS = 3

@@ -15,7 +15,7 @@ from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.delivery.status import SettingsInForce
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing.pump_harness import BURY, P0, P1, Harness, MovingClock, running
+from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, MovingClock, running
 
 
 async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() -> None:

@@ -22,7 +22,7 @@ from headrace.delivery.retry_topics import delayed_of
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 from tests.unit.delivery.retry_harness import BLOCKED, RetryHarness
 

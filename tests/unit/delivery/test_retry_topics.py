@@ -12,7 +12,7 @@ from headrace.delivery.retry_topics import RetryTopicDestination, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable
 from headrace.kafka import RAW_BYTES
 from headrace.records import Header, Record
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.memory_table import memory_table
 from tests.unit.delivery.retry_harness import BLOCKED, RETRY_TOPIC, SOURCE, RetryHarness
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from headrace.config.model import HeadraceConfig
-from headrace.devcluster.certificates import Authority
+from headrace_devkit.devcluster.certificates import Authority
 from tests.command_line import headrace
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

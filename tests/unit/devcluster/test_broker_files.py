@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headrace.devcluster.broker_files import NodePorts, format_data_folder, new_id, server_properties
-from headrace.devcluster.ports import free_ports
+from headrace_devkit.devcluster.broker_files import NodePorts, format_data_folder, new_id, server_properties
+from headrace_devkit.devcluster.ports import free_ports
 
 THREE = {1: NodePorts(101, 201), 2: NodePorts(102, 202), 3: NodePorts(103, 203)}
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from yaml_table import table
 
-from headrace.cli.dev import dev
 from headrace.config.dev_endpoints import HOME, environment
-from headrace.devcluster import Cluster, DevCluster, Registry
-from headrace.devcluster.group import ServerGroup
 from headrace.errors import EnvironmentProblem
+from headrace_devkit.dev_command import dev
+from headrace_devkit.devcluster import Cluster, DevCluster, Registry
+from headrace_devkit.devcluster.group import ServerGroup
+from yaml_table import table
 
 UP = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1", "brokers": [{"id": 1, "pid": 2, "port": 1}]},
@@ -48,7 +48,9 @@ def test_whether_there_is_a_registry_is_found_again(
 ) -> None:
     """Without the option, `up` starts a registry in a new folder, and where the folder has one."""
     started: list[ServerGroup] = []
-    monkeypatch.setattr("headrace.devcluster.detached.start_together", lambda *groups, **_: started.extend(groups))
+    monkeypatch.setattr(
+        "headrace_devkit.devcluster.detached.start_together", lambda *groups, **_: started.extend(groups)
+    )
     monkeypatch.chdir(tmp_path)
     if kafka:
         _remember(tmp_path / HOME, kafka)

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from headrace.devcluster.group import start_together
-from headrace.devcluster.jvm_server import Server, ServerId, StillStarting
 from headrace.errors import PortTaken
+from headrace_devkit.devcluster.group import start_together
+from headrace_devkit.devcluster.jvm_server import Server, ServerId, StillStarting
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 class SmallRegistry:

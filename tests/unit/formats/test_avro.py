@@ -15,10 +15,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.avro import AvroCodec
+from yaml_table import table
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 ANIMAL = table(__file__, "animal")

@@ -13,11 +13,11 @@ from google.protobuf import json_format
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
 from headrace.formats.proto_files import parse_proto
 from headrace.formats.protobuf import ProtobufCodec
+from yaml_table import table
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 ALL = table(__file__, "all")

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
-from yaml_table import table
 
 from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
 from headrace.formats.registry import RegisteredSchema
 from tests.raw_server import Authority
 from tests.unit.formats.conftest import Setting
+from yaml_table import table
 
 
 async def test_a_schema_of_an_id_is_requested_once(

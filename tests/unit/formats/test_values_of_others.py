@@ -10,19 +10,19 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from yaml_table import table
 
-from headrace.config.tables import TableConfig
 from headrace.errors import FormatError, SchemaInvalid
 from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.formats.plain import header_of
 from headrace.formats.schema_codec import compile_schema
 from headrace.functions.protocol import Schema
 from headrace.functions.worker.serving import Bodies
-from headrace.pipelines.driver.value_codecs import BlockingRegistry
-from headrace.queries.engine.decoding import Decoder
 from headrace.records import RecordBatch, TopicPartition
+from headrace_pipelines.driver.value_codecs import BlockingRegistry
+from headrace_queries.engine.decoding import Decoder
+from headrace_queries.table_config import TableConfig
 from tests.unit.formats.conftest import Setting
+from yaml_table import table
 
 ID = 7
 FORMATS = {"AVRO": "avro", "JSON": "jsonschema", "PROTOBUF": "protobuf"}

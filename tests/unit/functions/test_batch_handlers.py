@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.outcomes import ACK, AWAITING_ACK, Outcome
 from headrace.delivery.policy import judge
 from tests.function_workers import Run, Write
+from yaml_table import table
 
 
 def batches(size: int, **trigger: Any) -> dict[str, Any]:

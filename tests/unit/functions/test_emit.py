@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, TopicNotFound
 from tests.function_workers import Run, Write
+from yaml_table import table
 
 HANDLER = table(__file__, "handler")
 PLAIN = HANDLER.replace("PREFIX ", "").replace("PAUSE", "pass")

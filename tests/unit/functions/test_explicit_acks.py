@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.outcomes import ACK, AWAITING_ACK, NOT_BEGUN, Delivery
 from headrace.functions.load import load_function
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Deadline
 from tests.function_workers import WAITS, Run, Write, acknowledged, called, calls
+from yaml_table import table
 
 P = TopicPartition("flights", 3)
 

@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.cli.main import main
 from tests.function_workers import Write
+from yaml_table import table
 
 HANDLER = table(__file__, "handler")
 

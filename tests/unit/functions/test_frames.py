@@ -10,13 +10,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import WorkerLost
 from headrace.functions import protocol
 from headrace.functions.frames import NOTHING_BEGUN, FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
-from headrace.testing.pump_harness import Harness, running
+from headrace_devkit.testing.pump_harness import Harness, running
+from yaml_table import table
 
 P = TopicPartition("t", 0)
 

@@ -28,8 +28,8 @@ from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger import HandlerBatch
 from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter
-from headrace.testing import ManualClock
-from headrace.testing.pump_harness import kind_of
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.pump_harness import kind_of
 
 P = TopicPartition("t", 0)
 Response = Callable[[protocol.Work], protocol.Done | protocol.Results]

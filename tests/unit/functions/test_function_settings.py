@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FunctionInvalid
@@ -17,6 +16,7 @@ from headrace.functions.function_keys import ANNOTATED
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
+from yaml_table import table
 
 ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if not key.why("nothing")}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.outcomes import Reply
 from headrace.delivery.policy import action_of
@@ -13,6 +12,7 @@ from headrace.errors import FunctionInvalid
 from headrace.functions.file_values import parse_duration, parse_size
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
+from yaml_table import table
 
 HEAD = "spec:\n  handler: main:handler\n  triggers:\n    k:\n      kind: kafka-cluster\n"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
@@ -25,6 +24,7 @@ from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace.runtime.telemetry.metrics import Metrics
 from tests.function_workers import Running, Write
 from tests.running_server import Response
+from yaml_table import table
 
 TOKEN = "a-token-of-some-length"
 OPEN = SecurityConfig()

@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.functions.load import load_function
 from tests.function_workers import Running, Write
+from yaml_table import table
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.model import HeadraceConfig
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from tests.function_workers import Running
+from yaml_table import table
 
 INLINE = table(__file__, "inline")
 CODE = 'def handler(context, event):\n    return {"source": event.body.decode()}\n'

@@ -21,7 +21,7 @@ from headrace.kafka import Consumer
 from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from yaml_table import table
 
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.model import HeadraceConfig
-from headrace.devcluster.certificates import Authority, KeyFiles
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
 from headrace.kafka.client.access import principal_of
+from headrace_devkit.devcluster.certificates import Authority, KeyFiles
+from yaml_table import table
 
 PLAIN: dict[str, Any] = table(__file__, "plain")
 NO_TLS: dict[str, Any] = {"tls": {"enable": False}}

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
@@ -15,8 +14,9 @@ from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of
 from headrace.functions import protocol
 from headrace.records import OutgoingRecord
-from headrace.testing.pump_harness import kind_of
+from headrace_devkit.testing.pump_harness import kind_of
 from tests.function_workers import Run, Write
+from yaml_table import table
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
 

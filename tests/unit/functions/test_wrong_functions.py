@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import FunctionInvalid
 from headrace.functions.load import load_function
+from yaml_table import table
 
 BASE = table(__file__, "base")
 CODE = "def handler(context, event): ...\n"

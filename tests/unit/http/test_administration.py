@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from yaml_table import table
 
 from headrace.admin.health.routes import HealthEndpoints
 from headrace.admin.process.chaos import AssaultRequest, Chaos
@@ -31,6 +30,7 @@ from tests.administration_endpoints import administration
 from tests.raw_server import always, served
 from tests.running_server import RunningServer
 from tests.unit.http.test_openapi import request
+from yaml_table import table
 
 
 def secret_config() -> HeadraceConfig:

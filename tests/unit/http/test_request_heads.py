@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.http.server import check_deadlines
 from tests.raw_server import until
 from tests.running_server import RunningServer
+from yaml_table import table
 
 BODY = b'{"records":[{"value":1}]}'
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from group_client import P0, P1, Member, Message, truncated, with_member
 
+from group_client import P0, P1, Member, Message, truncated, with_member
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -21,7 +21,7 @@ from headrace.kafka.loop_proxy import LoopProxy
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.staged import staged
 
 CONTINUE = ReadPolicy(on_gap="continue")

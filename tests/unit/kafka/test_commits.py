@@ -13,7 +13,7 @@ from headrace.kafka.commits import Commits, commit_now
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition
 from headrace.records import Committed, TopicPartition
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -18,8 +18,8 @@ from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacte
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace.testing import ManualClock
-from headrace.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 TOPIC = "_control"
 PLACE = TopicPartition(TOPIC, 0)

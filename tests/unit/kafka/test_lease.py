@@ -5,7 +5,7 @@ from typing import Any
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin, Lease
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 async def test_a_lease_that_was_lost_before_it_is_known_to_be_held_is_not_held() -> None:

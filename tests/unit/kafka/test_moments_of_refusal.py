@@ -11,8 +11,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
-from group_client import P0, Member, Message, with_member
 
+from group_client import P0, Member, Message, with_member
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka import Admin, poll_thread

@@ -15,7 +15,7 @@ from headrace.config.load import load_config
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.functions.load import load_function
 from headrace.kafka.names import check_group, check_topic
-from headrace.pipelines.load import load_pipeline
+from headrace_pipelines.load import load_pipeline
 
 BAD = ["^.*", "^", "^orders", "a b", "../x", "a\r\nb", "a\n", "a\x00b", "x" * 250, ".", "..", ""]
 BAD += ["ord\u0435rs", "a,b", "a/b"]

@@ -12,7 +12,7 @@ import pytest
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition, has_committed
 from headrace.records import Committed, TopicPartition
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 UNKNOWN = confluent_kafka.OFFSET_INVALID

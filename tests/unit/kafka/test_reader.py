@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from group_client import P0, P1, Message
 
+from group_client import P0, P1, Message
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import reader
 from headrace.kafka.reader import to_batches

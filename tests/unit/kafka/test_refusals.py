@@ -9,7 +9,7 @@ from headrace.config.producer import ProducerConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin, Producer, Reachability, TransactionalProducers
 from headrace.records import OutgoingRecord
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 NOWHERE = KafkaConfig(bootstrap_servers="127.0.0.1:1")
 RECORD = OutgoingRecord("t", None, b"1")

@@ -11,7 +11,7 @@ from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError, KafkaTimeout
 from headrace.kafka import Consumer
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 MEMBER = SimpleNamespace(client_id="billing (pid 7 on b)", host="/10.0.0.2")
 SINCE = "1970-01-12T13:46:40Z"

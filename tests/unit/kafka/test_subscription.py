@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config.section import fits_any
 from headrace.kafka import Subscription, TopicInfo
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 class Cluster:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.pipelines import driver_inputs
-from headrace.pipelines.spec import PipelineSpec
+from headrace_pipelines import driver_inputs
+from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import Harness, Started, toolchain
 from tests.running_server import pytest_pyfunc_call, server  # noqa: F401
 
@@ -32,7 +32,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         harness = Harness(tmp_path, kafka or KafkaConfig(), spec)
         harness.missing.update(missing or {})
         monkeypatch.setattr(driver_inputs, "run_blocking", at_once)
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", harness.start_driver)
+        monkeypatch.setattr("headrace_pipelines.runs.DriverProcess.start", harness.start_driver)
         monkeypatch.setattr(driver_inputs, "find_toolchain", toolchain)
         await harness.run.start()
         await harness.clock.settle()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from yaml_table import table
 
 from headrace.errors import CheckpointUnusable
-from headrace.pipelines.checkpoints import Frozen, check, discard, locked, preview, progressed
+from headrace_pipelines.checkpoints import Frozen, check, discard, locked, preview, progressed
+from yaml_table import table
 
 FROZEN = Frozen(["topic a"], ["aggregate by k of count(1)"], "update", "topic", 2)
 

@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.hazmat.primitives.serialization import load_pem_private_key as load_key
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.devcluster.certificates import STORE_PASSWORD, Authority, KeyFiles
-from headrace.pipelines.connector import connector_options, refusal, write_secrets
-from headrace.pipelines.spec import PipelineSpec
+from headrace_devkit.devcluster.certificates import STORE_PASSWORD, Authority, KeyFiles
+from headrace_pipelines.connector import connector_options, refusal, write_secrets
+from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document
+from yaml_table import table
 
 
 def security(**values: Any) -> KafkaSecurity:
@@ -135,7 +135,7 @@ def test_a_report_of_java_becomes_the_sentence_of_the_other_clients(reported: st
 def test_a_process_that_is_killed_leaves_no_secret(tmp_path: Path) -> None:
     """Other processes read the file while it lives; a process that waits for its end does not replace it."""
     code = (
-        "import sys, time; from pathlib import Path; from headrace.pipelines.connector import write_secrets\n"
+        "import sys, time; from pathlib import Path; from headrace_pipelines.connector import write_secrets\n"
         "write_secrets(Path(sys.argv[1]), {'name': 'c4nary'}); print('ready', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid, RecordTooLarge
-from headrace.pipelines.driver.failures import failure_event
-from headrace.pipelines.driver.session import JvmEnded
-from headrace.pipelines.protocol import KAFKA_REFUSES
+from headrace_pipelines.driver.failures import failure_event
+from headrace_pipelines.driver.session import JvmEnded
+from headrace_pipelines.protocol import KAFKA_REFUSES
+from yaml_table import table
 
 FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
 LASTING: list[Any] = [

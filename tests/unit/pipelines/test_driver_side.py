@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from yaml_table import table
 
-import headrace.pipelines.driver.__main__ as program
+import headrace_pipelines.driver.__main__ as program
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver.failures import PartFailed, failure_event
-from headrace.pipelines.driver.progress import ProgressReader, to_event
-from headrace.pipelines.driver.session import send_code, settings
-from headrace.pipelines.driver.source_tables import kafka_options
-from headrace.pipelines.driver_process import DriverProcess, Toolchain
-from headrace.pipelines.protocol import DriverPlan, FlowFinished, FlowProgress
-from headrace.pipelines.spec import DriverSpec, PipelineSpec
+from headrace_pipelines.driver.failures import PartFailed, failure_event
+from headrace_pipelines.driver.progress import ProgressReader, to_event
+from headrace_pipelines.driver.session import send_code, settings
+from headrace_pipelines.driver.source_tables import kafka_options
+from headrace_pipelines.driver_process import DriverProcess, Toolchain
+from headrace_pipelines.protocol import DriverPlan, FlowFinished, FlowProgress
+from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from tests.pipeline_harness import TOOLCHAIN, document, plan_of
+from yaml_table import table
 
 
 def plan(**trigger: Any) -> DriverPlan:
@@ -59,7 +59,7 @@ def query_of(name: str, last: dict[str, Any], cause: Exception | None = None) ->
 def test_the_driver_loads_no_code_of_its_parent() -> None:
     """The process that runs Spark loads neither the event loop nor the Kafka client."""
     code = (
-        "import sys, headrace.pipelines.driver.__main__\n"
+        "import sys, headrace_pipelines.driver.__main__\n"
         "print([name for name in sys.modules if name.startswith(('headrace.runtime', 'headrace.kafka', "
         "'headrace.delivery', 'headrace.http', 'confluent_kafka', 'asyncio'))])"
     )

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 import yaml
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
-from headrace.pipelines.driver.exactly_once_sink import ExactlyOnceSink
-from headrace.pipelines.driver.session import settings
-from headrace.pipelines.graph import problems_of
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.protocol import DriverPlan
-from headrace.pipelines.sinks.topic_sink import KafkaSink
-from headrace.pipelines.spec import PipelineSpec
+from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
+from headrace_pipelines.driver.session import settings
+from headrace_pipelines.graph import problems_of
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.sinks.topic_sink import KafkaSink
+from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import FakeTarget, document, plan_of
+from yaml_table import table
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("headrace_pipelines.driver.exactly_once_sink.time.sleep", lambda seconds: None)
 
 
 def batch(rows: str) -> Any:
@@ -116,7 +116,7 @@ def test_a_failure_is_raised_if_it_is_permanent_or_after_a_minute_of_retries(
     target = FakeTarget()
     target.failures = [("before", error("why"))] * failures
     times = iter(range(0, 1000, seconds))
-    monkeypatch.setattr("headrace.pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("headrace_pipelines.driver.exactly_once_sink.time.monotonic", lambda: next(times))
     write = sink(target, tmp_path)
     is_raised = tries != 2
     with pytest.raises(error) if is_raised else contextlib.nullcontext():

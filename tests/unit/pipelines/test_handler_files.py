@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid
 from headrace.functions import protocol
-from headrace.pipelines.graph import topics_written
-from headrace.pipelines.handler_setup import setup_of
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.spec import PipelineSpec
+from headrace_pipelines.graph import topics_written
+from headrace_pipelines.handler_setup import setup_of
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.spec import PipelineSpec
+from yaml_table import table
 
 ROOT = Path(__file__).parents[3]
 GOOD = table(__file__, "good")

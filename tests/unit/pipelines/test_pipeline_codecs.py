@@ -15,21 +15,21 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
-from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.delivery.dead_letter import origin_of
-from headrace.devcluster.ports import free_ports
 from headrace.errors import FunctionError, PipelineInvalid, RegistryUnavailable, SchemaInvalid
 from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of
 from headrace.formats.protobuf import ProtobufCodec
 from headrace.formats.sql_types import sql_columns
-from headrace.pipelines.connector import ConnectorSecurity, with_registry, write_secrets
-from headrace.pipelines.driver import value_codecs
-from headrace.pipelines.spec import PipelineSpec
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_pipelines.connector import ConnectorSecurity, with_registry, write_secrets
+from headrace_pipelines.driver import value_codecs
+from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document, plan_of
 from tests.unit.formats.conftest import SmallRegistry
+from yaml_table import table
 
 NONE = ConnectorSecurity({}, {}, frozenset())
 FLIGHT = table(__file__, "flight")

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.certificates import Authority
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.driver_tasks import TaskDriver
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.spec import PipelineSpec
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_pipelines.driver_tasks import TaskDriver
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.spec import PipelineSpec
+from yaml_table import table
 
 GOOD = table(__file__, "good")
 

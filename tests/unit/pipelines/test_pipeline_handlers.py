@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from yaml_table import table
 
 from headrace.delivery.dead_letter import origin_of
 from headrace.errors import FunctionError, PipelineInvalid
 from headrace.functions import protocol
-from headrace.pipelines.driver.handlers import HandlerPlan, run
-from headrace.pipelines.driver.value_codecs import HEADERS, FailurePolicy
+from headrace_pipelines.driver.handlers import HandlerPlan, run
+from headrace_pipelines.driver.value_codecs import HEADERS, FailurePolicy
+from yaml_table import table
 
 Rows = list[dict[str, Any]]
 Call = Callable[..., Rows]

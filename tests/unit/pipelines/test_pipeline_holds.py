@@ -10,8 +10,8 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, TopicNotFound
-from headrace.pipelines import protocol
 from headrace.records import TopicPartition
+from headrace_pipelines import protocol
 from tests.pipeline_harness import READY, FakeDriver, Harness, Started, delayed, progress
 
 
@@ -90,7 +90,7 @@ async def test_a_pause_while_a_driver_is_being_started_ends_it(
     """The process is there only after the pause was accepted."""
     async with started() as harness:
         go, slow = delayed(harness.start_driver)
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", slow)
+        monkeypatch.setattr("headrace_pipelines.runs.DriverProcess.start", slow)
         await harness.end(1, 1)
         await harness.run.hold("paused")
         go.set()

@@ -12,15 +12,15 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.extras import MODULES
-from headrace.pipelines import protocol
-from headrace.pipelines.driver_process import check_heaps, require_spark
-from headrace.pipelines.graph import require_cores
-from headrace.pipelines.spec import DriverSpec, PipelineSpec
-from headrace.pipelines.status import OffsetPublisher
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_pipelines import protocol
+from headrace_pipelines.driver_process import check_heaps, require_spark
+from headrace_pipelines.graph import require_cores
+from headrace_pipelines.spec import DriverSpec, PipelineSpec
+from headrace_pipelines.status import OffsetPublisher
 from tests.pipeline_harness import READY, SPEC, FakeDriver, Harness, Started, progress
 
 
@@ -205,11 +205,11 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         async def refuse(*_: object) -> FakeDriver:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", refuse)
+        monkeypatch.setattr("headrace_pipelines.runs.DriverProcess.start", refuse)
         await harness.end(1, 1)
         assert harness.run.death is None
         assert "failed to start: No space left on device" in harness.reason
-        monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", harness.start_driver)
+        monkeypatch.setattr("headrace_pipelines.runs.DriverProcess.start", harness.start_driver)
         await harness.clock.advance(2)
         assert len(harness.drivers) == 2
         assert harness.reason == "Spark is starting"
@@ -218,15 +218,15 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
             if written:
                 raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", full)
+        monkeypatch.setattr("headrace_pipelines.runs.write_secrets", full)
         await harness.report(*READY)
         assert harness.run.death is None
         assert "cannot be written: No space left on device" in harness.reason
         await harness.clock.advance(9)
-        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_, **__: None)
+        monkeypatch.setattr("headrace_pipelines.runs.write_secrets", lambda *_, **__: None)
         await harness.report(*READY)
         assert harness.run.readiness().ready
-        monkeypatch.setattr("headrace.pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
+        monkeypatch.setattr("headrace_pipelines.runs.write_secrets", lambda *_: Path("/proc/none").touch())
         await harness.end(1)
         assert harness.run.death is None and "run failed: FileNotFoundError" in harness.run.task_failures
         assert not harness.run.readiness().ready and "The run failed: FileNotFoundError" in harness.reason

@@ -11,11 +11,11 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.devcluster.certificates import Authority
-from headrace.pipelines import driver_inputs, protocol
-from headrace.pipelines.connector import ConnectorSecurity, write_secrets
-from headrace.pipelines.driver_process import Toolchain
 from headrace.runtime import Deadline, Service
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_pipelines import driver_inputs, protocol
+from headrace_pipelines.connector import ConnectorSecurity, write_secrets
+from headrace_pipelines.driver_process import Toolchain
 from tests.pipeline_harness import READY, Started
 
 
@@ -78,7 +78,7 @@ async def test_no_secret_is_left_without_a_driver(
             kafka.security.use(_login("c4nary-2"))
             await harness.clock.advance(10)
         else:
-            monkeypatch.setattr("headrace.pipelines.runs.DriverProcess.start", endless)
+            monkeypatch.setattr("headrace_pipelines.runs.DriverProcess.start", endless)
             await harness.end(1, 1)
             await harness.run.stop()
     assert not list((tmp_path / "delays").iterdir())

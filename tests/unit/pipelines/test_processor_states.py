@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.pipelines.processors import (
+from headrace_pipelines.processors import (
     ABSENT,
     KeyClock,
     ListState,

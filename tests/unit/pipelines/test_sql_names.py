@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from yaml_table import table
 
-from headrace.pipelines.graph import ordered_views, sources_of
-from headrace.pipelines.spec import PipelineSpec
-from headrace.pipelines.sql import tables_read, without_streaming
+from headrace_pipelines.graph import ordered_views, sources_of
+from headrace_pipelines.spec import PipelineSpec
+from headrace_pipelines.sql import tables_read, without_streaming
 from tests.pipeline_harness import document
+from yaml_table import table
 
 
 @pytest.mark.parametrize(("sql", "names"), table(__file__, "names_after_from_and_join"))

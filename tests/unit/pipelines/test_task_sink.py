@@ -12,10 +12,10 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.connector import write_secrets
-from headrace.pipelines.driver import task_sink
-from headrace.pipelines.driver.task_sink import TaskWriter
-from headrace.pipelines.secrets_file import KAFKA, with_secrets
+from headrace_pipelines.connector import write_secrets
+from headrace_pipelines.driver import task_sink
+from headrace_pipelines.driver.task_sink import TaskWriter
+from headrace_pipelines.secrets_file import KAFKA, with_secrets
 from tests.pipeline_harness import FakeTarget
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "u", "password": "s3cret"}}

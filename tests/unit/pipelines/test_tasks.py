@@ -14,8 +14,8 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
-from headrace.pipelines import driver_tasks, protocol
-from headrace.pipelines.driver import tasks
+from headrace_pipelines import driver_tasks, protocol
+from headrace_pipelines.driver import tasks
 from tests.pipeline_harness import SPEC, FakeDriver, plan_of, toolchain
 
 FILE = "name: delays\nsources: {}\nflows: {}\n"

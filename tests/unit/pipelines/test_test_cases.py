@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.test_cases import differences, load_test_case, steps_of
+from headrace_pipelines.test_cases import differences, load_test_case, steps_of
+from yaml_table import table
 
 
 def test_rows_come_from_the_file_or_from_files_it_names(tmp_path: Path) -> None:

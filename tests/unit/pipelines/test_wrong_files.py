@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 import pytest
-from yaml_table import table
 
 from headrace.errors import PipelineInvalid
-from headrace.pipelines.load import load_pipeline, load_pipelines
+from headrace_pipelines.load import load_pipeline, load_pipelines
 from tests.wrong_pipelines import CASES, KNOWN_TO_SPARK, said_of, write_wrong
+from yaml_table import table
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in KNOWN_TO_SPARK])

@@ -8,17 +8,17 @@ from typing import Any
 
 import duckdb
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.tables import TableConfig
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.engine.filter import Filters, statement_problem
-from headrace.queries.engine.statements import Statements
-from headrace.queries.protocol import Filter, Filtered, Form, RequestFailed
-from headrace.queries.push_statement import read_push
 from headrace.runtime import SystemClock
+from headrace_queries.engine.filter import Filters, statement_problem
+from headrace_queries.engine.statements import Statements
+from headrace_queries.protocol import Filter, Filtered, Form, RequestFailed
+from headrace_queries.push_statement import read_push
+from headrace_queries.table_config import TableConfig
+from yaml_table import table
 
 TABLES = {
     "stock": TableConfig(topic="stock", schema="item STRING, n BIGINT, parts ARRAY<INT>"),  # type: ignore[call-arg]

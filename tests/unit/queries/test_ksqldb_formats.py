@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from yaml_table import table
 
 from headrace.errors import Draining, Forbidden, HeadraceError, InvalidRequest, StatementRejected
-from headrace.queries.ksqldb import (
+from headrace_queries.ksqldb import (
     KsqlColumn,
     QueryBody,
     QueryStreamBody,
@@ -21,8 +20,9 @@ from headrace.queries.ksqldb import (
     result_columns,
     starts_at_earliest,
 )
-from headrace.queries.ksqldb_active import ActiveQuery, objects, refused
-from headrace.queries.statement_text import read_statement
+from headrace_queries.ksqldb_active import ActiveQuery, objects, refused
+from headrace_queries.statement_text import read_statement
+from yaml_table import table
 
 COLUMNS = [KsqlColumn("ID", "BIGINT"), KsqlColumn("a`b", "ARRAY<STRING>")]
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace import errors
-from headrace.config.remote_server import KsqldbConfig
 from headrace.errors import KsqldbUnavailable, StatementRejected
-from headrace.queries.callers import Caller
-from headrace.queries.ksqldb import KsqlColumn
-from headrace.queries.ksqldb_server import MAX_LINE_BYTES, KsqldbServer
-from headrace.queries.ksqldb_statements import KsqldbStatements
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_queries.callers import Caller
+from headrace_queries.ksqldb import KsqlColumn
+from headrace_queries.ksqldb_config import KsqldbConfig
+from headrace_queries.ksqldb_server import MAX_LINE_BYTES, KsqldbServer
+from headrace_queries.ksqldb_statements import KsqldbStatements
 from tests.raw_server import OK, Authority, Server, Talk, always, served, until
+from yaml_table import table
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -11,12 +11,12 @@ import duckdb
 import pytest
 
 from headrace.errors import StatementRejected, TooManyRequests
-from headrace.queries.callers import Caller, CallerEnds
-from headrace.queries.engine.pull import Pulls
-from headrace.queries.engine.statements import Statements
-from headrace.queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, frame_of, size_of
 from headrace.runtime import ThreadPool
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from headrace_queries.callers import Caller, CallerEnds
+from headrace_queries.engine.pull import Pulls
+from headrace_queries.engine.statements import Statements
+from headrace_queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, frame_of, size_of
 
 LIMIT_SECONDS = 20.0
 

@@ -13,28 +13,28 @@ from typing import Any
 import duckdb
 import pyarrow.compute as pc
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.model import HeadraceConfig
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.columns import declared
-from headrace.queries.engine.batch_rows import load_batch
-from headrace.queries.engine.database import end_if_broken, open_database
-from headrace.queries.engine.decoding import Decoder
-from headrace.queries.engine.evaluations import Evaluations
-from headrace.queries.engine.filter import Filters
-from headrace.queries.engine.pull import Pulls, RowWriter
-from headrace.queries.engine.push import Pushes
-from headrace.queries.engine.statements import Statements
-from headrace.queries.engine.table_feed import TableFeed
-from headrace.queries.engine.table_file import TableFile
-from headrace.queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
-from headrace.queries.push_statement import read_push
-from headrace.queries.record_filter import RecordFilter
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime import SystemClock
+from headrace_queries.columns import declared
+from headrace_queries.engine.batch_rows import load_batch
+from headrace_queries.engine.database import end_if_broken, open_database
+from headrace_queries.engine.decoding import Decoder
+from headrace_queries.engine.evaluations import Evaluations
+from headrace_queries.engine.filter import Filters
+from headrace_queries.engine.pull import Pulls, RowWriter
+from headrace_queries.engine.push import Pushes
+from headrace_queries.engine.statements import Statements
+from headrace_queries.engine.table_feed import TableFeed
+from headrace_queries.engine.table_file import TableFile
+from headrace_queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
+from headrace_queries.push_statement import read_push
+from headrace_queries.record_filter import RecordFilter
+from headrace_queries.sections import QuerySections
+from yaml_table import table
 
 Written = tuple[bytes | None, bytes | None, int, Any]
 """Key, value, timestamp and headers."""
@@ -62,7 +62,7 @@ class Kept:
 
     def __init__(self, folder: Path, tables: Mapping[str, Any], **sql: Any) -> None:
         settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": tables, "sql": sql}
-        self.config = HeadraceConfig.model_validate(settings)
+        self.config = QuerySections.model_validate(settings)
         self.connection, paths = open_database(self.config, lossless=True)
         self.codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), SystemClock()))
         self.statements = Statements(self.connection.cursor())
@@ -226,7 +226,7 @@ def test_a_record_that_fails_alone_for_any_reason_is_corrupt(tmp_path: Path, mon
         load_batch(connection, columns, records, **more)
 
     broken = False
-    monkeypatch.setattr("headrace.queries.engine.table_file.load_batch", fails)
+    monkeypatch.setattr("headrace_queries.engine.table_file.load_batch", fails)
     kept.apply("json", 0, [GOOD] * 9)
     assert [json.loads(row)["offset"] for row in kept.rows("json")] == [0, 1, 2, 3, 4, 6, 7, 8]
     assert "partition 0, offset 5: the table cannot take it" in kept.files["json"].corrupt.last

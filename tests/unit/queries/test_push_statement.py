@@ -7,13 +7,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from yaml_table import table
 
 from headrace.errors import StatementRejected
-from headrace.pipelines.load import load_pipeline
-from headrace.queries.pipeline_example import SourceTopic
-from headrace.queries.push_statement import PushStatement, read_push
-from headrace.queries.statement_text import read_statement
+from headrace_pipelines.load import load_pipeline
+from headrace_queries.pipeline_example import SourceTopic
+from headrace_queries.push_statement import PushStatement, read_push
+from headrace_queries.statement_text import read_statement
+from yaml_table import table
 
 SOURCES = {
     "orders": SourceTopic("orders.v1", schema="carrier STRING, cents INT, id STRING"),

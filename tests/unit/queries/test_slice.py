@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.errors import HeadraceError
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.inference import format_of, inferred, usual
-from headrace.queries.record_filter import RecordFilter
-from headrace.queries.slice import SliceReader, SliceSpec, newest
 from headrace.records import Record, TopicPartition
 from headrace.runtime import SystemClock
+from headrace_queries.inference import format_of, inferred, usual
+from headrace_queries.record_filter import RecordFilter
+from headrace_queries.slice import SliceReader, SliceSpec, newest
+from yaml_table import table
 
 VALUES = [
     '{"amount": 5, "place": {"city": "Bonn"}}',
@@ -125,7 +125,7 @@ def read_rows(monkeypatch: pytest.MonkeyPatch, values: list[bytes | None]) -> tu
     async def window(*_: object) -> AsyncIterator[list[Record]]:
         yield [Record("t", 0, at, 1_700_000_000_000, b"k", value) for at, value in enumerate(values)]
 
-    monkeypatch.setattr("headrace.queries.slice.read_window", window)
+    monkeypatch.setattr("headrace_queries.slice.read_window", window)
 
     async def read() -> tuple[SliceReader, list[str]]:
         registry = SchemaRegistry(SchemaRegistryConfig(), SystemClock())

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
-from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.sinks.topic_sink import KafkaSink
-from headrace.queries.filtered_destination import FilteredDestination
-from headrace.queries.protocol import Filtered, Problem
-from headrace.queries.push_statement import PushStatement
-from headrace.queries.standing import StandingQuery, problems_of, with_standing_queries
 from headrace.records import Record
+from headrace_pipelines.load import load_pipeline
+from headrace_pipelines.sinks.topic_sink import KafkaSink
+from headrace_queries.filtered_destination import FilteredDestination
+from headrace_queries.protocol import Filtered, Problem
+from headrace_queries.push_statement import PushStatement
+from headrace_queries.standing import StandingQuery, problems_of, with_standing_queries
+from yaml_table import table
 
 TEXTS = table(__file__, "texts")
 QUERY = StandingQuery(PushStatement("n", "stock", "", "", None), "stock", "objects")

@@ -13,12 +13,12 @@ from typing import Any
 import duckdb
 import pytest
 import yaml
-from yaml_table import table
 
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable
-from headrace.queries.engine.pull import Pulls
-from headrace.queries.engine.statements import Statements
-from headrace.queries.protocol import Ask, Lookup, RequestFailed, Row, Rows
+from headrace_queries.engine.pull import Pulls
+from headrace_queries.engine.statements import Statements
+from headrace_queries.protocol import Ask, Lookup, RequestFailed, Row, Rows
+from yaml_table import table
 
 HOSTILE = yaml.safe_load((Path(__file__).parents[2] / "hostile_statements.yaml").read_text())
 KEYS = {"moves": "key", "secret": "key", "starting": "", "stock": "key"}

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry
-from headrace.queries.columns import Column, declared
-from headrace.queries.engine.database import open_database
-from headrace.queries.engine.decoding import Decoder
-from headrace.queries.engine.table_file import TableFile
 from headrace.records import RecordBatch, TopicPartition
-from headrace.testing import MakeTopic, ManualClock
+from headrace_devkit.testing import MakeTopic, ManualClock
+from headrace_queries.columns import Column, declared
+from headrace_queries.engine.database import open_database
+from headrace_queries.engine.decoding import Decoder
+from headrace_queries.engine.table_file import TableFile
+from headrace_queries.sections import QuerySections
 
 PARTITIONS = 3
 SCHEMA = "item STRING, n BIGINT"
@@ -69,7 +69,7 @@ class Kept:
     def __init__(self, folder: Path, kind: str, schema: str = SCHEMA, **more: Any) -> None:
         table = {"topic": "t", "kind": kind, "schema": schema, **more}
         settings = {"kafka": {"bootstrap_servers": "h:1"}, "state_dir": str(folder), "tables": {"stock": table}}
-        self.config = HeadraceConfig.model_validate(settings)
+        self.config = QuerySections.model_validate(settings)
         self.connection, paths = open_database(self.config)
         self._table = self.config.tables["stock"]
         self.file = TableFile(self.connection.cursor(), "stock", self._table, paths["stock"])

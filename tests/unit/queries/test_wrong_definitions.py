@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from yaml_table import table
 
 from headrace.cli.main import root
 from headrace.errors import ConfigError
+from yaml_table import table
 
 FILES = {
     "tables": "tables:\n  stock: {}\n",

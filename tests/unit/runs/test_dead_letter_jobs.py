@@ -11,9 +11,6 @@ from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
-from redrive_kafka import DLQ as REDRIVE_DLQ
-from redrive_kafka import FakeKafka
-from yaml_table import table
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.config.model import HeadraceConfig
@@ -31,8 +28,11 @@ from headrace.runs.redrive_spec import Redriven, RedriveSpec
 from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.runs.selection import Selection, Window
 from headrace.runs.window_run import Progress
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from redrive_kafka import DLQ as REDRIVE_DLQ
+from redrive_kafka import FakeKafka
 from tests.control_harness import running
+from yaml_table import table
 
 JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
 DLQ = TopicPartition("t.dlq", 0)

@@ -24,9 +24,9 @@ from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.runs.replay_requests import DryRun, Offsets, ReplayRequest, Replays, ReplayTarget, Times
 from headrace.runs.selection import Window
 from headrace.runs.window_run import Progress
-from headrace.testing import ManualClock
-from headrace.testing.memory_cluster import MemoryCluster
-from headrace.testing.pump_harness import kind_of
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing.pump_harness import kind_of
 
 P0, P1, DLQ = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t.dlq", 0)
 FAILED = Reply("E", "why")

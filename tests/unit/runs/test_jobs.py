@@ -14,7 +14,7 @@ from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, Lease
 from headrace.kafka import JSON_OBJECTS
 from headrace.runs.jobs import Job, Jobs, SaveProgress
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.control_harness import Log
 from tests.memory_table import memory_table
 from tests.staged import staged

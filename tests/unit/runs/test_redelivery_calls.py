@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from redrive_kafka import DLQ, RedeliveryHarness, install
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.delivery.outcomes import ACK, Reply
@@ -24,6 +23,7 @@ from headrace.errors import (
 )
 from headrace.records import Header, TopicPartition
 from headrace.runs.redelivery import Redelivery, RedeliveryRequest
+from redrive_kafka import DLQ, RedeliveryHarness, install
 from tests.control_harness import running
 from tests.raw_server import until
 

@@ -9,8 +9,6 @@ from unittest.mock import AsyncMock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
-from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
@@ -36,7 +34,9 @@ from headrace.runs.redrive import Redrive
 from headrace.runs.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.runs.redrive_writers import AcknowledgedWriter, Item, Tally, WriteContext
 from headrace.runs.selection import Selection
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
+from yaml_table import table
 
 
 @pytest.fixture

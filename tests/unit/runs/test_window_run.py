@@ -16,8 +16,8 @@ from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runs.window_run import Limits, Progress, Run, WindowSource
 from headrace.runtime import Deadline
-from headrace.testing import ManualClock
-from headrace.testing.pump_harness import P0, Harness
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.pump_harness import P0, Harness
 
 
 class WindowHarness(Harness):

@@ -12,7 +12,7 @@ from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, Partitio
 from headrace.kafka import PartitionInfo, read_window, reader, window
 from headrace.kafka.reader import ReadPart
 from headrace.records import TopicPartition
-from headrace.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

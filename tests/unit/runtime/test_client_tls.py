@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from headrace.config.backend import ClientTls
 from headrace.errors import ConfigError
 from headrace.runtime.tls import ClientTlsFiles
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 @pytest.mark.parametrize("names", [("ca",), ("certificate", "key"), ("ca", "certificate", "key")])

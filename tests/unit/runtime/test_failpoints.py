@@ -13,13 +13,13 @@ import pytest
 
 from headrace.runtime import failpoints
 
-SRC = Path(failpoints.__file__).parents[1]
+PACKAGES = Path(__file__).parents[3] / "packages"
 POINT = re.compile(r"\breach\(\"([a-z.-]+)\"\)")
 
 
 def test_every_point_is_there_once_and_there_are_enough() -> None:
     """Two places of one name could not be told apart, and the way of a record has at least 15 places."""
-    found = [name for file in SRC.rglob("*.py") for name in POINT.findall(file.read_text())]
+    found = [name for file in PACKAGES.glob("*/src/**/*.py") for name in POINT.findall(file.read_text())]
     assert len(found) == len(set(found)) >= 15
 
 

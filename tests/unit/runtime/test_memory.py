@@ -8,7 +8,7 @@ import ctypes
 import pytest
 
 from headrace.runtime import memory
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 def test_memory_of_a_burst_is_given_back() -> None:

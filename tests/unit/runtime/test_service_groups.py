@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import KafkaError
 from headrace.runtime import Deadline, GroupSpec, Readiness, Service, ServiceGroups
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.unit.runtime.recorded_service import RecordedService
 
 RUNNING, FAILING = (GaugeKey("headrace_registrations", (("state", state),)) for state in ("running", "failing"))

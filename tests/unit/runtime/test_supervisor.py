@@ -10,7 +10,7 @@ from headrace.errors import KafkaError, ServiceDied, TopicNotFound
 from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace.runtime.supervisor import first_of
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 from tests.raw_server import until
 from tests.unit.runtime.recorded_service import RecordedService
 

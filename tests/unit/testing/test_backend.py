@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.testing import PlannedResponse, RecordingBackend
+from headrace_devkit.testing import PlannedResponse, RecordingBackend
 
 RECORDS = [{"topic": "t", "partition": 0, "offset": offset, "value": offset} for offset in range(3)]
 

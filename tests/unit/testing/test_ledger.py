@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from headrace.records import Record
-from headrace.testing.ledger import Fault, Sent, check_produced
+from headrace_devkit.testing.ledger import Fault, Sent, check_produced
 
 RUNS = 1000
 FAULT = Fault(begin=40.0, end=60.0, most=8)

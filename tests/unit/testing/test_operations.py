@@ -9,7 +9,7 @@ import pytest
 
 from headrace.delivery.offset_map import encode
 from headrace.records import Record
-from headrace.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
+from headrace_devkit.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
 
 LOG = [Record("t", 0, offset, 0, b"k", b"v%d" % offset) for offset in range(20)]
 LOST = {"skipped", "ahead", "order"}

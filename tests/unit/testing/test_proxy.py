@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.devcluster.ports import free_ports
-from headrace.testing.proxy import HEARTBEAT, OFFSET_COMMIT, FaultProxy
+from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing.proxy import HEARTBEAT, OFFSET_COMMIT, FaultProxy
 
 LIMIT_SECONDS = 60
 

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.delivery.offset_map import encode
 from headrace.records import Header, Record
-from headrace.testing.history import Attempt, Commit, Pushed
-from headrace.testing.ledger import Fault
-from headrace.testing.push_ledger import check_pushed
+from headrace_devkit.testing.history import Attempt, Commit, Pushed
+from headrace_devkit.testing.ledger import Fault
+from headrace_devkit.testing.push_ledger import check_pushed
 
 RECORDS = 30
 LETTER = 12

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.records import Record, TopicPartition
-from headrace.testing import PlannedResponse, RecordingBackend
-from headrace.testing.history import Commit
-from headrace.testing.recording import decode_commit, read_journal, unique_records
+from headrace_devkit.testing import PlannedResponse, RecordingBackend
+from headrace_devkit.testing.history import Commit
+from headrace_devkit.testing.recording import decode_commit, read_journal, unique_records
 
 KEY = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x07"
 LONG = "m" * 300

@@ -16,7 +16,7 @@ from headrace.config.http import JwtConfig
 from headrace.http.auth.keys import Keys
 from headrace.http.auth.principals import Principal
 from headrace.http.auth.tokens import Tokens
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 NOW = 1_000_000.0
 

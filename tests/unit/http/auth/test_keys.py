@@ -15,7 +15,7 @@ from joserfc.jwk import ECKey, OctKey, RSAKey
 from headrace.config.http import JwtConfig
 from headrace.errors import KeysUnavailable
 from headrace.http.auth.keys import Keys, usable_keys
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 FIRST, SECOND = (ECKey.generate_key("P-256", {"kid": kid}) for kid in ("first", "second"))
 

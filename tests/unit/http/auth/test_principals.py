@@ -12,7 +12,7 @@ from headrace.config.http import SecurityConfig
 from headrace.errors import AuthTokenExpired, AuthTokenScopeMismatch, TooManyRequests
 from headrace.http.auth import Authenticator, Principal, RateLimit
 from headrace.http.auth.rate_limit import FailureDelay
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 WRITE = ("kafka:w",)
 

@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError as ClientError
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.kafka.client.access import Right, principal_of
 from headrace.kafka.client.connection_errors import refused_by_java
 from headrace.kafka.client.error_map import to_error
+from headrace_devkit.devcluster.certificates import STORE_PASSWORD, Authority
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "ann", "password": "secret"}}
 RIGHTS = (Right("Read", "group", "g"), Right("Read", "topic", "a b"))

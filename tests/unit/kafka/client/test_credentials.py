@@ -13,11 +13,11 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.references import FileChanges
 from headrace.config.yaml_tree import KeyPath
-from headrace.devcluster.certificates import STORE_PASSWORD, Authority
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.client.credentials import ClientSecurity, SecurityFiles
 from headrace.kafka.client.properties import client_properties
-from headrace.testing import ManualClock
+from headrace_devkit.devcluster.certificates import STORE_PASSWORD, Authority
+from headrace_devkit.testing import ManualClock
 
 
 class Client:

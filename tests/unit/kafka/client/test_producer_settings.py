@@ -6,13 +6,13 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from yaml_table import table
 
 from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.producer import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.kafka.client.properties import check_properties, producer_properties
+from yaml_table import table
 
 DIFFERENT = {
     "batch.size": "1000000",  # filled by the linger time, not by one request

@@ -12,7 +12,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.client.reachability import Reachability
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 _Error = confluent_kafka.KafkaError
 

@@ -12,8 +12,8 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.devcluster.certificates import SERVER_NAME, Authority
 from headrace.kafka.client.properties import client_properties
+from headrace_devkit.devcluster.certificates import SERVER_NAME, Authority
 
 NEW, OLD = ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redrive_kafka import FakeKafka
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runs.dead_letters import completed_offsets
 from headrace.runs.dead_letters.completed_offsets import BLOCK_OFFSETS, COMPLETED_TOPIC, CompletedOffsets
+from redrive_kafka import FakeKafka
 
 _offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
 

@@ -6,9 +6,9 @@ import json
 from urllib.parse import parse_qsl
 
 import pytest
-from yaml_table import table
 
 from tests.running_server import OpenServer, RunningServer
+from yaml_table import table
 
 PATH = "/consumers/deadLetter/reactive"
 SCOPES = {"other": ["consume:other*", "group:g"], "reader": ["kafka:r"], "writer": ["kafka:w"], "boss": ["admin"]}

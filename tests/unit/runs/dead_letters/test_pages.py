@@ -34,8 +34,8 @@ from headrace.runs.dead_letters.pages import (
     parsed,
 )
 from headrace.runs.selection import Selection
-from headrace.testing import ManualClock
-from headrace.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 Log = Mapping[int, Sequence[int]]
 """Partition to the offsets that have a letter."""

@@ -19,7 +19,7 @@ from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
 RECORDS = [OutgoingRecord("orders", b"k", b"secret value", HEADERS)] * 3

@@ -13,15 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.config.http import TlsConfig
-from headrace.config.model import HeadraceConfig
 from headrace.delivery.pump_context import Counts
-from headrace.devcluster.certificates import Authority
-from headrace.queries.engine_process import QueryEngine
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.loop_delay import LoopDelay
 from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
 from headrace.runtime.tls import TlsFiles
+from headrace_devkit.devcluster.certificates import Authority
+from headrace_queries.engine_process import QueryEngine
+from headrace_queries.sections import QuerySections
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:
@@ -107,7 +107,7 @@ def test_the_disk_of_tables_counts_what_is_not_free(monkeypatch: pytest.MonkeyPa
     """Before its folder exists, the one above it."""
     usage = {tmp_path: SimpleNamespace(total=100, used=60, free=25)}
     monkeypatch.setattr("shutil.disk_usage", usage.__getitem__)
-    engine = QueryEngine(HeadraceConfig(state_dir=tmp_path / "a" / "b"), SystemClock())
+    engine = QueryEngine(QuerySections(state_dir=tmp_path / "a" / "b"), SystemClock())
     assert engine._disk_used() == 0.75
 
 

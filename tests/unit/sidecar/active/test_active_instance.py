@@ -9,8 +9,8 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from active_harness import P0, P1, P2, ActiveHarness, read, run_virtual, spec_of, work_of
 
+from active_harness import P0, P1, P2, ActiveHarness, read, run_virtual, spec_of, work_of
 from headrace.errors import (
     CommitRefused,
     HeadraceError,

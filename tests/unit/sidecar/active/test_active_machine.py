@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from active_harness import P0, P1, ActiveHarness, run_virtual, spec_of
 
+from active_harness import P0, P1, ActiveHarness, run_virtual, spec_of
 from headrace.client import RetryPolicy
 from headrace.client.exchange import ClientRequest, HttpReply, NewRecord, ResponseLost
 from headrace.client.operations import ClientOperations
@@ -24,7 +24,7 @@ from headrace.sidecar.active.requests import CommitRequest, Partitions, Position
 from headrace.sidecar.active.spec import Topics
 from headrace.sidecar.produce.transactions import ConsumerOffsets
 from headrace.sidecar.record_json import join_array
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 RECORDS = 6
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.audit import AuditConfig
 from headrace.config.http import HttpConfig
@@ -20,7 +19,8 @@ from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Line
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.audit_routes import AuditEndpoints
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from yaml_table import table
 
 RECORD = {"topic": "orders", "partition": 1, "offset": 7}
 SETTINGS = HttpConfig()

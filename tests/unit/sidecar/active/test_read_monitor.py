@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import TopicNotFound
 from headrace.records import TopicPartition
 from headrace.sidecar.active.monitor import ReadMonitor
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 @pytest.mark.parametrize(

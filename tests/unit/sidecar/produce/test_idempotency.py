@@ -19,7 +19,7 @@ from headrace.sidecar.produce.idempotency import Idempotency, RememberedRequests
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_response import Prepared
 from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 RECORD = OutgoingRecord("t", None, b"1")
 

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.app.documents import every_endpoint
 from tests.running_server import OpenServer
+from yaml_table import table
 
 SCOPES = {"writer": ["kafka:w"], "team": ["produce:*"], "boss": ["admin", "kafka:w"]}
 SECURITY = {"mode": "token", "principals": {n: {"token": f"{n:->16}", "scopes": s} for n, s in SCOPES.items()}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from tests.running_server import RunningServer
+from yaml_table import table
 
 
 def post(body: bytes, *headers: str) -> bytes:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace import errors
 from headrace.records import Produced
 from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
 from tests.running_server import OpenServer, RunningServer
+from yaml_table import table
 
 
 @contextlib.asynccontextmanager

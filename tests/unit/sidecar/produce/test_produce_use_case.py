@@ -20,7 +20,7 @@ from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
 from headrace.sidecar.produce.produce_request import ProduceRequest, choice_of
 from headrace.sidecar.produce.produce_response import EncodedResponse
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 NO_IDS = RequestIds()
 

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
@@ -15,6 +14,7 @@ from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import RequestIds
 from headrace.sidecar.produce.produce_response import Prepared
 from headrace.sidecar.produce.transactions import TransactionRequest, Transactions, parse_transaction
+from yaml_table import table
 
 
 class Kafka:

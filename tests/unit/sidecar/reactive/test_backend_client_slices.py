@@ -10,10 +10,10 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_server import until
 
 from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken, Connection
 from headrace.sidecar.reactive.client import ConnectionPool
+from raw_server import until
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a:\r\nX-A: 2\r\n\r\n"

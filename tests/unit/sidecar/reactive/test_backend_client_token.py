@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.backend import OAuth
 from headrace.errors import DestinationUnavailable
 from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.token import Token
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
+from yaml_table import table
 
 OAUTH = OAuth.model_validate(
     {"token_url": "https://tokens.example/t?key=canary", "client_id": "a", "client_secret": "canary"}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import ACK, Delivery
 from headrace.errors import DestinationRefused
 from headrace.records import Header, Record, RecordBatch, TopicPartition
 from headrace.sidecar.reactive.envelope import array_of, replies_of
+from yaml_table import table
 
 HEADERS: list[Header] = [("a", b"1"), ("a", b"2"), ('quote"', None), ("bytes", b"\xff")]
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from yaml_table import table
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.sidecar.reactive.client import get_offset
+from yaml_table import table
 
 EPOCHS = {TopicPartition("a.b", 0): 7, TopicPartition("c", 12): 8}
 

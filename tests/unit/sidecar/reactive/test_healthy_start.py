@@ -11,7 +11,7 @@ from headrace.errors import DestinationUnavailable
 from headrace.runtime import Deadline, Readiness, Service
 from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.healthy_start import StartWhenHealthy
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 
 class FakeBackend:

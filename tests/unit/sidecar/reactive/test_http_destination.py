@@ -23,7 +23,7 @@ from headrace.records import Record, TopicPartition
 from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.http_destination import MAX_WAIT_SECONDS, HttpDestination, retry_after_seconds
-from headrace.testing import ManualClock
+from headrace_devkit.testing import ManualClock
 
 CODECS = Codecs(None)  # type: ignore[arg-type]
 ONE = b'[{"processed":true}]'

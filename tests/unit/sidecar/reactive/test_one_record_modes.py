@@ -11,7 +11,6 @@ from urllib.parse import unquote, unquote_to_bytes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yaml_table import table
 
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
@@ -21,6 +20,7 @@ from headrace.sidecar.reactive.client import BackendClient
 from headrace.sidecar.reactive.cloud_events import binary, structured
 from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.reactive.single import SingleHeads, single
+from yaml_table import table
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

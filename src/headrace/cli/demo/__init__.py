@@ -1,5 +1,0 @@
-"""`headrace demo`: real flights through HTTP, a function, Spark and back to a backend, counted at every step."""
-
-from headrace.cli.demo.story import demo
-
-__all__ = ["demo"]

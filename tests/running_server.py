@@ -67,8 +67,8 @@ from headrace_pipelines.routes import PipelineEndpoints
 from headrace_queries.engine_process import QueryEngine
 from headrace_queries.ksqldb_routes import KsqldbEndpoints
 from headrace_queries.ksqldb_statements import KsqldbStatements
+from headrace_queries.query_sections import QuerySections
 from headrace_queries.routes import QueryEndpoints
-from headrace_queries.sections import QuerySections
 from headrace_queries.table_config import SqlConfig, TableConfig
 from tests.administration_endpoints import administration
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.config.backend import BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import HeadraceError, catalogue
 from headrace.formats.choice import Codecs
@@ -56,9 +56,7 @@ CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
 EXAMPLES = {
     "headrace.yaml": lambda path: load_config(path, {}),
     "values.yaml": lambda path: load_config(path.parent, {}),
-    "function.yaml": lambda path: load_function(
-        path, HeadraceConfig(functions_secrets_dir=path.parent.parent / "secrets")
-    ),
+    "function.yaml": lambda path: load_function(path, WholeFile(functions_secrets_dir=path.parent.parent / "secrets")),
 }
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.app.app import App
 from headrace.app.ready_announcer import ReadyAnnouncer
-from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError
 from headrace.process_context import inner_settings
 from headrace.runtime import Readiness, Service, Supervisor, SystemClock
@@ -64,7 +64,7 @@ PUSH = {"a": {"topics": ["t"], "group": "g", "backend": {"url": "http://localhos
 @pytest.mark.parametrize(("given", "linger_ms"), [({}, 5), ({"linger.ms": 0}, 0)])
 def test_outputs_fill_larger_batches_unless_the_file_says_otherwise(given: dict[str, Any], linger_ms: float) -> None:
     """Frames have many records, and each batch costs the broker and the client."""
-    settings = inner_settings(HeadraceConfig(producer=ProducerConfig(properties=given)))
+    settings = inner_settings(WholeFile(producer=ProducerConfig(properties=given)))
     assert settings.properties["linger.ms"] == linger_ms
 
 
@@ -77,7 +77,7 @@ def test_a_consumer_and_a_trigger_of_the_same_name_are_refused(tmp_path: Path) -
     settings = {"reactive_consumers": {"work.in": PUSH["a"]}, "functions": [str(tmp_path)]}
 
     async def make() -> None:
-        App(HeadraceConfig.model_validate(settings), SystemClock())
+        App(WholeFile.model_validate(settings), SystemClock())
 
     with pytest.raises(ConfigError, match=r"work\.in names a reactive consumer and a trigger of a function"):
         asyncio.run(make())

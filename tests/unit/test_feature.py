@@ -13,7 +13,7 @@ import pytest
 from headrace import feature
 from headrace.app.app import App
 from headrace.app.documents import every_endpoint
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import EnvironmentProblem
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
 from headrace.http.endpoint import endpoints_of
@@ -104,6 +104,6 @@ def test_the_help_names_each_command_by_its_own_sentence(name: str) -> None:
 
 async def test_every_family_of_endpoints_that_a_process_serves_is_declared() -> None:
     """Otherwise it would be missing in the API document and in the tests of access."""
-    app = App(HeadraceConfig(), ManualClock())
+    app = App(WholeFile(), ManualClock())
     served = [type(family) for parts in app.process.parts.values() for family in parts.endpoints]
     assert {one.id for family in served for one in endpoints_of(family)} <= {one.id for one in every_endpoint()}

@@ -10,7 +10,7 @@ import yaml
 from headrace.admin.health.examination import by_cluster
 from headrace.app.app import App
 from headrace.app.topic_requirements import topic_requirements
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.errors import FunctionInvalid
 from headrace.functions.triggers.kafka import KafkaTrigger
@@ -24,7 +24,7 @@ def test_retry_topics_are_judged_as_what_their_group_reads() -> None:
     """The group's own offset passes a record that waits there, so nothing else holds it."""
     reactive = {"topics": ["t"], "group": "g", "backend": {"url": "http://localhost/"}}
     consumers = {"a": {**reactive, "retry": {"topics": [1, 60]}}, "b": {**reactive, "group": "h"}}
-    config = HeadraceConfig.model_validate({"reactive_consumers": consumers})
+    config = WholeFile.model_validate({"reactive_consumers": consumers})
     read = {each.group: ([*each.topics], [*each.retry_topics]) for _, each in topic_requirements(config)}
     assert read == {"g": (["t"], ["g.retry.1s", "g.retry.60s"]), "h": (["t"], [])}
 
@@ -50,7 +50,7 @@ async def test_triggers_with_equal_brokers_and_login_share_the_clients_of_a_clus
         (tmp_path / name).write_text("p")
     logins = [{"enable": True, "user": "u", "password": password} for password in passwords]
     own: list[dict[str, object]] = [{"brokers": ["other:9092"], "sasl": sasl} for sasl in logins]
-    config = HeadraceConfig.model_validate(write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own))
+    config = WholeFile.model_validate(write_functions(tmp_path, {}, {"brokers": ["localhost:9092"]}, *own))
     app = App(config, ManualClock())
     consumers = NeededParts(app.process.parts).of(ConsumersParts).consumers
     admins = [consumer.admin for consumer in consumers.consumers]
@@ -69,7 +69,7 @@ async def test_a_kind_of_trigger_is_served_by_what_its_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kind that says nothing is an error: its function would start, and none of its events would be delivered."""
-    config = HeadraceConfig.model_validate(write_functions(tmp_path, {}))
+    config = WholeFile.model_validate(write_functions(tmp_path, {}))
     own = Service("own")
     monkeypatch.setattr(KafkaTrigger, "serve", lambda self, parts: [own])
     assert own in App(config, ManualClock()).process.supervisor.services

@@ -115,8 +115,8 @@ def test_each_library_has_one_door() -> None:
 
 def test_each_optional_library_has_its_extra() -> None:
     """So the error for one that is missing names what to install, wherever its import is."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {*MODULES} == {*project["optional-dependencies"]} - {"dev"}
+    project = tomllib.loads((PACKAGES / "headrace/pyproject.toml").read_text())["project"]
+    assert {*MODULES} == {*project["optional-dependencies"]}
     core = {canonicalize_name(Requirement(need).name) for need in project["dependencies"]}
     packages = packages_distributions()
     found = {name.split(".")[0] for tree in trees().values() for name in imports(tree)} - {*sys.stdlib_module_names}
@@ -261,10 +261,12 @@ def test_the_lock_file_carries_no_address() -> None:
 
 
 def test_the_licence_is_in_the_repository_and_in_the_package() -> None:
-    """The text that pyproject.toml names is shipped whole."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    """The text that each pyproject.toml names is shipped whole."""
     text = (ROOT / "LICENSE").read_text()
-    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    for folder in sorted(PACKAGES.iterdir()):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+        assert (folder / "LICENSE").read_text() == text
     assert "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
 

@@ -26,7 +26,7 @@ from tools.counts import COUNTS, NAMED, PAGE  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("house")
 
-MOVED = ROOT / "src" / "headrace" / "config" / "moved_keys.csv"
+MOVED = ROOT / "packages" / "headrace" / "src" / "headrace" / "config" / "moved_keys.csv"
 
 
 class Raise(NamedTuple):

@@ -109,9 +109,9 @@ BARE = """
 import asyncio, sys
 import headrace.cli.run
 from headrace.app.app import App
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.runtime import SystemClock
-async def make(): App(HeadraceConfig(), SystemClock())
+async def make(): App(WholeFile(), SystemClock())
 asyncio.run(make())
 files = {name.split(".")[0]: str(getattr(one, "__file__", "")) for name, one in sys.modules.items()}
 optional = ("headrace.functions.", "headrace_pipelines.", "headrace_queries.", "headrace.admin.health.backend_check")
@@ -129,6 +129,9 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     parts += " headrace.functions.feature headrace.functions.function_parts"
     parts += " headrace_pipelines.feature headrace_pipelines.pipeline_parts"
     parts += " headrace_queries.feature headrace_queries.query_parts"
+    # The models of their keys in `headrace.yaml`.
+    parts += " headrace_pipelines.pipeline_sections headrace_queries.query_sections headrace_queries.standing_query"
+    parts += " headrace_queries.table_config headrace_queries.ksqldb_config"
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
 
 

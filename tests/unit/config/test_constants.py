@@ -12,7 +12,7 @@ import yaml
 
 from headrace.config.explain import masked, moved
 from headrace.config.load import load_config, read_config
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError, PipelineInvalid
 from headrace_pipelines.load import load_pipeline
 
@@ -46,7 +46,7 @@ def test_a_file_of_before_is_refused_with_line_and_remedy(tmp_path: Path, settin
 
 def test_code_sets_constants_and_no_command_shows_them() -> None:
     """`config show` has what a file may have."""
-    config = HeadraceConfig.model_validate({"sql": {"memory_bytes": 1 << 28}, "functions_reload": True})
+    config = WholeFile.model_validate({"sql": {"memory_bytes": 1 << 28}, "functions_reload": True})
     assert config.functions_reload
     shown = masked(config)
     assert not {"max_rows", "request_timeout_seconds"} & (shown["sql"].keys() | shown["kafka"].keys())

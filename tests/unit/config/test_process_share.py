@@ -7,7 +7,7 @@ import pickle
 from headrace.config.process_share import ProcessShare
 from headrace.config.whole_file import WholeFile
 from headrace.runtime.telemetry.joined_metrics import joined_metrics
-from headrace_console.sections import ConsoleSections
+from headrace_console.console_sections import ConsoleSections
 
 PUSH = {"topics": ["a"], "group": "g", "backend": {"url": "http://localhost:1"}, "batch": {"max_records": 900}}
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from headrace.config.explain import json_schema, masked
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig
+from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace_devkit.devcluster.certificates import Authority
@@ -40,7 +40,7 @@ def test_secrets_are_masked_by_type_and_by_name(tmp_path: Path) -> None:
     assert shown["http"]["port"] == 9000
 
 
-@pytest.mark.parametrize("model", [KafkaSecurity, HeadraceConfig, KafkaTrigger])
+@pytest.mark.parametrize("model", [KafkaSecurity, WholeFile, KafkaTrigger])
 def test_the_text_of_an_error_holds_no_value(model: type[BaseModel]) -> None:
     """A secret that was read again, and does not fit, stands in no log."""
     values = {name: {"password": "hunter2"} for name in ("sasl", "schema_registry", "kafka", "name")}
@@ -52,7 +52,7 @@ def test_the_text_of_an_error_holds_no_value(model: type[BaseModel]) -> None:
 def test_schema_describes_every_setting() -> None:
     """The JSON Schema forbids unknown keys and carries a sentence for each setting."""
     schema = json_schema()
-    assert set(schema["properties"]) == set(HeadraceConfig.model_fields) - HeadraceConfig.internal
+    assert set(schema["properties"]) == set(WholeFile.model_fields) - WholeFile.internal
     for section in [schema, *schema["$defs"].values()]:
         assert section["additionalProperties"] is False
         for name, setting in section["properties"].items():

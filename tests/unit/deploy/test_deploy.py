@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,17 @@ def test_configurations_are_accepted(
 
 
 def test_there_is_one_version() -> None:
-    """Images, the chart, the notes and the page about versions have that of pyproject.toml."""
-    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    """Packages, what they need of each other, images, the chart, the notes and the page about versions have it."""
+    projects = [
+        tomllib.loads(path.read_text())["project"] for path in sorted(DEPLOY.parent.glob("packages/*/pyproject.toml"))
+    ]
+    (version,) = {project["version"] for project in projects}
+    needs = [
+        need for one in projects for need in chain(one["dependencies"], *one.get("optional-dependencies", {}).values())
+    ]
+    own = [need for need in needs if need.startswith("headrace")]
+    assert len(own) > len(projects)
+    assert [need for need in own if not need.endswith(f"=={version}")] == []
     files = [path.read_text() for path in DEPLOY.rglob("*.yaml")]
     found = {name for text in files for name in re.findall(r"\bheadrace(?:-spark)?:(\d[\w.]*)", text)}
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

@@ -20,6 +20,7 @@ from headrace.config.explain import mask
 from headrace.config.known_secrets import MASK, SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.config.registrations import refused_address
+from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError, DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
 from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
@@ -35,7 +36,7 @@ from yaml_table import table
 
 def secret_config() -> HeadraceConfig:
     """Return a configuration full of secrets, as it is after it was read."""
-    return HeadraceConfig.model_validate(table(__file__, "secrets"))
+    return WholeFile.model_validate(table(__file__, "secrets"))
 
 
 async def test_hostile_requests(server: RunningServer) -> None:
@@ -62,7 +63,7 @@ async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: 
     answers = [always(answer.encode()) for answer in table(__file__, "refused_answers")]
     async with served(*answers, endless) as backend:
         base = f"http://127.0.0.1:{backend.port}"
-        endpoints = administration(HeadraceConfig.model_validate({"admin": {"pass_through": [base]}}))
+        endpoints = administration(WholeFile.model_validate({"admin": {"pass_through": [base]}}))
 
         async def ask(value: str) -> None:
             headers = {b"x-adm-passthrough": value.encode()}
@@ -161,7 +162,7 @@ async def test_a_failed_reload_is_reported_and_the_others_go_on(server: RunningS
 )
 async def test_who_may_start_assaults(chaos: str, client: str, error: type[HeadraceError] | None) -> None:
     """Callers of other machines only if the file says so."""
-    endpoints = administration(HeadraceConfig.model_validate({"admin": {"chaos": chaos}}))
+    endpoints = administration(WholeFile.model_validate({"admin": {"chaos": chaos}}))
     request: Any = SimpleNamespace(headers={}, client_address=client, parameters={"assault": "latency"})
     call = Call(request, AssaultRequest(seconds=0), None)
     if error is None:

@@ -32,8 +32,8 @@ from headrace_queries.engine.table_feed import TableFeed
 from headrace_queries.engine.table_file import TableFile
 from headrace_queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
 from headrace_queries.push_statement import read_push
+from headrace_queries.query_sections import QuerySections
 from headrace_queries.record_filter import RecordFilter
-from headrace_queries.sections import QuerySections
 from yaml_table import table
 
 Written = tuple[bytes | None, bytes | None, int, Any]

@@ -25,7 +25,7 @@ from headrace_queries.columns import Column, declared
 from headrace_queries.engine.database import open_database
 from headrace_queries.engine.decoding import Decoder
 from headrace_queries.engine.table_file import TableFile
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 PARTITIONS = 3
 SCHEMA = "item STRING, n BIGINT"

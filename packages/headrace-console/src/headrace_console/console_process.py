@@ -13,7 +13,7 @@ from headrace.extras import require
 from headrace.process_context import ProcessContext
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace_console.sections import ConsoleConfig, ConsoleSections
+from headrace_console.console_sections import ConsoleConfig, ConsoleSections
 
 log = logging.getLogger(__name__)
 

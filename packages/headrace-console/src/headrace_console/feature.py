@@ -4,7 +4,7 @@ from headrace.feature import CliCommand, Feature
 
 FEATURE = Feature(
     name="console",
-    section="headrace_console.sections:ConsoleSections",
+    section="headrace_console.console_sections:ConsoleSections",
     parts="headrace_console.console_process:ConsoleParts",
     commands={
         "console": CliCommand(

@@ -46,7 +46,7 @@ def _for_development(settings: HeadraceConfig) -> HeadraceConfig:
     """Return the settings with what a development run adds: reload, and the console where its library is installed."""
     added: dict[str, object] = {"functions_reload": True}
     if not missing_of("console"):
-        from headrace_console.sections import ConsoleConfig, ConsoleSections
+        from headrace_console.console_sections import ConsoleConfig, ConsoleSections
 
         if settings.section(ConsoleSections).console is None:
             added["console"] = ConsoleConfig(port=0)
@@ -93,7 +93,7 @@ async def _make_topics(settings: HeadraceConfig) -> None:
 
 def _topics_of_pipelines(settings: HeadraceConfig) -> set[str]:
     from headrace_pipelines.load import load_pipelines
-    from headrace_pipelines.sections import PipelineSections
+    from headrace_pipelines.pipeline_sections import PipelineSections
 
     pipelines = load_pipelines(settings.section(PipelineSections).pipelines)
     here = [pipeline for pipeline in pipelines if pipeline.cluster(settings.kafka) is settings.kafka]

@@ -4,7 +4,7 @@ from headrace.feature import CliCommand, Feature
 
 FEATURE = Feature(
     name="pipelines",
-    section="headrace_pipelines.sections:PipelineSections",
+    section="headrace_pipelines.pipeline_sections:PipelineSections",
     parts="headrace_pipelines.pipeline_parts:PipelineParts",
     endpoints=["headrace_pipelines.routes:PipelineEndpoints"],
     commands={

@@ -9,7 +9,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.consumers.feature_checks import FeatureChecks
 from headrace.consumers.preconditions import Finding
 from headrace.errors import HeadraceError
-from headrace_pipelines.sections import PipelineSections
+from headrace_pipelines.pipeline_sections import PipelineSections
 
 _JAVA = 17
 _WATCHED = (".yaml", ".yml", ".sql", ".py")

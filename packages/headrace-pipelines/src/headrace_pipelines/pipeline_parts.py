@@ -10,8 +10,8 @@ from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
 from headrace.sidecar.reactive.reactive_parts import ReactiveParts
+from headrace_pipelines.pipeline_sections import PipelineSections
 from headrace_pipelines.routes import PipelineEndpoints
-from headrace_pipelines.sections import PipelineSections
 
 if TYPE_CHECKING:  # what a configuration does not name is not imported
     from headrace_pipelines.running_pipelines import RunningPipelines

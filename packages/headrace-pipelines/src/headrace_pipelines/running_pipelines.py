@@ -14,8 +14,8 @@ from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace_pipelines.driver_process import check_heaps
 from headrace_pipelines.load import load_pipelines
+from headrace_pipelines.pipeline_sections import PipelineSections
 from headrace_pipelines.runs import PipelineRun
-from headrace_pipelines.sections import PipelineSections
 from headrace_pipelines.spec import PipelineSpec
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from headrace_queries.protocol import (
     frame_of,
     read_frame,
 )
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 log = logging.getLogger(__name__)
 

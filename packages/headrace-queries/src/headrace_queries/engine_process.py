@@ -40,7 +40,7 @@ from headrace_queries.protocol import (
 )
 from headrace_queries.push_query import PushQuery
 from headrace_queries.push_statement import PushStatement
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 from headrace_queries.standing import StandingQuery, sources_of
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from headrace.feature import CliCommand, Feature
 
 FEATURE = Feature(
     name="queries",
-    section="headrace_queries.sections:QuerySections",
+    section="headrace_queries.query_sections:QuerySections",
     parts="headrace_queries.query_parts:QueryParts",
     endpoints=["headrace_queries.routes:QueryEndpoints", "headrace_queries.ksqldb_routes:KsqldbEndpoints"],
     commands={

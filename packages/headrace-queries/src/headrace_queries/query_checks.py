@@ -11,7 +11,7 @@ from headrace.consumers.preconditions import Finding
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.extras import require
 from headrace_queries.ksqldb_config import KsqldbConfig
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 
 class QueryChecks(FeatureChecks):

@@ -15,8 +15,7 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import ProcessContext
 from headrace.runtime import Clock, ServerWatch, Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace_queries.sections import QuerySections
-from headrace_queries.table_topics import judge_table
+from headrace_queries.query_sections import QuerySections
 
 if TYPE_CHECKING:  # what a configuration does not name is not imported
     from headrace.delivery.outcomes import Destination
@@ -63,7 +62,12 @@ class QueryParts(Parts):
 
 def required_topics(config: HeadraceConfig, internal: InternalTopics) -> Iterable[tuple[KafkaConfig, TopicRequirement]]:
     """Return what tables need of the topics they are kept from, and the cluster of each."""
-    for name, table in config.section(QuerySections).tables.items():
+    tables = config.section(QuerySections).tables
+    if not tables:
+        return
+    from headrace_queries.table_topics import judge_table
+
+    for name, table in tables.items():
         reader = f"table {name}"
         judge = functools.partial(judge_table, reader, table)
         yield config.kafka, TopicRequirement(reader, "", [table.topic], judge=judge)

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError, StatementRejected
 from headrace_queries.pipeline_example import SourceTopic
 from headrace_queries.protocol import Form
 from headrace_queries.push_statement import PushStatement, read_push
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 from headrace_queries.standing_query import StandingQueryConfig
 from headrace_queries.statement_text import read_statement, tokens_of
 

@@ -152,7 +152,7 @@ def test_a_full_disk_and_a_missing_client_have_their_remedy(monkeypatch: pytest.
         with pytest.raises(EnvironmentProblem, match=r"cache/headrace: No space left on device\. .* XDG_CACHE_HOME"):
             ensure_artifacts("example")
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devcluster\]'"):
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devkit\]'"):
         ensure_artifacts("example")
 
 

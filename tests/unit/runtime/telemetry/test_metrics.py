@@ -21,7 +21,7 @@ from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUN
 from headrace.runtime.tls import TlsFiles
 from headrace_devkit.devcluster.certificates import Authority
 from headrace_queries.engine_process import QueryEngine
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:

@@ -22,7 +22,7 @@ from headrace.runtime import Supervisor, SystemClock
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace_queries.engine.engine import Engine
 from headrace_queries.protocol import EngineSetup, decode_to_engine, read_frame
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import duckdb
 
 from headrace.errors import EnvironmentProblem
 from headrace_queries.columns import quoted
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from headrace_queries.protocol import (
     frame_of,
     read_frame,
 )
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 
 _STATUS_SECONDS: Final = 0.5
 _WATCH_SECONDS: Final = 0.1

@@ -28,7 +28,7 @@ from headrace_queries.engine.statements import Statements, refused
 from headrace_queries.engine.table_feed import TableFeed
 from headrace_queries.protocol import Filter, Filtered, Form, Problem, RequestFailed, ToParent
 from headrace_queries.push_statement import PushStatement
-from headrace_queries.sections import QuerySections
+from headrace_queries.query_sections import QuerySections
 from headrace_queries.standing import standing_queries
 from headrace_queries.table_config import TableConfig
 

@@ -145,18 +145,15 @@ def test_configurations_are_accepted(
 
 def test_there_is_one_version() -> None:
     """Packages, what they need of each other, images, the chart, the notes and the page about versions have it."""
-    projects = [
-        tomllib.loads(path.read_text())["project"] for path in sorted(DEPLOY.parent.glob("packages/*/pyproject.toml"))
-    ]
+    files = DEPLOY.parent.glob("packages/*/pyproject.toml")
+    projects = [tomllib.loads(path.read_text())["project"] for path in files]
     (version,) = {project["version"] for project in projects}
-    needs = [
-        need for one in projects for need in chain(one["dependencies"], *one.get("optional-dependencies", {}).values())
-    ]
-    own = [need for need in needs if need.startswith("headrace")]
+    lists = [each for one in projects for each in (one["dependencies"], *one.get("optional-dependencies", {}).values())]
+    own = [need for need in chain(*lists) if need.startswith("headrace")]
     assert len(own) > len(projects)
     assert [need for need in own if not need.endswith(f"=={version}")] == []
-    files = [path.read_text() for path in DEPLOY.rglob("*.yaml")]
-    found = {name for text in files for name in re.findall(r"\bheadrace(?:-spark)?:(\d[\w.]*)", text)}
+    texts = [path.read_text() for path in DEPLOY.rglob("*.yaml")]
+    found = {name for text in texts for name in re.findall(r"\bheadrace(?:-spark)?:(\d[\w.]*)", text)}
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert found | {chart["version"], chart["appVersion"]} == {version}
     for name, pattern in (("CHANGELOG.md", r"^## (\S+) \("), ("docs/upgrade.md", r"headrace, version (\S+)")):

@@ -34,6 +34,7 @@ _GUESTS: Final = """
 pipelines: section pipelines, command pipeline
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
 console: section console, command console
+dialects: dialects
 devkit: command init, command demo, command dev, hook development
 """
 GUEST_OF: Final[Mapping[str, str]] = {

@@ -1,17 +1,19 @@
 """Tests of pipelines: given rows in, rows of flows and views out, by one Spark session and without Kafka."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.config.kafka import KafkaConfig
-from headrace_pipelines.driver_tasks import TaskDriver
-from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.protocol import DriverTask
-from headrace_pipelines.test_cases import steps_of
+from headrace.extras import require
+
+if TYPE_CHECKING:  # a project without pipelines has the fixtures, too
+    from headrace_pipelines.driver_tasks import TaskDriver
 
 T = TypeVar("T")
 
@@ -49,6 +51,11 @@ class PipelineRows:
         Raises:
             PipelineInvalid: The file is wrong, or Spark refuses it.
         """
+        require("pipelines", "the fixture pipeline_rows")
+        from headrace_pipelines.load import load_pipeline
+        from headrace_pipelines.protocol import DriverTask
+        from headrace_pipelines.test_cases import steps_of
+
         path = Path(file)
         steps = {
             source: steps_of(str(rows) if isinstance(rows, str | Path) else list(rows), path.parent)
@@ -63,6 +70,8 @@ class PipelineRows:
 
         async def main() -> T:
             if not self._driver:
+                from headrace_pipelines.driver_tasks import TaskDriver
+
                 self._driver = await self._stack.enter_async_context(TaskDriver.opened())
             return await steps(self._driver)
 

@@ -29,6 +29,7 @@ from headrace.cli.record_selection import SqlCondition, grep
 from headrace.cli.record_values import AUTO, Shown, Values, first_problem, open_codecs, values_of
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
+from headrace.extras import hook
 from headrace.formats.choice import Codecs
 from headrace.kafka import Admin, MemberReader, Reachability, ReadPart, read_columns
 from headrace.records import RecordBatch, TopicPartition
@@ -245,7 +246,9 @@ class _Run(NamedTuple):
         return self.follow or self.start.kind == "end"
 
     def check(self) -> None:
-        """Raise click.UsageError if options contradict each other."""
+        """Raise click.UsageError if options contradict each other, EnvironmentProblem if a library is missing."""
+        if self.where:
+            hook("record_filter", "headrace consume --where")
         for topic in self.topics:
             check_pattern(topic)
         columns = self.keys or self.headers or self.times

@@ -23,6 +23,7 @@ from headrace.config.section import Section
 from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
+from headrace.extras import guest_missing
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = [name for name, field in WholeFile.model_fields.items() if field.annotation == list[Path]]
@@ -97,6 +98,8 @@ class _FileReader:
         if path and self._dialect:
             self._tree, self._hidden, self._remarks = self._dialect.read(path, environ, self._problems)
         else:
+            if path and path.is_dir() and (missing := guest_missing("dialects", "reading folders of light-4j")):
+                raise ConfigError(f"{path} is a folder: {missing.description}")
             text = read_text(path, ConfigError, "Name the file with -c") if path else ""
             self._tree = read_tree(text, name, self._problems)
         if not isinstance(self._tree, dict):

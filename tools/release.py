@@ -1,6 +1,6 @@
 """Makes what a release consists of, into build/release: `make release`. It uploads nothing.
 
-Wheel and sdist are of the present commit. Components and licences are those of the environment the tests run in
+Wheels and sdists are of the present commit. Components and licences are those of the environment the tests run in
 (`.venv`, by requirements.lock), without what only developers install.
 """
 
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,23 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "build" / "release"
 TOOLS = ROOT / ".venv-release" / "bin"
-OF_DEVELOPERS = {"dev", "testing", "demo"}
+PACKAGES = sorted(ROOT.glob("packages/*"))
+OF_DEVELOPERS = {"testing", "demo"}
 """Extras whose packages do not run where Headrace runs."""
 
 
 def main() -> None:
     """Check the tree, then build and check every file of the release."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    version = project["version"]
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in PACKAGES]
+    version = projects[0]["version"]
     if problem := problem_of_tree(version):
         raise SystemExit(f"no release of {version}: {problem}")
     shutil.rmtree(TARGET, ignore_errors=True)
     time = _output("git", "log", "-1", "--format=%ct").strip()
-    _run(TOOLS / "python", "-m", "build", "--outdir", TARGET, ".", SOURCE_DATE_EPOCH=time)
+    for folder in PACKAGES:
+        _run(TOOLS / "python", "-m", "build", "--outdir", TARGET, folder, SOURCE_DATE_EPOCH=time)
     _run(TOOLS / "twine", "check", "--strict", *TARGET.iterdir())
-    needed = components(project)
+    needed = components(projects)
     _write_components(needed)
     listed = (
         "--python",
@@ -64,17 +67,20 @@ def problem_of_tree(version: str) -> str:
     return ""
 
 
-def components(project: dict[str, Any]) -> set[str]:
+def components(projects: Sequence[dict[str, Any]]) -> set[str]:
     """Return the packages that run where Headrace runs, with all its extras, as far as they are installed here."""
-    named = [needs for extra, needs in project["optional-dependencies"].items() if extra not in OF_DEVELOPERS]
-    waiting = [Requirement(need) for needs in (project["dependencies"], *named) for need in needs]
+    own = {project["name"] for project in projects}
+    extras = [item for project in projects for item in project.get("optional-dependencies", {}).items()]
+    lists = [project["dependencies"] for project in projects]
+    lists += [needs for extra, needs in extras if extra not in OF_DEVELOPERS]
+    waiting = [Requirement(need) for needs in lists for need in needs]
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
     while waiting:
         need = waiting.pop()
         name = canonicalize_name(need.name)
         for extra in ("", *need.extras):
-            if (name, extra) in seen or name == project["name"]:
+            if (name, extra) in seen or name in own:
                 continue
             seen.add((name, extra))
             try:
@@ -90,7 +96,7 @@ def components(project: dict[str, Any]) -> set[str]:
 def _write_components(needed: set[str]) -> None:
     """Write the list of components: CycloneDX lists the whole environment, of which the rest is removed."""
     path = TARGET / "components.cdx.json"
-    of_project = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", path)
+    of_project = ("--pyproject", PACKAGES[0] / "pyproject.toml", "--output-reproducible", "--output-file", path)
     _run(TOOLS / "cyclonedx-py", "environment", *of_project, sys.executable)
     document = json.loads(path.read_text())
     document["components"] = [each for each in document["components"] if canonicalize_name(each["name"]) in needed]

@@ -88,11 +88,11 @@ def by_id(record: Record) -> list[bytes | None]:
 
 def write_function(folder: Path, source: str, target: str, code: str = HANDLER, **attributes: Any) -> str:
     """Write a function from one topic to another, exactly once, and return its file."""
-    own = {"topics": [source], "consumerGroup": f"{source}-work", "delivery": "exactly_once", "attempts": 2}
+    own = {"topics": [source], "consumerGroup": f"{source}-work", "delivery": "exactly_once"}
     trigger = {
         "kind": "kafka-cluster",
         "numWorkers": 2,
-        "attributes": {**own, "outputTopic": target, "outputFormat": "string", **attributes},
+        "attributes": {**own, "retry": {"attempts": 2}, "outputTopic": target, "outputFormat": "string", **attributes},
     }
     return function_file(folder, code, {"in": trigger})
 

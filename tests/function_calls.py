@@ -87,8 +87,8 @@ class FunctionCalls:
         """
         known = {"topics": [self.source], "consumerGroup": self.group, "workerAllocationMode": "static"}
         made = {"kind": "kafka-cluster", "numWorkers": 1, **(trigger or {})}
-        once = {} if "retry" in attributes else {"attempts": 1}
-        made["attributes"] = {**known, **once, "commitInterval": "100ms", **attributes}
+        often = {"properties": {"auto.commit.interval.ms": 100, **attributes.pop("consumer", {}).get("properties", {})}}
+        made["attributes"] = {**known, "retry": {"attempts": 1}, "consumer": often, **attributes}
         code = prelude.format(lines=str(self._file)) + code if prelude else code
         file = function_file(self._folder, code, {"in": made, **(others or {})})
         config = {**self.site.config, **(more or {}), "functions": [file]}

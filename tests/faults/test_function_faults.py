@@ -34,8 +34,8 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
         WAYS,
         ordering="key",
         spec={"eventTimeout": "2s"},
-        trigger={"numWorkers": 3, "workerTerminationTimeout": "2s"},
-        attributes={"workerMemoryLimit": "120Mi", "workerAllocationMode": allocation},
+        trigger={"numWorkers": 3, "workerTerminationTimeout": "2s", "workerMemoryLimit": "120Mi"},
+        attributes={"workerAllocationMode": allocation},
     )
     process, begin = scenario.run(), time.time()
     scenario.write_values("raise")

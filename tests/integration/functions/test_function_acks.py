@@ -24,10 +24,10 @@ def held(calls: FunctionCalls, url: str) -> float:
 def test_a_window_is_collected_again_when_its_worker_has_ended(calls: Callable[[int], FunctionCalls]) -> None:
     """The next worker has never had its records, so the acknowledgement of a later window must not end them."""
     one = calls(2)
-    own = {"trigger": {"explicitAckMode": "explicitOnly"}, "workerAllocationMode": "key"}
+    own = {"trigger": {"explicitAckMode": "explicitOnly"}}
     one.write(0, *(str(number) for number in range(6)))
     one.write(1, *(str(number) for number in range(5)))
-    process = one.start(COLLECTS, explicitAckEnds="upTo", **own)
+    process = one.start(COLLECTS, **own)
     one.site.wait_until(lambda: held(one, process.url) == 11, "two windows that are not full")
     one.write(0, "die", *(str(number) for number in range(30)))
     one.wait_committed({0: 30, 1: 0})
@@ -44,7 +44,7 @@ def test_records_are_acknowledged_one_by_one_over_a_kill(calls: Callable[[int], 
     one = calls(2)
     own = {
         "trigger": {"explicitAckMode": "explicitOnly", "numWorkers": 2},
-        "explicitAckEnds": "one",
+        "workerAllocationMode": "key",
         "consumer": {"properties": {"group.instance.id": "one"}},
     }
     one.write(0, *["hold"] * 6)

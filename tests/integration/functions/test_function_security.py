@@ -55,7 +55,7 @@ def write_function(
     **more: Any,
 ) -> Path:
     """Write a handler and its file, private because it may hold secrets."""
-    own = {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 1, **more}
+    own = {"topics": [source], "consumerGroup": f"{source}-work", "retry": {"attempts": 1}, **more}
     named = {f"nuclio.io/kafka-{name}": value for name, value in (annotations or {}).items()}
     trigger = {"kind": "kafka-cluster", "attributes": {**own, **attributes}}
     spec = {"handler": "work:handler", "volumes": [*volumes], "triggers": {"in": trigger}}

@@ -25,7 +25,8 @@ def test_a_request_acknowledges_records_of_kafka(
     """The group commits what the request acknowledges and no more; SIGTERM lets a request in flight end."""
     source, seen = topic(), topic()
     group = f"{source}-collect"
-    kafka = {"topics": [source], "consumerGroup": group, "workerAllocationMode": "static", "commitInterval": "50ms"}
+    kafka = {"topics": [source], "consumerGroup": group, "workerAllocationMode": "static"}
+    kafka["consumer"] = {"properties": {"auto.commit.interval.ms": 50}}
     own = {"workerAllocatorName": allocator}
     triggers = {
         "in": {"kind": "kafka-cluster", "numWorkers": 2, "explicitAckMode": "explicitOnly", "attributes": kafka, **own},

@@ -73,7 +73,7 @@ def test_point_16_readiness_names_worker_group_partition_and_brokers(
     set_up, stuck = tmp_path / "set-up", tmp_path / "stuck"
     kafka_three.create_topic(source, 1, {})
     (tmp_path / "sitecustomize.py").write_text(STUCK.format(stuck=str(stuck)))
-    attributes = {"topics": [source], "consumerGroup": f"{source}-work", "attempts": 1, "onFailure": "stop"}
+    attributes = {"topics": [source], "consumerGroup": f"{source}-work", "retry": {"attempts": 1}, "onFailure": "stop"}
     file = function_file(
         tmp_path, SET_UP.format(file=str(set_up)), {"in": {"kind": "kafka-cluster", "attributes": attributes}}
     )
@@ -125,8 +125,7 @@ def test_point_19_isolation_and_commit_interval_are_settings(
     attributes = {
         "topics": [one.source],
         "consumerGroup": name,
-        "commitInterval": "100ms",
-        "consumer": {"properties": {"isolation.level": "read_uncommitted"}},
+        "consumer": {"properties": {"isolation.level": "read_uncommitted", "auto.commit.interval.ms": 100}},
     }
     dirty = {"kind": "kafka-cluster", "attributes": attributes}
     producer = confluent_kafka.Producer(
@@ -139,7 +138,8 @@ def test_point_19_isolation_and_commit_interval_are_settings(
             producer.produce(one.source, b"1")
         producer.flush(60)
         end(60)
-    process = one.start(code, others={"dirty": dirty}, commitInterval="1h")
+    hourly = {"properties": {"auto.commit.interval.ms": 3_600_000}}
+    process = one.start(code, others={"dirty": dirty}, consumer=hourly)
     for count in range(20):  # in more than the interval that a trigger has by default
         one.write(0, "1")
         site.wait_committed(name, one.source, 7 + count + 1)

@@ -41,7 +41,7 @@ async def test_a_death_costs_the_record_at_work_one_attempt_and_no_other(
                 {dies}
     """
     spec = {"eventTimeout": "2s"} if "sleep(600)" in dies else {}
-    folder = write_function(code, spec=spec, workerMemoryLimit="100Mi")
+    folder = write_function(code, spec=spec, trigger={"workerMemoryLimit": "100Mi"})
     async with running(folder) as function:
         first, second = await two_frames(function, folder)
         (folder / "go wait").touch()
@@ -64,7 +64,7 @@ async def test_a_worker_over_its_memory_is_replaced_between_two_frames(
             open("calls", "a").write("call ")
             time.sleep(0.3)
     """
-    folder = write_function(code, workerMemoryLimit="100Mi")
+    folder = write_function(code, trigger={"workerMemoryLimit": "100Mi"})
     async with running(folder) as function:
         for number in range(6):
             assert await function.deliver(b"a", first=number) == [ACK]
@@ -136,7 +136,7 @@ async def test_a_worker_that_dies_while_it_starts_is_named(
     write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
 ) -> None:
     """By readiness and by the refusal of deliveries."""
-    async with running(write_function(code, spec=spec, workerMemoryLimit="100Mi")) as function:
+    async with running(write_function(code, spec=spec, trigger={"workerMemoryLimit": "100Mi"})) as function:
         await function.until(lambda: reason in function.service.readiness().reason)
         with pytest.raises(DestinationUnavailable, match=re.escape(reason)):
             await function.deliver(b"a")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headrace.delivery.outcomes import ACK, AWAITING_ACK, NOT_BEGUN, Delivery
-from headrace.functions.load import load_function
 from headrace.records import Record, TopicPartition
 from headrace.runtime import Deadline
 from tests.function_workers import WAITS, Run, Write, acknowledged, called, calls
@@ -153,12 +152,3 @@ async def test_a_partition_that_returns_while_its_lost_events_end_keeps_its_work
         await lost
         assert P in destination._partition_workers._assigned
         assert await function.deliver(b"a") == [ACK]
-
-
-@pytest.mark.parametrize(("attributes", "ends"), table(__file__, "workers_by_key_end_one_record_by_an_acknowledgement"))
-def test_workers_by_key_end_one_record_by_an_acknowledgement(
-    write_function: Write, attributes: dict[str, str], ends: str
-) -> None:
-    """Because others may keep records before it; unless the file says otherwise."""
-    folder = write_function("def handler(c, e): pass", trigger={"explicitAckMode": "explicitOnly"}, **attributes)
-    assert load_function(folder).kafka_triggers[0].explicit_ack_ends == ends

@@ -60,9 +60,9 @@ def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: P
 
 
 def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
-    """The whole section is there; `attempts` is the shorter way and wins."""
-    lines = "        retry: {attempts: 9, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
-    [trigger] = load(tmp_path, with_attributes(lines + "        attempts: 2\n")).kafka_triggers
+    """The whole section is there."""
+    lines = "        retry: {attempts: 2, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
+    [trigger] = load(tmp_path, with_attributes(lines)).kafka_triggers
     assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
     assert load(tmp_path, with_attributes("        retry: {topics: [10]}\n")).kafka_triggers[0].retry.topics == [10]
@@ -74,7 +74,7 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
 
 def test_every_problem_comes_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     """Problems of triggers, of the whole and of keys are one list."""
-    text = with_attributes("        attempts: 0\n        keyFormat: x\n").replace("main:handler", "main")
+    text = with_attributes("        retry: {attempts: 0}\n        keyFormat: x\n").replace("main:handler", "main")
     with pytest.raises(FunctionInvalid) as caught:
         load(tmp_path, text + "  env: 3\n")
     lines = [line.split("function.yaml:")[1].split(": ")[0] for line in caught.value.description.splitlines()]

@@ -104,13 +104,13 @@ OAUTH: dict[str, Any] = table(__file__, "oauth")
 def test_a_token_server_is_named_by_either(
     tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any]
 ) -> None:
-    """Scopes and extensions are lists in attributes, and separated by commas in annotations."""
+    """Scopes are a list in attributes, and separated by commas in annotations."""
     found = secured(tmp_path, attributes, annotations)
     assert found.sasl and found.sasl.oauth
     oauth = found.sasl.oauth
     assert (oauth.client_id, oauth.token_url) == ("c", "https://tokens/x")
     assert oauth.client_secret.get_secret_value() == CANARY
-    assert (oauth.scopes, oauth.extensions) == (["a", "b"], {"pool": "1", "cluster": "2"})
+    assert oauth.scopes == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["minimumVersion", "minVersion", "MINVERSION"])
@@ -156,20 +156,16 @@ def test_secrets_are_read_from_files_and_again_when_they_change(tmp_path: Path, 
     assert tmp_path / "ca.pem" in by_annotation.files
 
 
-def test_references_work_in_scopes_and_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a text with commas, and in a list or mapping."""
+def test_references_work_in_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a text with commas, and in a list."""
     monkeypatch.setenv("SCOPES", "read,write")
-    (tmp_path / "id").write_text("lkc1")
-    for scopes, extensions in (
-        ("${env:SCOPES}", "cluster=${file:id}"),
-        (["read", "${file:write}"], {"cluster": "${file:id}"}),
-    ):
-        (tmp_path / "write").write_text("write")
-        oauth = {**OAUTH, "scopes": scopes, "extensions": extensions}
+    (tmp_path / "write").write_text("write")
+    for scopes in ("${env:SCOPES}", ["read", "${file:write}"]):
+        oauth = {**OAUTH, "scopes": scopes}
         sasl = secured(tmp_path, {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": oauth}}).current().sasl
         assert sasl
         assert sasl.oauth
-        assert (sasl.oauth.scopes, sasl.oauth.extensions) == (["read", "write"], {"cluster": "lkc1"})
+        assert sasl.oauth.scopes == ["read", "write"]
 
 
 VOLUME = {

@@ -176,14 +176,14 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
 
 
 def moved(path: KeyPath) -> str:
-    """Return the replacement of a setting of earlier versions; empty for any other key."""
-    names = [str(part) for part in path]
+    """Return the replacement of a setting of earlier versions, in any letter case; empty for any other key."""
+    names = [str(part).lower() for part in path]
     return next((text for parts, text in _MOVED if _ends_with(names, parts)), "")
 
 
 def _ends_with(names: list[str], parts: list[str]) -> bool:
     ends = names[-len(parts) :]
-    return len(ends) == len(parts) and all(part in ("*", name) for part, name in zip(parts, ends, strict=True))
+    return len(ends) == len(parts) and all(part.lower() in ("*", name) for part, name in zip(parts, ends, strict=True))
 
 
 def refuse_constants(kind: Any, tree: Any, problems: Problems, path: KeyPath = ()) -> None:

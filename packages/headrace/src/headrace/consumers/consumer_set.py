@@ -142,6 +142,8 @@ class ConsumerSet:
         service that starts their consumer.
         """
         make = functools.partial(make, f"{label} delivery", group, delivery=delivery, clock=self._context.clock)
+        if interval := policy.member.properties.get("auto.commit.interval.ms"):
+            hooks = hooks._replace(commit_seconds=int(str(interval)) / 1000)
         if not delivery.retry.topics:
             return make(destination, dead_letters, hooks=hooks), None, []
         path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)

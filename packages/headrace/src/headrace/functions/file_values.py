@@ -11,7 +11,7 @@ from headrace.config.section import Number
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
-_CAMEL = {"explicitonly": "explicitOnly", "upto": "upTo", "deadletter": "deadLetter", "warn": "warning"}
+_CAMEL = {"explicitonly": "explicitOnly", "deadletter": "deadLetter", "warn": "warning"}
 """Words that are not in lower case, or have a second name."""
 
 

@@ -120,7 +120,7 @@ class RunningFunctions:
         services = self._trigger(spec, trigger, workers)
         if trigger.explicit_ack_mode != "disable":
             pump = self._consumers.consumers[-1].pump
-            up_to = trigger.explicit_ack_ends == "upTo"
+            up_to = trigger.allocation != "key"  # else it would complete records of other workers
             acknowledgers.update(dict.fromkeys(trigger.topics, functools.partial(pump.acknowledge, up_to=up_to)))
             deliver_again.update(dict.fromkeys(trigger.topics, pump.seeks.deliver_again))
         return services
@@ -224,7 +224,6 @@ class RunningFunctions:
             on_completed=context.on_completed("STREAMING_CONSUMER", trigger.group),
             partitions=function,
             most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
-            commit_seconds=trigger.kafka.commit_interval,
             acks=AckRules(
                 trigger.kafka.ack_window_size,
                 trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,

@@ -356,7 +356,7 @@ class Platform:
         self._acknowledge: Callable[[str, int, int], Awaitable[str]] | None = None
 
     async def explicit_ack(self, qualified_offset: Any) -> None:
-        """Acknowledge a record explicitly, and as `explicitAckEnds` says those before it; return when that is taken.
+        """Acknowledge a record explicitly, and unless workers are by key those before it; return when that is taken.
 
         A plain handler writes `asyncio.run(context.platform.explicit_ack(qualified_offset))`.
 

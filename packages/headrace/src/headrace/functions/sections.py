@@ -78,7 +78,9 @@ class FileReader:
         names = {name.lower(): name for name in keys}
         for written, value in found.items():
             name = names.get(written.lower()) if known else written
-            if name is None and known in _PROTECTION:
+            if name is None and (instead := moved((*path, written))):
+                self.wrong((*path, prefix + written), instead)
+            elif name is None and known in _PROTECTION:
                 self.wrong((*path, written), f"is not known: known here are {', '.join(read_keys_of(known))}")
             elif name is None:
                 self._judge_unknown((*path, prefix + written), written, known)

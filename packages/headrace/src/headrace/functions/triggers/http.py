@@ -16,12 +16,7 @@ class HttpTrigger(Trigger):
     mapping: ClassVar[str] = "attributes.http"
     judged: ClassVar[tuple[str, ...]] = ("attributes.http",)
     requests: ClassVar[bool] = True
-    unused: ClassVar[tuple[str, ...]] = (
-        "explicitAckMode",
-        "waitExplicitAckDuringRebalanceTimeout",
-        "partitions",
-        "url",
-    )
+    unused: ClassVar[tuple[str, ...]] = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout", "url")
 
     port: Annotated[int, Field(ge=0, le=65_535), Number] = 8080
     max_body_bytes: Annotated[int, Field(ge=0, le=1 << 28, alias="maxRequestBodySize"), Number] = 4_194_304

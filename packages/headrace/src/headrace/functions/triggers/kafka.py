@@ -16,7 +16,7 @@ from headrace.config.membership import ConsumerConfig
 from headrace.config.section import GroupName, Number, TopicName
 from headrace.config.yaml_tree import dotted
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Whole, is_list
-from headrace.functions.function_keys import ANNOTATED, LOGIN, keys_of
+from headrace.functions.function_keys import ANNOTATED, LOGIN
 from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.triggers.trigger import S, Trigger, TriggerParts
 from headrace.functions.triggers.trigger_security import SecurityReader, Written, cluster_problem, in_nuclio_names
@@ -42,6 +42,8 @@ _MEMBER: Final = {
 """Attributes, and the properties of the consumer that they are."""
 _DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
 """Those of Nuclio that are not the client's; 0 means them too."""
+_COMMIT_MS: Final = 1000
+"""Time from one commit to the next, as in Nuclio."""
 SPARE: Final = 1.2
 """The least time limit of a rebalance, in relation to the wait for records in flight."""
 
@@ -74,8 +76,6 @@ class KafkaAttributes(FilePart):
     """Bytes of the largest record that a worker gets; 0 for no limit."""
     ack_window_size: Whole = 0
     """Records by which the committed offset stays behind the completed ones."""
-    commit_interval: Annotated[float, Field(ge=0.01, le=3600), Duration] = 1.0
-    """Time from one commit to the next. A setting of Headrace; Nuclio's is 1s too."""
     admin_timeout: Limit | None = None
     net_dial_timeout: Annotated[float, Field(gt=0, le=86_400), Duration] | None = None
     net_keep_alive_interval: Pause | None = None
@@ -118,7 +118,7 @@ class KafkaAttributes(FilePart):
     @property
     def member(self) -> ConsumerConfig:
         """Group membership and fetching of this trigger's consumer; Nuclio's names win where both are written."""
-        settings: dict[str, Any] = dict(self.consumer.properties)
+        settings: dict[str, Any] = {"auto.commit.interval.ms": _COMMIT_MS, **self.consumer.properties}
         written = self.model_fields_set
         for field, setting in _MEMBER.items():
             # The others only if the file has them: with the newer group protocol the broker owns the session.
@@ -165,9 +165,8 @@ class KafkaTrigger(Trigger):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.allocation == "key":  # with upTo, an acknowledgement would complete records of other workers
-            own = {"ordering": "key", "explicit_ack_ends": "one"}
-            self.__dict__.update({name: own[name] for name in own.keys() - self.model_fields_set})
+        if self.allocation == "key" and "ordering" not in self.model_fields_set:
+            self.__dict__["ordering"] = "key"
         fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):
@@ -207,8 +206,6 @@ class KafkaTrigger(Trigger):
     @classmethod
     def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:
         """Return the trigger, with the annotations of what its attributes do not have."""
-        if own.values.get("partitions"):
-            file.wrong(own.paths["partitions"], keys_of("trigger")["partitions"].why("refused"))
         if "topic" in attributes.values and "topics" in attributes.values:
             file.wrong(attributes.paths["topic"], "is written as well as topics: keep topics")
         elif "topic" in attributes.values:

@@ -79,9 +79,6 @@ class Trigger(FilePart):
     """Whether the handler, an explicit acknowledgement, or either of them completes a record."""
     explicit_ack_wait: Annotated[Pause, Field(alias="waitExplicitAckDuringRebalanceTimeout")] = 0.1
     """The longest wait for acknowledgements before a partition is released."""
-    explicit_ack_ends: Annotated[Literal["upTo", "one"], AnyCase] = "upTo"
-    """What an explicit acknowledgement completes: its record and those before it, as in Nuclio, or its record only. A
-    setting of Headrace."""
     batch: HandlerBatch = HandlerBatch()
     delivery: Annotated[Literal["at_least_once", "exactly_once"], AnyCase] = "at_least_once"
     """Whether outputs and offsets are committed in one transaction."""
@@ -95,18 +92,16 @@ class Trigger(FilePart):
     dead_letter: Annotated[
         DeadLetterConfig, Field(alias="deadLetterTopic"), BeforeValidator(lambda topic: {"topic": topic})
     ] = DeadLetterConfig()
-    attempts: Annotated[int | None, Field(ge=1), Number] = None
-    """Short for `retry: {attempts: ...}`."""
     retry_settings: Annotated[RetryConfig, Field(alias="retry")] = RetryConfig()
     """The policy for failed records, as in a reactive consumer."""
 
     @property
     def retry(self) -> RetryConfig:
         """The policy for failed records."""
-        settings: dict[str, Any] = {"attempts": self.attempts} if self.attempts else {}
         if action := _ACTIONS.get(self.on_failure):
-            settings["errors"] = {OTHER_ERRORS: action, **self.retry_settings.errors}
-        return self.retry_settings.model_copy(update=settings)
+            errors = {OTHER_ERRORS: action, **self.retry_settings.errors}
+            return self.retry_settings.model_copy(update={"errors": errors})
+        return self.retry_settings
 
     @property
     def dead_letters(self) -> DeadLetterConfig:

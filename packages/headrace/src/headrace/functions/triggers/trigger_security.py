@@ -32,6 +32,7 @@ _PHRASES: Final = {
     "tls.verify_certificate is false": "tls.insecureSkipVerify is true",
     "protocol is sasl_plaintext": "tls.enable is false",
     ": use sasl_ssl": ": write true",
+    "is encrypted: set key_password": "is encrypted: write it without a password, by `openssl pkey -in OLD -out NEW`",
     "tls.certificate": "accessCertificate",
     ", or set ssl.keystore.location to a PKCS#12 file": "",
 }
@@ -132,11 +133,9 @@ class SecurityReader:
         found = self._references.replaced(text, path)
         if not isinstance(found, str):
             return found
-        if LOGIN[name].type in ("list", "pairs"):
+        if LOGIN[name].type == "list":
             self._references.texts.pop(path, None)  # it replaces a part only
-            parts = [part.strip() for part in found.split(",")]
-            pairs = (part.partition("=") for part in parts)
-            return parts if LOGIN[name].type == "list" else {key.strip(): text for key, _, text in pairs}
+            return [part.strip() for part in found.split(",")]
         return _REPORTED if path in self._references.unresolved else found
 
     def _secret(self, name: str, value: str) -> str:

@@ -281,7 +281,6 @@ def function_keys_page() -> str:
         "Keys are read in any letter case.",
         "An annotation is written below its key, and counts for every trigger that does not have the key.",
         "Names such as `session.timeout.ms` are properties of Kafka's client.",
-        "*nothing*: a warning names a key that has not its default. *refused*: such a key is an error.",
         "Other keys of Nuclio's load too; one warning names those that have an effect there.\n",
     ]
     titles = {"spec": "`spec`", "trigger": "`spec.triggers.<name>`", "attributes": "`attributes`"}
@@ -312,7 +311,7 @@ def _key_cell(key: str, annotation: str) -> str:
 
 
 def _function_key_row(row: FunctionKey) -> str:
-    kind, default = row.type, f"`{row.default}`" if row.default else ""
+    kind, default = row.type, ""
     of_kind = next((each for each in KINDS.values() if each.mapping == row.where), KafkaTrigger)
     models: list[type[BaseModel]] = [FunctionSpec] if row.where == "spec" else [KafkaAttributes, of_kind]
     for model in models:

@@ -94,10 +94,10 @@ class FunctionCalls:
         config = {**self.site.config, **(more or {}), "functions": [file]}
         return self._headrace(config, wait=wait, env={"PROCESS": name})
 
-    def write(self, partition: int, *values: str, topic: str = "") -> None:
-        """Write records to a partition."""
+    def write(self, partition: int, *values: str, topic: str = "", key: bytes | None = None) -> None:
+        """Write records of one key to a partition."""
         topic = topic or self.source
-        self.site.write(topic, *(OutgoingRecord(topic, None, value.encode(), None, partition) for value in values))
+        self.site.write(topic, *(OutgoingRecord(topic, key, value.encode(), None, partition) for value in values))
 
     @property
     def lines(self) -> list[Line]:

@@ -18,7 +18,7 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 from yaml_table import table
 
-ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if not key.why("nothing")}
+ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if key.is_read}
 LEGACY = {"waitExplicitAckDuringRebalanceTimeout": "nuclio.io/wait-explicit-ack-during-rebalance-timeout"}
 OF_TRIGGER = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout")
 VALUES: dict[str, tuple[str, str]] = table(__file__, "values")

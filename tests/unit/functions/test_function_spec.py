@@ -42,8 +42,8 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
     assert warnings(caplog) == [
-        "spec.triggers.my-kafka.attributes.rebalanceRetryMax: has no effect in Headrace: "
-        "the client joins again until it succeeds"
+        "spec: without effect in Headrace: disableDefaultHTTPTrigger",
+        "spec.triggers.my-kafka.attributes: without effect in Headrace: rebalanceRetryMax",
     ]
 
 

@@ -15,7 +15,7 @@ from headrace.functions.triggers.trigger import HandlerBatch
 from headrace.functions.triggers.trigger_kinds import KINDS
 
 _LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
-_TYPES: Final = {"mapping": "object", "true or false": "boolean", "text": "string"}
+_TYPES: Final = {"mapping": "object", "text": "string"}
 """Types of keys that no model has."""
 Schema = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The keys of a function file: one table, which reads the file and makes the reference page.
 
-`becomes` says what a key does. "nothing: ..." is a warning, unless the value is the default; "refused: ..." is an
-error. Keys that are "nothing" are named in one warning for their mapping. "nothing in Nuclio either" is silent.
+`becomes` says what a key does. Keys that are "nothing" are named in one warning for their mapping. "nothing in Nuclio
+either" is silent.
 """
 
 import csv
@@ -26,17 +26,12 @@ class FunctionKey(NamedTuple):
     """The annotation that may replace the key, without `nuclio.io/kafka-`; empty if there is none."""
     type: str
     """Only of keys that no model has."""
-    default: str
     becomes: str
 
     @property
     def is_read(self) -> bool:
-        """Whether Headrace reads it, or says why it does not."""
+        """Whether Headrace reads it."""
         return self.becomes not in (IGNORED, _SILENT)
-
-    def why(self, effect: str) -> str:
-        """Return why it is `nothing` or `refused`; empty if it is not, or needs no reason."""
-        return self.becomes.removeprefix(f"{effect}: ") if self.becomes.startswith(f"{effect}: ") else ""
 
 
 with Path(__file__).with_suffix(".csv").open(newline="") as _file:
@@ -73,5 +68,5 @@ def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
 
 
 def read_keys_of(mapping: str) -> Sequence[str]:
-    """Return the keys of a mapping for which a misspelling is an error: those that Headrace reads or explains."""
+    """Return the keys of a mapping for which a misspelling is an error: those that Headrace reads."""
     return [name for name, key in _MAPPINGS[mapping].items() if key.is_read]

@@ -84,7 +84,6 @@ class _FunctionFile(FileReader):
             text = f"is of kind {other.kind}, as {listening[0].name} is: remove one of them"
             self.wrong(triggers.path_of(other.name), text)
         function = self.model(FunctionSpec, spec)
-        self.judge_idle(spec, "spec")
         if function and not function.kafka_triggers and not self.problems.found:
             self.wrong(triggers.path, "has no Kafka trigger: add one of kind kafka-cluster with topics, consumerGroup")
         if function and check_handler and (why := handler_problem(function.handler, function.folder)):
@@ -179,8 +178,6 @@ class _FunctionFile(FileReader):
         trigger = self.below(triggers, name, "trigger")
         if trigger.values.get("disabled") is True or not self._has_known_kind(trigger, name):
             return None
-        if (written := trigger.values.get("name", name)) != name:
-            self.wrong(trigger.paths["name"], f"is {written}, and the trigger is {name}: remove it")
         kind = KINDS[trigger.values["kind"]]
         for key in kind.unused:
             if trigger.values.pop(key, None):
@@ -192,9 +189,7 @@ class _FunctionFile(FileReader):
         attributes.values["batch"] = self.model(HandlerBatch, self.below(trigger, "batch")) or HandlerBatch()
         attributes.values["name"] = name
         attributes.paths |= {"name": trigger.path, "batch": trigger.path_of("batch")}
-        made = kind.read(self, trigger, attributes)
-        self.judge_idle(attributes, *kind.judged)
-        return made
+        return kind.read(self, trigger, attributes)
 
     def _has_known_kind(self, trigger: FileSection, name: str) -> bool:
         kind, path = trigger.values.get("kind", ""), trigger.path_of("kind")

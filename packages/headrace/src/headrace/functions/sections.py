@@ -3,19 +3,17 @@
 import logging
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.consumers import RetryConfig
 from headrace.config.explain import explain, moved
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.section import Number
 from headrace.config.spelling import hint, nearest
 from headrace.config.yaml_tree import KeyPath, Problems
-from headrace.functions.file_values import Pause
 from headrace.functions.function_keys import IGNORED, keys_of, read_keys_of
 from headrace.functions.secret_files import SecretFiles
 
@@ -30,8 +28,6 @@ _PROTECTION = ("tls", "sasl", "oauth")
 
 _SECTIONS: dict[str, type[BaseModel]] = {"retry": RetryConfig, "consumer": ConsumerConfig}
 """Attributes that are sections of headrace.yaml."""
-_TYPES: Final = {"duration": Pause, "whole number": Annotated[int, Number], "text": str, "true or false": bool, "": Any}
-"""Types of keys that no model has, as the table names them."""
 
 
 class FileSection:
@@ -120,20 +116,6 @@ class FileReader:
                 error["loc"] = (*section.path_of(str(first)), *rest) if first else section.path
             explain(errors, self.tree, self.problems)
             return None
-
-    def judge_idle(self, section: FileSection, *mappings: str) -> None:
-        """Check the values of keys without effect, warn of those that differ from the default, and refuse others."""
-        known = {name: key for mapping in mappings for name, key in keys_of(mapping).items()}
-        for name, key in known.items():
-            if key.why("refused") and section.values.get(name):
-                self.wrong(section.paths[name], key.why("refused"))
-        idle = {name: key for name, key in known.items() if key.why("nothing") and name in section.values}
-        fields: Any = {name: (_TYPES[key.type], key.default or None) for name, key in idle.items()}
-        model = create_model("Idle", __config__=ConfigDict(validate_default=True, hide_input_in_errors=True), **fields)
-        made, usual = self.model(model, section), model()
-        for name, key in idle.items() if made else ():
-            if getattr(made, name) != getattr(usual, name):
-                self.warn(section.paths[name], f"has no effect in Headrace: {key.why('nothing')}")
 
     def warn(self, path: KeyPath, sentence: str) -> None:
         """Log a warning about what is at a path."""

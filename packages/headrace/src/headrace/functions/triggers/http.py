@@ -14,7 +14,6 @@ class HttpTrigger(Trigger):
 
     kinds: ClassVar[tuple[str, ...]] = ("http",)
     mapping: ClassVar[str] = "attributes.http"
-    judged: ClassVar[tuple[str, ...]] = ("attributes.http",)
     requests: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ("explicitAckMode", "waitExplicitAckDuringRebalanceTimeout", "url")
 

@@ -140,7 +140,6 @@ class KafkaTrigger(Trigger):
 
     kinds: ClassVar[tuple[str, ...]] = ("kafka-cluster", "kafka")
     mapping: ClassVar[str] = "attributes"
-    judged: ClassVar[tuple[str, ...]] = ("trigger", "attributes")
 
     kafka: KafkaAttributes
 

@@ -50,8 +50,6 @@ class Trigger(FilePart):
     """Its names in the file."""
     mapping: ClassVar[str]
     """The mapping of the table of keys that has those of its `attributes`."""
-    judged: ClassVar[tuple[str, ...]] = ()
-    """The mappings of that table whose keys without effect are named."""
     requests: ClassVar[bool] = False
     """Whether its events are requests: a call has one event, and a function has one such trigger."""
     unused: ClassVar[tuple[str, ...]] = ()
@@ -123,7 +121,7 @@ class Trigger(FilePart):
         """Return its own keys for the table of keys; a mapping that is in the table's file keeps those."""
         own = {name: field for name, field in cls.model_fields.items() if name not in Trigger.model_fields}
         return [
-            FunctionKey(cls.mapping, field.alias or name, "", "", f"`{field.default}`", field.description or "")
+            FunctionKey(cls.mapping, field.alias or name, "", "", field.description or "")
             for name, field in own.items()
         ]
 

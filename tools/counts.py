@@ -38,7 +38,7 @@ _TEXT: Final = {".py", ".yaml", ".csv", ".sql", ".js", ".css", ".md", ".json", "
 _COMMON_NAMES: Final = {"__init__", "__main__", "feature", "routes", "spec", "load", "status"}
 """Names of modules that each feature may have."""
 _LISTS: Final[Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-SOURCES: Final = sorted(ROOT.glob("packages/*/src"))
+SOURCES: Final = sorted(path for path in ROOT.glob("packages/*/src/headrace*") if path.suffix != ".egg-info")
 """Where the distributions are. That of the core is the first; the others are guests."""
 NAMED: Final[Mapping[str, list[str]]] = _LISTS["named"]
 """What is counted by a list: the title of a count to its entries; an entry has one name, or several with ` + `."""

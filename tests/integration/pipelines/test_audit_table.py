@@ -1,4 +1,4 @@
-"""The pipeline of `examples/audit`: events of real requests are rows of a real PostgreSQL, also if Spark is killed."""
+"""The pipeline of `examples/audit` of headrace-pipelines: events of real requests are rows of a real PostgreSQL, also if Spark is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.active_client import Response, send
 from tests.integration.pipelines.test_pipelines import QUICK, gone
 from tests.postgres_server import PostgresServer, postgres_server
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "audit"
+EXAMPLE = Path(__file__).parents[3] / "packages" / "headrace-pipelines" / "examples" / "audit"
 OTHER_NAMES = {"timestamp": "time", "offset": "first_offset", "group": "consumer_group"}
 TOKENS = {"loader": "kafka:w", "reader": "kafka:r", "operator": "admin"}
 PRINCIPALS = {name: {"token": f"${{env:{name}}}", "scopes": [scope]} for name, scope in TOKENS.items()}

@@ -8,12 +8,13 @@ from __future__ import annotations
 import compileall
 import contextlib
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.active import READ_RECORDS, ActiveTable
 from bench.dead_letters import redrive
-from bench.environment import SOURCE, Bench
+from bench.environment import ROOT, Bench, sources_of
 from bench.function import ECHO, function
 from bench.load import NAME
 from bench.measured import Measured, median_of, table
@@ -76,11 +77,11 @@ def compare(bench: Bench, revision: str, rows: list[str], rounds: int) -> None:
     """Measure both in turns and print the table."""
     runs: Runs = {}
     with checked_out(revision, bench.folder / "before") as before:
-        sources = {BEFORE: before, NOW: SOURCE}
+        sources = {BEFORE: before, NOW: sources_of(ROOT)}
         for turn in range(rounds):
             for row in rows:
                 for name in (BEFORE, NOW) if turn % 2 else (NOW, BEFORE):
-                    bench.source = sources[name]
+                    bench.sources = sources[name]
                     got = ROWS[row](bench)
                     runs.setdefault((row, name), []).append(got)
                     figures = f"{got.rate:,.0f} per s, {got.cpu_us:.1f} us, stolen {got.stolen:.0%}"
@@ -89,15 +90,44 @@ def compare(bench: Bench, revision: str, rows: list[str], rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def checked_out(revision: str, folder: Path) -> Iterator[Path]:
-    """Yield the folder with the source of a commit, in a git worktree that is removed at the end."""
-    root = SOURCE.parent
-    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), revision], cwd=root, check=True)
+def checked_out(revision: str, folder: Path) -> Iterator[list[Path]]:
+    """Yield the folders with the packages of a commit, in a git worktree that is removed at the end."""
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(folder), revision], cwd=ROOT, check=True)
     try:
-        compileall.compile_dir(folder / "src", quiet=2)
-        yield folder / "src"
+        sources = sources_of(folder)
+        declare(folder, sources[0])
+        for source in sources:
+            compileall.compile_dir(source, quiet=2)
+        yield sources
     finally:
-        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=root, check=True)
+        subprocess.run(["git", "worktree", "remove", "--force", str(folder)], cwd=ROOT, check=True)
+
+
+def declare(folder: Path, source: Path) -> None:
+    """Write what the packages of a tree register into its source: what is installed is of the present tree.
+
+    Python takes the first distribution of a name. So one that the tree does not have is there, and registers nothing.
+    """
+    projects = [tomllib.loads(path.read_text())["project"] for path in projects_of(folder)]
+    groups = {project["name"]: project.get("entry-points", {}) for project in projects}
+    for path in projects_of(ROOT):
+        groups.setdefault(tomllib.loads(path.read_text())["project"]["name"], {})
+    for name, found in groups.items():
+        about = source / f"{name.replace('-', '_')}-0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        rows = [
+            [f"[{group}]", *(f"{key} = {where}" for key, where in entries.items())] for group, entries in found.items()
+        ]
+        (about / "entry_points.txt").write_text("\n".join(line for group in rows for line in group))
+
+
+def projects_of(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in (folder / "pyproject.toml", *folder.glob("packages/*/pyproject.toml"))
+        if "[project]" in path.read_text()
+    ]
 
 
 def lines(revision: str, rows: list[str], runs: Runs) -> list[str]:

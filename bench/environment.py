@@ -22,7 +22,7 @@ from headrace_devkit.devcluster import Cluster, HeadraceProcess
 PARTITIONS = 8
 BUSY_SECONDS = 30.0
 _LIMIT_SECONDS = 600.0
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
 
 
 class Table(Protocol):
@@ -45,8 +45,8 @@ class Bench:
         """Whether files of the repository stay as they are."""
         self.kafka: dict[str, Any] = {"bootstrap_servers": cluster.bootstrap_servers}
         """The section `kafka` of what is measured; bare loops use the listener without login."""
-        self.source = SOURCE
-        """The folder with the package `headrace` whose processes are measured."""
+        self.sources = sources_of(ROOT)
+        """The folders with the packages whose processes are measured."""
         self._full: dict[tuple[int, str], str] = {}
 
     @property
@@ -64,11 +64,11 @@ class Bench:
         return process
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of a process that is measured: this package `headrace` goes before the installed one.
+        """Return the variables of a process that is measured: these packages go before the installed ones.
 
         It may keep its bytecode, as an installed package does; otherwise each start would compile all files.
         """
-        return {**os.environ, "PYTHONPATH": str(self.source), "PYTHONDONTWRITEBYTECODE": ""}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self.sources)), "PYTHONDONTWRITEBYTECODE": ""}
 
     @contextlib.contextmanager
     def serving(self, config: dict[str, Any], *headers: str) -> Iterator[Target]:
@@ -126,6 +126,11 @@ class Bench:
         done = subprocess.run([sys.executable, "-m", name, *words], stdout=subprocess.PIPE, check=True)
         result: dict[str, Any] = json.loads(done.stdout)
         return result
+
+
+def sources_of(root: Path) -> list[Path]:
+    """Return the folders with the packages of a tree; before the packages had folders of their own it was one."""
+    return sorted(root.glob("packages/*/src")) or [root / "src"]
 
 
 def first_to_last(line: Callable[[], str], server: int) -> Measured:

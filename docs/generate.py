@@ -33,7 +33,8 @@ from headrace_dialects.light4j.key_table import ROWS as LIGHT_4J_KEYS
 from headrace_pipelines.spec import PipelineSpec
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "headrace"
+CORE = ROOT / "packages" / "headrace" / "src" / "headrace"
+GUESTS = sorted(path for path in ROOT.glob("packages/headrace-*/src/*") if path.is_dir() and path.suffix != ".egg-info")
 REFERENCE = ROOT / "docs" / "reference"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MAP_MARKS = ("<!-- file map: begin, written by make docs -->", "<!-- file map: end -->")
@@ -45,8 +46,6 @@ _OPEN_FIRST = {
     "cli": "main reactive",
     "client": "",
     "config": "model load",
-    "config/light4j": "",
-    "console": "",
     "consumers": "running_consumer",
     "commands": "consumer_control registrations",
     "runs": "window_run jobs",
@@ -56,7 +55,6 @@ _OPEN_FIRST = {
     "admin/health": "",
     "admin/process": "",
     "delivery": "pump lane schedule tracker policy dead_letter outcomes",
-    "devcluster": "cluster recording_backend",
     "formats": "choice plain registry",
     "functions": "workers destination process spec",
     "functions/triggers": "kafka",
@@ -66,18 +64,12 @@ _OPEN_FIRST = {
     "kafka/client": "",
     "kafka/transactions": "producers",
     "runtime": "supervisor service clock",
-    "pipelines": "runs spec",
-    "pipelines/driver": "source_tables flows",
-    "pipelines/sinks": "",
-    "queries": "engine_process",
-    "queries/engine": "table_feed",
     "sidecar": "",
     "sidecar/produce": "routes produce produce_request",
     "sidecar/active": "routes instance",
     "sidecar/reactive": "http_destination client",
     "sidecar/registered": "",
     "runtime/telemetry": "metrics audit",
-    "testing": "plugin scenario",
     "http": "server application endpoint",
     "http/auth": "authenticator principals",
 }
@@ -464,13 +456,17 @@ def with_file_map(page: str) -> str:
 
 def file_map() -> str:
     """Return each package with its purpose, and the files to open first with the first sentence of each."""
-    lines = [f"- `{name}`: {_purpose(SOURCE / name)}" for name in ("records.py", "errors.py")]
+    lines = [f"- `{name}`: {_purpose(CORE / name)}" for name in ("records.py", "errors.py", "feature.py")]
     for package, names in _OPEN_FIRST.items():
-        lines.append(f"- **`{package}/`** {_purpose(SOURCE / package / '__init__.py')}")
-        lines += [f"  - `{package}/{name}.py`: {_purpose(SOURCE / package / f'{name}.py')}" for name in names.split()]
-    folders = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")}
-    missing = folders - {".", "cli/demo", "console/pages", *_OPEN_FIRST}
+        lines.append(f"- **`{package}/`** {_purpose(CORE / package / '__init__.py')}")
+        lines += [f"  - `{package}/{name}.py`: {_purpose(CORE / package / f'{name}.py')}" for name in names.split()]
+    folders = {path.parent.relative_to(CORE).as_posix() for path in CORE.rglob("__init__.py")}
+    missing = folders - {".", *_OPEN_FIRST}
     assert not missing, f"no files of {missing} in _OPEN_FIRST"
+    for guest in GUESTS:
+        lines.append(f"- **`{guest.name}/`** {_purpose(guest / '__init__.py')}")
+        for path in sorted(guest.rglob("*/__init__.py")):
+            lines.append(f"  - `{path.parent.relative_to(guest.parent)}/`: {_purpose(path)}")
     return "\n".join(lines) + "\n"
 
 

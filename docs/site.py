@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "build" / "site"
 COPY = ROOT / "build" / "site-source"
 MKDOCS = ROOT / ".venv-release" / "bin" / "mkdocs"
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/README.md"))
 OUTSIDE = {
     "README.md": "index.md",
     "docs/README.md": "pages.md",
@@ -31,6 +32,7 @@ OUTSIDE = {
     "tests/LONG.md": "all-tests.md",
     "changes/README.md": "notes.md",
     "LICENSE": "LICENSE.txt",
+    **{f"packages/{name}/README.md": f"packages/{name}.md" for name in PACKAGES},
 }
 """Files that have another name on the site, by their name in the repository."""
 PROJECT = {
@@ -125,7 +127,8 @@ def navigation() -> list[dict[str, Any]]:
         links = [link for cell in cells for link in re.findall(r"\[([^]]+)\]\(([^)#]+)\)", cell)]
         if links:
             sections.append({title: [{name[0].upper() + name[1:]: target} for name, target in links]})
-    return [*sections, {"Project": [{title: name} for title, name in PROJECT.items()]}]
+    packages = {"Packages": [{name: f"packages/{name}.md"} for name in PACKAGES]}
+    return [*sections, packages, {"Project": [{title: name} for title, name in PROJECT.items()]}]
 
 
 def configuration() -> dict[str, Any]:

@@ -54,7 +54,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert len(rows) > 40
     for number, unit, where, name in rows:
         module = where.removesuffix(".py").replace("/", ".")
-        real = constant(importlib.import_module(f"headrace.{module}"), name) if name else defaults[where]
+        module = module if module.startswith("headrace_") else f"headrace.{module}"
+        real = constant(importlib.import_module(module), name) if name else defaults[where]
         assert int(number.replace(",", "")) * UNITS.get(unit, 1) == float(real), f"{where} {name}"
 
 
@@ -145,7 +146,7 @@ def test_the_page_on_formats_has_the_list_of_formats() -> None:
     for codes, field in (("documented", "code"), ("light-4j", "light_4j_code")):
         names = sorted(FORMATS, key=lambda name, field=field: getattr(FORMATS[name], field))
         assert f"| `{codes}` | {' | '.join(names)} |" in page
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "packages/headrace/pyproject.toml").read_text())["project"]
     assert SCHEMA_TYPES.keys() <= project["optional-dependencies"].keys()
 
 
@@ -179,9 +180,9 @@ def named_in_the_architecture() -> Iterator[tuple[str, str]]:
 
 def test_files_of_the_architecture_page_have_the_names_behind_them() -> None:
     """Each file of the paths and of "which file decides" exists, and has each name that stands behind it."""
-    missing, source = [], ROOT / "src" / "headrace"
+    missing, sources = [], [*ROOT.glob("packages/*/src"), ROOT / "packages/headrace/src/headrace"]
     for file, name in named_in_the_architecture():
-        path = source / file
+        path = next((source / file for source in sources if (source / file).exists()), ROOT / file)
         if not path.exists() or (path.is_file() and name != file and not re.search(rf"\b{name}\b", path.read_text())):
             missing.append((file, name))
     assert len([*named_in_the_architecture()]) > 100

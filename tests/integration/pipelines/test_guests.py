@@ -27,7 +27,7 @@ ENTRIES = f"""[{sink_kinds.GROUP}]
 lines = lines_sink:LinesSink
 [{trigger_kinds.GROUP}]
 ticks = ticks_trigger:TicksTrigger
-[headrace_console.pages]
+[headrace.console.pages]
 weather = weather_page
 [{dialects.GROUP}]
 properties = properties_dialect:PropertiesDialect
@@ -132,7 +132,9 @@ def test_a_page_of_the_console_is_served_and_in_the_navigation(python: Run) -> N
 
 def test_a_format_is_one_file_and_one_row(python: Run, tmp_path: Path) -> None:
     """In a copy of the source: settings, commands and codecs have it."""
-    copy = shutil.copytree(ROOT / "src" / "headrace", tmp_path / "headrace", ignore=shutil.ignore_patterns("*.pyc"))
+    copy = shutil.copytree(
+        ROOT / "packages/headrace/src/headrace", tmp_path / "headrace", ignore=shutil.ignore_patterns("*.pyc")
+    )
     shutil.copy(ROOT / "tests/guests/hex_format.py", copy / "formats" / "hex.py")
     with (copy / "formats" / "formats.csv").open("a") as rows:
         rows.write("hex,6,6,HexCodec,,text/plain\n")

@@ -21,6 +21,7 @@ FEATURE_FILE = '''"""Greets."""
 import click
 import msgspec
 
+from headrace.config.model import HeadraceConfig
 from headrace.config.section import Section
 from headrace.feature import CliCommand, Feature
 from headrace.http.endpoint import OPEN, Call, Endpoint
@@ -29,7 +30,7 @@ from headrace.runtime.feature_parts import Parts
 
 FEATURE = Feature(
     name="greeting",
-    section=("greeting", "headrace_greeting:GreetingConfig"),
+    section="headrace_greeting:GreetingSections",
     parts="headrace_greeting:GreetingParts",
     endpoints=["headrace_greeting:GreetingEndpoints"],
     commands={"greet": CliCommand("headrace_greeting:greet", "Greet.")},
@@ -43,6 +44,13 @@ class GreetingConfig(Section):
 
     text: str = "hello"
     """The greeting."""
+
+
+class GreetingSections(HeadraceConfig):
+    """The key that it adds to the file."""
+
+    greeting: GreetingConfig = GreetingConfig()
+    """How to greet."""
 
 
 class Greeting(msgspec.Struct):
@@ -66,7 +74,7 @@ class GreetingParts(Parts):
     """The endpoint and a service."""
 
     def __init__(self, context, needed):
-        self.endpoints = [GreetingEndpoints(context.config.section(GreetingConfig).text)]
+        self.endpoints = [GreetingEndpoints(context.config.section(GreetingSections).greeting.text)]
 
     def services(self):
         return [Service("greeter")]
@@ -103,7 +111,8 @@ def test_its_command_and_its_section_are_known(installed: dict[str, str]) -> Non
     assert "greet      Greet." in headrace(installed, "--help")
     assert headrace(installed, "greet") == "hello\n"
     schema = json.loads(headrace(installed, "config", "schema"))
-    assert schema["properties"]["greeting"] == {"$ref": "#/$defs/GreetingConfig"}
+    greeting = schema["properties"]["greeting"]
+    assert (greeting["$ref"], greeting["description"]) == ("#/$defs/GreetingConfig", "How to greet.")
     assert schema["$defs"]["GreetingConfig"]["properties"]["text"]["description"] == "The greeting."
 
 

@@ -16,7 +16,8 @@ CODE = [path for folder in ("packages", "bench", "examples") for path in sorted(
 CODE.remove(
     ROOT / "packages/headrace-devkit/src/headrace_devkit/testing/pump_harness.py"
 )  # the unit tests of delivery use its names
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+READMES = sorted(ROOT.glob("packages/*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *READMES]
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 """A part of an identifier, and what to write instead."""

@@ -254,7 +254,7 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
 def test_files_of_the_examples_are_shown_as_they_are() -> None:
     """A reader who copies them from the page has the same."""
     shown = dict(files_of(ROOT / "docs" / "audit-postgres.md"))
-    examples = {path.name: path.read_text() for path in (ROOT / "examples" / "audit").iterdir()}
+    examples = {path.name: path.read_text() for path in (ROOT / "packages/headrace-pipelines/examples/audit").iterdir()}
     assert examples == {name: shown[name] for name in examples}
 
 

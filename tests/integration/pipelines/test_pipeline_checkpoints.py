@@ -153,7 +153,7 @@ def check_reasons(reasons: Mapping[str, str], again: str) -> None:
     assert reasons.keys() == {"other", "anew", *DAMAGE}
     for name, reason in reasons.items():
         assert reason.startswith("CHECKPOINT_UNUSABLE: "), reason
-        assert f"checkpoint discard FILE {name}`" in reason
+        assert f"pipeline state FILE {name} --discard`" in reason
     assert (
         "carrier of count(1), and now aggregate by carrier of sum(hour). Choose: undo the edit; or" in reasons["other"]
     )

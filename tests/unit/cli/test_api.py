@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.main import main
 from headrace.cli.trust import trust
 from headrace.commands.registration_routes import RegistrationEndpoints
@@ -147,7 +148,7 @@ def test_commands_trust_the_file_of_an_authority_or_of_a_folder(
 def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_default(tmp_path: Path) -> None:
     """In this order."""
 
-    @click.command()
+    @click.command(cls=HeadraceCommand)
     @api_options
     def show(api: Api, output: str) -> None:
         click.echo(f"{api.url} {output}")

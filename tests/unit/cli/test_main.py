@@ -13,6 +13,7 @@ import click
 import pytest
 
 from headrace.cli import main as main_module
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.main import root
 from headrace.cli.status import Poll, page
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
@@ -25,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """A command `topics` that raises what it is given."""
 
     def install(cause: BaseException) -> None:
-        @click.command()
+        @click.command(cls=HeadraceCommand)
         def topics() -> None:
             raise cause
 
@@ -223,11 +224,12 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_run_that_gets_a_signal_while_it_starts_ends_with_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["run -c headrace.yaml", "-c headrace.yaml run"])
+def test_a_run_that_gets_a_signal_while_it_starts_ends_with_0(words: str, tmp_path: Path) -> None:
     """A rolling restart may send one at any moment; there is nothing to drain."""
     file = tmp_path / "headrace.yaml"
     os.mkfifo(file)
-    with subprocess.Popen([sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]) as process:
+    with subprocess.Popen([sys.executable, "-m", "headrace.cli.main", *words.split()], cwd=tmp_path) as process:
         limit, opened = time.monotonic() + 60, None
         while opened is None and process.poll() is None and time.monotonic() < limit:
             with contextlib.suppress(OSError):  # until it reads the file

@@ -1,4 +1,4 @@
-"""`headrace pipeline status`, `pause`, and `checkpoint discard`."""
+"""`headrace pipeline status`, `pause`, and `state --discard`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_is_discarded_after_a_question(
     """Without `--yes` it asks; it refuses an unknown flow, a folder without the checkpoint, and one in use."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tolls.yaml").write_text(FILE)
-    words = ("checkpoint", "discard", "tolls.yaml")
+    words = ("state", "tolls.yaml", "--discard")
     assert headrace("pipeline", *words, "g") == 1
     assert "has no flow g: there are f" in capsys.readouterr().err
     assert headrace("pipeline", *words, "f") == 1

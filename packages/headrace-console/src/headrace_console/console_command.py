@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,12 @@ from typing import Any
 import click
 
 from headrace.cli.api import Api, address_of
-from headrace.cli.cluster_options import config_option, find_settings
-from headrace.cli.trust import ca_option, certificates_of, trust
+from headrace.cli.cluster_options import find_settings
+from headrace.cli.global_options import HeadraceCommand, uses
+from headrace.cli.trust import certificates_of, trust
 
 
-@click.command()
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    envvar="HEADRACE_URL",
-    help="Base URL of a running Headrace. May be repeated: if one does not respond, the next is used.",
-)
-@click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for all who open it; else each logs in.")
-@ca_option
+@click.command(cls=HeadraceCommand)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8090, show_default=True, help="Port to listen on.")
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), default=None, help="For HTTPS, in PEM.")
@@ -32,7 +25,7 @@ from headrace.cli.trust import ca_option, certificates_of, trust
     "--server-certificate", "pinned", type=Path, hidden=True, multiple=True, help="All that the API may have."
 )
 @click.option("--management-url", default="", hidden=True)
-@config_option
+@uses("urls", "token", "ca", "config")
 def console(
     urls: Sequence[str],
     config: Path | None,
@@ -44,10 +37,12 @@ def console(
 ) -> None:
     """Serve the web console: what runs, what needs a person, and the buttons that help.
 
-    It prints its address when it serves. Ctrl-C ends it.
+    It prints its address when it serves. Ctrl-C ends it. With several --url, it uses the next one if one does not
+    respond. The token is for all who open it; without one, each logs in.
 
     Example: headrace console --url http://127.0.0.1:8082
     """
+    urls = urls or os.environ.get("HEADRACE_URL", "").split()
     settings = None if urls else find_settings(config)
     management = given.pop("management_url") or (address_of(settings, management=True) if settings else "")
     trusted = trust(ca, pinned or certificates_of(settings))

@@ -3,23 +3,19 @@
 import shlex
 import sys
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
-from headrace.cli.output import install_progress, output_option, print_result, print_rows
-from headrace.cli.removed import WithRemoved
+from headrace.cli.global_options import HeadraceGroup, uses
+from headrace.cli.output import install_progress, print_result, print_rows
 from headrace.config.dev_endpoints import HOME, environment
 from headrace_devkit.devcluster import DevCluster
 
 _port = click.IntRange(1, 65_000)
 
 
-class _Dev(WithRemoved):
-    instead: ClassVar = {"logs": "headrace dev status --logs 40"}
-
-
-@click.group(cls=_Dev)
+@click.group(cls=HeadraceGroup, removed={"logs": "headrace dev status --logs 40"})
 def dev() -> None:
     """Run a real Kafka and schema registry on this machine, without containers. Data and logs are in .headrace/dev.
 
@@ -37,7 +33,7 @@ def dev() -> None:
 @click.option("--port", type=_port, help="Port of broker 1, the others use the next ones; by default free ones.")
 @click.option("--registry-port", type=_port, help="Port of the schema registry; by default a free one.")
 @click.option("--secured/--no-secured", default=None, help="Whether to add listeners with TLS, logins, ACLs.")
-@output_option
+@uses("output")
 def up(output: str, **options: Any) -> None:
     """Start the servers that are not running, and print their addresses as lines for `eval`.
 
@@ -73,7 +69,7 @@ def down() -> None:
 
 @dev.command()
 @click.option("--logs", "lines", type=click.IntRange(1), help="Also print so many last lines of each server's log.")
-@output_option
+@uses("output")
 def status(lines: int | None, output: str) -> int:
     """Show each server; the exit code is 0 if all of them run, otherwise 1.
 

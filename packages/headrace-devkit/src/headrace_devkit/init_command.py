@@ -9,7 +9,8 @@ from typing import Final
 import click
 
 from headrace.cli.file_schemas import schema_kinds, schema_of
-from headrace.cli.output import output_option, print_result
+from headrace.cli.global_options import HeadraceCommand, uses
+from headrace.cli.output import print_result
 
 _TEMPLATES: Final = Path(__file__).with_name("templates")
 _PARTS: Final[dict[str, dict[str, str]]] = {
@@ -44,10 +45,10 @@ _PRODUCE: Final = (
 )
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("kind", type=click.Choice(KINDS), default="push")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, file_okay=False), default=Path())
-@output_option
+@uses("output")
 def init(kind: str, folder: Path, output: str) -> None:
     """Write a small project that runs, and print the next three commands. It overwrites nothing.
 

@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.errors import CheckpointUnusable
 
-_DISCARD: Final = "run `headrace pipeline checkpoint discard FILE {flow}`, after which it begins at `starting` again"
+_DISCARD: Final = "run `headrace pipeline state FILE {flow} --discard`, after which it begins at `starting` again"
 CHOICES: Final = f"Choose: undo the edit; or rename the flow, which then begins without a checkpoint; or {_DISCARD}"
 """What can be done about an edit that does not fit."""
 RESTORE: Final = f"Choose: restore the checkpoint from a backup; or rename the flow; or {_DISCARD}"

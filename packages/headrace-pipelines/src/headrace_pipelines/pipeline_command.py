@@ -15,13 +15,13 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.cluster_options import ClusterSettings, config_option, find_settings, kafka_options
+from headrace.cli.cluster_options import ClusterSettings, kafka_options
+from headrace.cli.global_options import HeadraceGroup, uses, value_of
 from headrace.cli.options import MOMENT
 from headrace.cli.output import (
     collected_warnings,
     counted,
     install_progress,
-    output_option,
     print_check,
     print_json,
     print_result,
@@ -53,7 +53,10 @@ _COLUMNS = 100
 _file = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group()
+@click.group(
+    cls=HeadraceGroup,
+    removed={"checkpoint": "headrace pipeline state FILE FLOW --discard", "stop": "headrace pipeline pause NAME"},
+)
 def pipeline() -> None:
     """Check, plan, show, test and run pipeline files; see and control those that run.
 
@@ -106,7 +109,7 @@ async def _run_once(spec: PipelineSpec, cluster: ClusterSettings, settings: Head
 @pipeline.command()
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--sql", is_flag=True, help="Print the SQL of each flow instead, with the views that it reads in it.")
-@output_option
+@uses("output")
 def validate(files: Sequence[Path], sql: bool, output: str) -> None:
     """Check pipeline files: settings, SQL, columns and types; never starts Spark. Exit code 78 if there is a problem.
 
@@ -151,7 +154,7 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
     spec = load_pipeline(file, check=True)
     if picture:
         picture.write_text(lineage_graph(spec, page=picture.suffix == ".html"))
-    async with TaskDriver.opened(debug=_debug()) as driver:
+    async with TaskDriver.opened(debug=value_of("debug")) as driver:
         found = await driver.run_task(
             file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry
         )
@@ -194,7 +197,7 @@ async def show(
 
     Example: headrace pipeline show tolls.yaml heavy --limit 5 --watch
     """
-    async with TaskDriver.opened(debug=_debug()) as driver:
+    async with TaskDriver.opened(debug=value_of("debug")) as driver:
         async for _ in _changes(file, watch=watch):
             began = time.monotonic()
             try:
@@ -260,7 +263,7 @@ def _written(file: Path) -> dict[Path, int]:
 @pipeline.command()
 @_file
 @click.option("--tests", type=click.Path(path_type=Path), help="Folder of the tests; `tests` by the file by default.")
-@output_option
+@uses("output")
 def test(file: Path, tests: Path | None, output: str) -> int:
     """Run the tests of a pipeline: given rows in, expected rows out; needs no Kafka. Exit code 1 if one fails.
 
@@ -278,7 +281,7 @@ async def _test(file: Path, folder: Path, output: str) -> int:
     if not cases:
         raise PipelineInvalid(f"{folder}: has no tests of {file.name}: write tests/NAME.yaml with given and expect")
     results: list[dict[str, Any]] = []
-    async with TaskDriver.opened(debug=_debug()) as driver:
+    async with TaskDriver.opened(debug=value_of("debug")) as driver:
         for each, case in cases.items():
             for name in case.expect:
                 _known(name, [*spec.flows, *spec.views])
@@ -298,10 +301,6 @@ def _known(name: str, known: Sequence[str]) -> str:
     if name not in known:
         raise click.UsageError(f"{name} is not in the pipeline: there are {', '.join(known)}")
     return name
-
-
-def _debug() -> bool:
-    return bool(click.get_current_context().find_root().params.get("debug"))
 
 
 @pipeline.command()
@@ -326,7 +325,6 @@ def _change(word: str, text: str) -> None:
 
 _change("pause", "Pause a pipeline after its micro-batches, also over restarts.")
 _change("resume", "Start a pipeline again that is paused, stopped, failed or finished.")
-_change("stop", "Stop a pipeline after its micro-batches, until Headrace starts again.")
 
 
 @pipeline.command()
@@ -346,15 +344,25 @@ def prepare() -> None:
 @_file
 @click.argument("flow")
 @click.option("--limit", type=click.IntRange(0), default=10, show_default=True, help="Rows of each store at most.")
+@click.option("--discard", "discards", is_flag=True, help="Delete the checkpoint with the state, instead.")
+@click.option("--yes", is_flag=True, help="Do not ask before --discard.")
 @kafka_options
-async def state(file: Path, flow: str, limit: int, cluster: ClusterSettings, output: str) -> None:
+async def state(
+    file: Path, flow: str, limit: int, discards: bool, yes: bool, cluster: ClusterSettings, output: str
+) -> None:
     """Show what a flow keeps between micro-batches: its stores, their number of rows, and some rows with their keys.
 
     It reads the checkpoint and changes nothing; the pipeline may run meanwhile.
 
+    With --discard the flow begins at `starting` again. That is refused while a driver uses the checkpoint: pause the
+    pipeline first.
+
     Example: headrace pipeline state tolls.yaml by_gate
     """
-    spec, _, checkpoint = _checkpoint_of(file, flow, cluster.file)
+    spec, folder, checkpoint = _checkpoint_of(file, flow, cluster.file)
+    if discards:
+        _discard(flow, folder, output, yes=yes)
+        return
     async with TaskDriver.opened() as driver:
         task = DriverTask(kind="state", checkpoint=checkpoint, limit=limit)
         stores = (await driver.run_task(file, spec, KafkaConfig(), task))["stores"]
@@ -382,31 +390,12 @@ def _state_folder(spec: PipelineSpec, settings: HeadraceConfig | None) -> Path:
     return ((settings or WholeFile()).state_dir / "pipelines" / spec.name).absolute()
 
 
-@pipeline.group()
-def checkpoint() -> None:
-    """Discard the checkpoint of a flow.
-
-    Example: headrace pipeline checkpoint discard tolls.yaml by_gate
-    """
-
-
-@checkpoint.command("discard")
-@_file
-@click.argument("flow")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@config_option
-def discard_(file: Path, flow: str, yes: bool, config: Path | None) -> None:
-    """Delete the checkpoint of a flow, with its state: the flow begins at `starting` again.
-
-    It is refused while a driver uses it: stop or pause the pipeline first.
-
-    Example: headrace pipeline checkpoint discard tolls.yaml by_gate
-    """
-    _, folder, _ = _checkpoint_of(file, flow, find_settings(config))
+def _discard(flow: str, folder: Path, output: str, *, yes: bool) -> None:
     prompt = f"Flow {flow} will begin without its checkpoint and state in {folder}. Its rows may come again. Discard?"
-    if yes or click.confirm(prompt, abort=True):
+    if yes or click.confirm(prompt, abort=True, err=output == "json"):
         discard(folder, flow)
-        click.echo(f"flow {flow} will begin as a new flow at its next start")
+        text = f"flow {flow} will begin as a new flow at its next start"
+        print_result({"flow": flow, "discarded": True}, text, output)
 
 
 def _print(found: list[Mapping[str, Any]], output: str) -> None:

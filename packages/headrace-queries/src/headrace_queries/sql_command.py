@@ -12,10 +12,11 @@ import click
 import msgspec
 
 from headrace.cli.api import Api
-from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
+from headrace.cli.cluster_options import ClusterSettings, connection_options
+from headrace.cli.global_options import ROW_FORMATS, HeadraceCommand, uses
 from headrace.cli.options import AliasedOption, span_options
 from headrace.cli.output import print_columns
-from headrace.cli.trust import ca_option, trust
+from headrace.cli.trust import trust
 from headrace.config.format_list import FORMATS
 from headrace.runs.selection import Span
 from headrace_queries.sql_sources import ServerTables, SliceOptions, SqlRows, SqlSource, TopicSlices
@@ -23,16 +24,9 @@ from headrace_queries.sql_sources import ServerTables, SliceOptions, SqlRows, Sq
 _MOST_SHOWN: Final = 1_000
 """Rows of a table for people, which is aligned as a whole."""
 _FORMAT: Final = click.Choice([*FORMATS])
-_output_option = click.option(
-    "--output",
-    type=click.Choice(["text", "json", "csv", "parquet"]),
-    default="text",
-    show_default=True,
-    help="Format of standard output.",
-)
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("statement", required=False)
 @click.option(
     "--last", "most", type=click.IntRange(1), default=10_000, show_default=True, help="Most records of each topic."
@@ -42,12 +36,9 @@ _output_option = click.option(
     "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, help="By default as they look."
 )
 @click.option("--key-format", type=_FORMAT, help="By default as they look.")
-@click.option("--url", help="Ask the tables of the Headrace with this base URL instead.")
-@click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-@ca_option
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a statement there.")
-@functools.partial(kafka_options, only=("kafka", "schema_registry"), output=_output_option)
-@registry_option
+@uses("url", "token", "ca")
+@functools.partial(connection_options, registry=True, formats=ROW_FORMATS)
 def sql(
     statement: str | None,
     url: str | None,

@@ -1,20 +1,16 @@
 """`headrace tables`: the tables that a running Headrace keeps from topics, over the HTTP API."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.output import print_result, print_rows
-from headrace.cli.removed import WithRemoved
 from headrace_queries.routes import QueryEndpoints
 
 
-class _Tables(WithRemoved):
-    instead: ClassVar = {"list": "headrace tables show"}
-
-
-@click.group(cls=_Tables)
+@click.group(cls=HeadraceGroup, aliases={"list": "show"})
 def tables() -> None:
     """Show the tables that a running Headrace keeps from topics, and rebuild one.
 

@@ -16,6 +16,7 @@ import yaml
 
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import quiet_client
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.output import install_progress, progress
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, HeadraceError
@@ -57,7 +58,7 @@ _SETTLE_SECONDS = 360.0
 """With the start of Spark, which may take 120 on a busy machine."""
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.option("--keep", is_flag=True, help="Leave everything up at the end, print where it is, and wait for Ctrl-C.")
 def demo(keep: bool) -> int:
     """Show the whole story on this machine, on the 336,776 flights of 2013 from New York.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -19,9 +20,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.cluster_options import config_option, find_settings, with_environment
-from headrace.cli.output import output_option
-from headrace.cli.trust import ca_option, certificates_of, trust, unreachable
+from headrace.cli.cluster_options import find_settings, with_environment
+from headrace.cli.global_options import uses
+from headrace.cli.trust import certificates_of, trust, unreachable
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
@@ -158,20 +159,26 @@ class Api:
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--url`, `--token`, `--ca`, `-c` and `--output`; it gets `api` and `output`."""
+    """Have a command use the options for the HTTP API; it gets `api` and `output`."""
 
+    @uses("url", "token", "ca", "config", "output")
     @functools.wraps(command)
-    def run(url: str | None, token: str, config: Path | None, ca: Path | None, **others: Any) -> Any:
-        settings = None if url else find_settings(config)
-        management = url or address_of(settings, management=True)
-        tls = trust(ca, certificates_of(settings))
-        api = Api(url or address_of(settings), token, management=management, tls=tls)
-        api.settings = None if url else settings or with_environment(WholeFile())
-        return command(api=api, **others)
+    def run(output: str, url: str, token: str, ca: Path | None, config: Path | None, **others: Any) -> Any:
+        return command(api=api_at(url, token, ca, config), output=output, **others)
 
-    where = click.option("--url", envvar="HEADRACE_URL", help="Base URL of a running Headrace.")
-    who = click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN.")
-    return where(who(ca_option(config_option(output_option(run)))))
+    return run
+
+
+def api_at(
+    url: str | None, token: str, ca: Path | None, config: Path | None, limit_seconds: float = _LIMIT_SECONDS
+) -> Api:
+    """Return the API that global options, the environment or the file name."""
+    url = url or os.environ.get("HEADRACE_URL")
+    settings = None if url else find_settings(config)
+    management, tls = url or address_of(settings, management=True), trust(ca, certificates_of(settings))
+    api = Api(url or address_of(settings), token, limit_seconds, management, tls)
+    api.settings = None if url else settings or with_environment(WholeFile())
+    return api
 
 
 def address_of(settings: HeadraceConfig | None, *, management: bool = False) -> str:

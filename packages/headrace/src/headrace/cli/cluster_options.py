@@ -1,4 +1,4 @@
-"""Configuration of commands that use Kafka: their options, the addresses of Kafka and the registry, and a producer.
+"""Configuration of commands that use Kafka: the addresses of Kafka and the registry, and a producer.
 
 The file is `./headrace.yaml` by default. Addresses are taken from an option, the file, the environment (`KAFKA`,
 `SCHEMA_REGISTRY_URL`) or the running dev cluster of this folder, in this order. The default is localhost. References
@@ -11,13 +11,13 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from headrace.cli.output import output_option
+from headrace.cli.global_options import RESULT_FORMATS, uses, value_of
 from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig, check_servers
 from headrace.config.load import load_config
@@ -32,26 +32,6 @@ from headrace.runtime import Deadline, SystemClock
 
 DEFAULT_FILE = Path("headrace.yaml")
 
-config_option = click.option(
-    "-c",
-    "--config",
-    "config",
-    type=click.Path(path_type=Path),
-    help="The configuration file, or a folder of light-4j; ./headrace.yaml if it exists.",
-)
-file_option = click.option(
-    "-c",
-    "--config",
-    "file",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The configuration file, or a folder of light-4j.",
-)
-registry_option = click.option(
-    "--schema-registry", "-r", "registry", metavar="URL", help="Schema registry, for formats that need one."
-)
-
 
 class ClusterSettings(NamedTuple):
     """How to connect to the cluster, and the whole file if the command reads one."""
@@ -62,25 +42,32 @@ class ClusterSettings(NamedTuple):
 
 
 def kafka_options(
-    command: Callable[..., Any], only: Collection[str] = (), output: Callable[..., Any] = output_option
+    command: Callable[..., Any],
+    only: Collection[str] = (),
+    *,
+    registry: bool = False,
+    formats: Sequence[str] = RESULT_FORMATS,
 ) -> Callable[..., Any]:
-    """Give a command, which may be a coroutine function, `-b`, `-c` and `--output`; it gets `cluster` and `output`.
+    """Have a command, which may be a coroutine function, use the options for Kafka; it gets `cluster` and `output`.
 
-    `registry_option` goes below it. With `only`, the command reads these sections of the file, and gets no `file`.
+    With `only`, it reads these sections of the file, and gets no `file`. With `registry`, it uses `--schema-registry`.
     """
 
     @functools.wraps(command)
-    def run(bootstrap_servers: str | None, config: Path | None, registry: str | None = None, **others: Any) -> Any:
-        found = command(cluster=find_cluster(bootstrap_servers, config, registry, only), **others)
+    def run(
+        bootstrap_servers: str | None, config: Path | None, schema_registry: str | None = None, **others: Any
+    ) -> Any:
+        found = command(cluster=find_cluster(bootstrap_servers, config, schema_registry, only), **others)
         return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
-    servers = click.option("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated.")
-    command_with_options: Callable[..., Any] = servers(config_option(output(run)))
-    return command_with_options
+    names = ("bootstrap_servers", "config", "output", *(("schema_registry",) if registry else ()))
+    return uses(*names, formats=formats)(run)
 
 
 connection_options = functools.partial(kafka_options, only=("kafka", "schema_registry"))
 """The same for a command that needs nothing else of the file: problems in other sections do not stop it."""
+registry_options = functools.partial(kafka_options, registry=True)
+"""The same for a command that uses `--schema-registry`, too."""
 
 
 def find_cluster(
@@ -174,5 +161,5 @@ async def open_producer(kafka: KafkaConfig, settings: ProducerConfig | None = No
 
 def quiet_client() -> None:
     """Keep the Kafka client's log off the terminal, because problems are printed as one error."""
-    if not click.get_current_context().find_root().params.get("debug"):
+    if not value_of("debug"):
         logging.getLogger("headrace.kafka.librdkafka").setLevel(logging.CRITICAL)

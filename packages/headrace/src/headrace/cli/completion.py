@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import click
 
+from headrace.cli.global_options import value_of
+
 _SECONDS: Final = 0.9
 
 
@@ -15,8 +17,7 @@ def _complete(ctx: click.Context, incomplete: str, find: Callable[[Any], Awaitab
         from headrace.cli.cluster_options import find_cluster
         from headrace.kafka import Admin
 
-        given = ctx.params
-        cluster = find_cluster(given.get("bootstrap_servers"), given.get("config"), only=("kafka", "schema_registry"))
+        cluster = find_cluster(value_of("bootstrap_servers"), value_of("config"), only=("kafka", "schema_registry"))
         Admin.on_wait = None
         limited = cluster.kafka.model_copy(update={"request_timeout_seconds": _SECONDS})
 
@@ -48,15 +49,10 @@ def group_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list
 def consumer_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the reactive consumers and functions that begin with a text; none if no Headrace answers soon."""
     with contextlib.suppress(Exception), ctx.scope(cleanup=False):
-        from headrace.cli.api import Api, address_of
-        from headrace.cli.cluster_options import find_settings
-        from headrace.cli.trust import certificates_of, trust
+        from headrace.cli.api import api_at
         from headrace.commands.routes import ControlEndpoints
 
-        given = ctx.params
-        settings = None if given.get("url") else find_settings(given.get("config"))
-        url = given.get("url") or address_of(settings, management=True)
-        tls = trust(given.get("ca"), certificates_of(settings))
-        found = Api(url, given.get("token") or "", _SECONDS, tls=tls).call(ControlEndpoints.list)["consumers"]
+        given = {name: value_of(name) for name in ("url", "token", "ca", "config")}
+        found = api_at(**given, limit_seconds=_SECONDS).call(ControlEndpoints.list)["consumers"]
         return [one["name"] for one in found if one["name"].startswith(incomplete)]
     return []

@@ -9,9 +9,10 @@ import click
 
 from headrace.admin.health.routes import HealthEndpoints
 from headrace.cli.api import Api, api_options
-from headrace.cli.cluster_options import DEFAULT_FILE, file_option, variables, with_environment
+from headrace.cli.cluster_options import DEFAULT_FILE, variables, with_environment
 from headrace.cli.file_schemas import schema_kinds, schema_of
-from headrace.cli.output import collected_warnings, output_option, print_check, print_json, print_result
+from headrace.cli.global_options import HeadraceCommand, HeadraceGroup, uses
+from headrace.cli.output import collected_warnings, print_check, print_json, print_result
 from headrace.cli.trust import START
 from headrace.config.explain import masked
 from headrace.config.load import load_config, read_config
@@ -25,7 +26,7 @@ from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 _POLL_SECONDS = 0.2
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to wait.")
 @api_options
 def ready(timeout: float, api: Api, output: str) -> int:
@@ -67,7 +68,7 @@ def _state(api: Api) -> tuple[bool, str]:
     return False, waiting[0] if waiting else "it is not ready"
 
 
-@click.group()
+@click.group(cls=HeadraceGroup)
 def config() -> None:
     """Check and show the configuration; print the schema of the file.
 
@@ -76,13 +77,13 @@ def config() -> None:
 
 
 @config.command()
-@file_option
-@output_option
-def check(file: Path, output: str) -> None:
+@uses("config", "output")
+def check(config: Path | None, output: str) -> None:
     """Report every problem of the file and of the files it names, with line numbers; exit code 78 if there is one.
 
     Example: headrace config check -c headrace.yaml
     """
+    file = config or DEFAULT_FILE
     with collected_warnings() as warnings:
         try:
             settings, problems, files, _, remarks = read_config(file, variables(), _slow_problems)
@@ -106,10 +107,9 @@ def schema(kind: str) -> None:
 
 
 @config.command()
-@file_option
 @click.option("--import", "as_headrace", is_flag=True, help="Print the headrace.yaml that sets the same, for a folder.")
-@output_option
-def show(file: Path, as_headrace: bool, output: str) -> None:
+@uses("config", "output")
+def show(as_headrace: bool, config: Path | None, output: str) -> None:
     """Print the effective configuration with secrets masked. Without a file: defaults and environment.
 
     With --import it prints only what is set, in the form of a headrace.yaml; secrets become references to variables.
@@ -118,6 +118,7 @@ def show(file: Path, as_headrace: bool, output: str) -> None:
     """
     import yaml
 
+    file = config or DEFAULT_FILE
     if as_headrace:
         reading = read_config(file, variables())
         if reading.problems:

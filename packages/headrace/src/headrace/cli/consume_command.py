@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 import click
 
 from headrace.cli.client_options import property_option, with_properties
-from headrace.cli.cluster_options import ClusterSettings, connection_options, registry_option
+from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import group_names, topic_names
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.log_positions import (
     PARTITIONS,
     POSITION,
@@ -77,13 +78,6 @@ _which = with_options(
     ),
     click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL."),
     click.option("--grep", "pattern", type=_REGEX, help="Only records whose key, value or headers match."),
-    click.option(
-        "--isolation",
-        type=click.Choice(["read_committed", "read_uncommitted"]),
-        default="read_committed",
-        show_default=True,
-        help="Whether records of open and aborted transactions are left out.",
-    ),
 )
 _how = with_options(
     click.option(
@@ -100,13 +94,12 @@ _how = with_options(
 )
 
 
-@click.command()
+@click.command(cls=HeadraceCommand, removed={"--isolation": "-X isolation.level=read_uncommitted"})
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
 @_which
 @_how
 @property_option
-@connection_options
-@registry_option
+@functools.partial(connection_options, registry=True)
 async def consume(topics: Sequence[str], cluster: ClusterSettings, properties: Any, **given: Any) -> None:
     """Print the records of topics, one per line; with --output json as objects with metadata.
 
@@ -229,7 +222,6 @@ class _Run(NamedTuple):
     group: str | None
     where: str | None
     pattern: re.Pattern[str] | None
-    isolation: str
     value_format: str
     key_format: str
     keys: bool
@@ -239,6 +231,11 @@ class _Run(NamedTuple):
     meta_only: bool
     file: Path | None
     output: str
+
+    @property
+    def isolation(self) -> str:
+        """Whether records of open and aborted transactions are left out."""
+        return str(self.cluster.kafka.properties.get("isolation.level", "read_committed"))
 
     @property
     def follows(self) -> bool:

@@ -17,13 +17,14 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, address_of
-from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
+from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_options
 from headrace.cli.completion import topic_names
+from headrace.cli.global_options import HeadraceGroup, uses
 from headrace.cli.options import RATE, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
-from headrace.cli.trust import ca_option, certificates_of, trust
+from headrace.cli.trust import certificates_of, trust
 from headrace.config.whole_file import WholeFile
 from headrace.delivery.dead_letter import MAX_REDRIVES
 from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
@@ -58,7 +59,7 @@ _PAGED = (
 )
 
 
-@click.group()
+@click.group(cls=HeadraceGroup, aliases={"search": "show"})
 def dlq() -> None:
     """Count, show, redrive, quarantine and drop dead letters.
 
@@ -87,14 +88,13 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @click.argument("topic", shell_complete=topic_names)
 @selection_options
 @with_options(*_PAGED, *_OPTIONS)
-@kafka_options
-@registry_option
+@registry_options
 async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **options: Any) -> None:
     """Show dead letters with their origin, failure, key and value.
 
-    The options select them. At its limits, a search prints how to continue. `show` and `search` are the same command.
+    The options select them. At its limits, a search prints how to continue. `search` is the same command.
 
-    Example: headrace dlq search orders.dlq --error "HTTP 500" --since 2h
+    Example: headrace dlq show orders.dlq --error "HTTP 500" --since 2h
     """
     scan = _scan(options)._replace(order=options["order"], cursor=options["cursor"])
     async with _pages(cluster) as pages:
@@ -105,9 +105,6 @@ async def show(topic: str, selection: Selection, cluster: ClusterSettings, outpu
         click.echo(_block(topic, dead_letter) + "\n")
     click.echo(_summary(page), err=bool(page.dead_letters))
     return None
-
-
-dlq.add_command(show, "search")
 
 
 @dlq.command()
@@ -191,9 +188,7 @@ _RUN = (
         default=0.0,
         help="Seconds to wait for another run on the topic; a killed run releases it after 10.",
     ),
-    click.option("--url", help="Run it as a job of the Headrace with this base URL."),
-    click.option("--token", envvar="HEADRACE_TOKEN", default="", help="Token for it; better in HEADRACE_TOKEN."),
-    ca_option,
+    uses("url", "token", "ca"),
     kafka_options,
 )
 _ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}

@@ -8,6 +8,7 @@ from headrace.admin.health.examination import examination, examine
 from headrace.app.topic_requirements import topic_requirements
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
 from headrace.cli.completion import topic_names
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
 from headrace.config.model import HeadraceConfig
@@ -19,7 +20,7 @@ from headrace.kafka import Admin
 from headrace.runtime import SystemClock
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("topics", nargs=-1, shell_complete=topic_names)
 @kafka_options
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:

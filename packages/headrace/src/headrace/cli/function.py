@@ -4,16 +4,15 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import click
 
-from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_option
+from headrace.cli.cluster_options import ClusterSettings, kafka_options, load_settings, registry_options
+from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.output import collected_warnings, print_check, print_json
-from headrace.cli.removed import WithRemoved
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.whole_file import WholeFile
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
 from headrace.formats.registry import SchemaRegistry
@@ -29,11 +28,7 @@ from headrace.runtime import SystemClock, run_blocking
 _TIMEOUT_SECONDS = 3.0
 
 
-class _Function(WithRemoved):
-    instead: ClassVar = {"install": "headrace function validate --install FILE"}
-
-
-@click.group(cls=_Function)
+@click.group(cls=HeadraceGroup, removed={"install": "headrace function validate --install FILE"})
 def function() -> None:
     """Run and check functions, install their libraries, call a handler.
 
@@ -41,12 +36,11 @@ def function() -> None:
     """
 
 
-@function.command()
+@function.command(removed={"--port": "HEADRACE__HTTP__PORT=PORT headrace function run"})
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--reload", is_flag=True, help="Replace the workers when a file in the function's folder changes.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of health and metrics; by default that of the file.")
 @kafka_options
-def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, output: str) -> int:
+def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
     """Run one function in the foreground as `headrace run` does, without anything else that headrace.yaml names.
 
     If the handler cannot be called, the exit code is 78. If a changed file fails to load, the old workers continue, and
@@ -61,8 +55,6 @@ def run(file: Path, reload: bool, port: int | None, cluster: ClusterSettings, ou
         load_function(file, settings, check_handler=True)
     alone: dict[str, Any] = {"functions": [file], "reactive_consumers": {}, "pipelines": []}
     alone |= {"watched_functions": [], "functions_reload": reload or settings.functions_reload}
-    if port:
-        alone["http"] = settings.http.model_copy(update={"port": port})
     return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
@@ -123,8 +115,7 @@ def _install(file: Path, settings: HeadraceConfig) -> None:
 @click.option("--record", metavar="TOPIC:PARTITION:OFFSET", help="Use this record of Kafka.")
 @click.option("--value", help="Use a record with this text.")
 @click.option("--key", help="Key of a record that is not in Kafka.")
-@kafka_options
-@registry_option
+@registry_options
 async def call_handler(
     file: Path, record: str | None, value: str | None, key: str | None, cluster: ClusterSettings, output: str
 ) -> int:
@@ -178,7 +169,7 @@ async def call_handler(
 
 def _settings(cluster: ClusterSettings) -> HeadraceConfig:
     """Return the settings with which `run` starts a function, so that all commands report the same errors."""
-    return (cluster.file or WholeFile()).model_copy(update={"kafka": cluster.kafka})
+    return (cluster.file or load_settings(None)).model_copy(update={"kafka": cluster.kafka})
 
 
 async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> Record:

@@ -4,13 +4,14 @@ import click
 import yaml
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.output import print_json
 from headrace.runtime.telemetry.monitoring import RUNBOOKS, alert_rules, dashboard
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("kind", type=click.Choice(["grafana", "alerts", "completion"]))
 @click.argument("shell", type=click.Choice(list(_SHELLS)), required=False)
 @click.option(

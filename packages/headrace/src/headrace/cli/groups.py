@@ -8,6 +8,7 @@ import click
 from headrace.admin.cluster.group_administration import GroupAdministration, OffsetsRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import group_names
+from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import MOMENT
 from headrace.cli.output import print_rows
 from headrace.config.topic_names import kind_by_name
@@ -16,7 +17,7 @@ from headrace.kafka import Admin
 from headrace.runtime import SystemClock
 
 
-@click.group()
+@click.group(cls=HeadraceGroup, aliases={"list": "describe"})
 def groups() -> None:
     """List consumer groups; show their lag and members; reset their offsets.
 
@@ -24,29 +25,25 @@ def groups() -> None:
     """
 
 
-@groups.command("list")
-@connection_options
-async def list_groups(cluster: ClusterSettings, output: str) -> None:
-    """List consumer groups with state and number of members.
-
-    Example: headrace groups list
-    """
-    found = await Admin(cluster.kafka).list_groups()
-    rows = [{"group": group.name, "state": group.state, "members": group.members} for group in found]
-    print_rows(rows, output, "no consumer groups yet")
-
-
 @groups.command()
 @click.argument("group", nargs=-1, shell_complete=group_names)
+@click.option("--all", "of_all", is_flag=True, help="All groups.")
 @connection_options
-async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
-    """Show member, offsets and lag of groups per partition; by default of all groups.
+async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings, output: str) -> None:
+    """Show member, offsets and lag of groups per partition.
+
+    Without GROUP it lists groups with state and number of members: `headrace groups list`.
 
     Example: headrace groups describe billing
     """
     admin = Admin(cluster.kafka)
+    known = [] if group and not of_all else await admin.list_groups()
     rows: list[dict[str, Any]] = []
-    for name in group or [known.name for known in await admin.list_groups()]:
+    if not group and not of_all:
+        rows = [{"group": one.name, "state": one.state, "members": one.members} for one in known]
+        print_rows(rows, output, "no consumer groups yet")
+        return
+    for name in [one.name for one in known] if of_all else group:
         lags = await lag_of(admin, name)
         member_of = {p: member.client for member in await admin.group_members(name) for p in member.partitions}
         rows += [

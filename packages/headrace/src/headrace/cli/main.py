@@ -9,12 +9,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
-from headrace.cli.removed import WithRemoved
+from headrace.cli.global_options import OPTIONS, HeadraceGroup, refuse_unused
 from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
 from headrace.extras import extra_of, guest_missing, not_installed
@@ -39,10 +39,8 @@ def _commands() -> Mapping[str, CliCommand]:
     return dict(sorted(found.items()))
 
 
-class _Lazy(WithRemoved):
+class _Lazy(HeadraceGroup):
     """Imports a command's module only when the command is used, so that help and completion are fast."""
-
-    instead: ClassVar = {"consumers": "headrace status"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_commands())
@@ -62,7 +60,7 @@ class _Lazy(WithRemoved):
             and (missing := guest_missing(f"command {args[0]}", f"headrace {args[0]}"))
         ):
             raise missing
-        if args and args[0] not in (*_commands(), *self.instead) and (near := nearest(args[0], _commands())):
+        if args and args[0] not in (*_commands(), *self.removed) and (near := nearest(args[0], _commands())):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
@@ -72,15 +70,22 @@ class _Lazy(WithRemoved):
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Global options, before or after the command"):
+            formatter.write_dl([record for one in OPTIONS if (record := click.Option.get_help_record(one, ctx))])
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.help) for name, one in _commands().items()])
 
 
-@click.group(cls=_Lazy, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show the traceback of an error and the Kafka client's log.")
+@click.group(
+    cls=_Lazy,
+    params=list(OPTIONS),
+    removed={"consumers": "headrace status"},
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="headrace")
 @click.pass_context
-def root(ctx: click.Context, debug: bool) -> None:
+def root(ctx: click.Context) -> None:
     """Carry Kafka to people's code: an HTTP sidecar, a function runtime and Spark pipelines.
 
     Exit codes: 0 ok, 1 the work failed, 2 wrong usage, 78 bad configuration, 130 interrupted.
@@ -88,22 +93,27 @@ def root(ctx: click.Context, debug: bool) -> None:
     Example: headrace consume orders --max 10
     """
     if ctx.invoked_subcommand is None:
+        refuse_unused(ctx, root.callback)
         click.echo(_WELCOME)
+
+
+def _chosen(words: Sequence[str]) -> Sequence[str]:
+    """Return the words from the command on, without the global options before it."""
+    context = click.Context(root, resilient_parsing=True, **root.context_settings)
+    return root.make_parser(context).parse_args(list(words))[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process with its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)  # behind it are the words of another program
-    debug = "--debug" in words[:end]  # anywhere: people add it to the command that just failed
-    words = [word for word in words[:end] if word != "--debug"] + words[end:]
-    if words[:1] == ["run"]:  # during the start, SIGTERM ends the process at once with exit code 0
+    own = words[: words.index("--")] if "--" in words else words  # behind it are the words of another program
+    chosen = _chosen(own)
+    if chosen[:1] == ["run"]:  # during the start, SIGTERM ends the process at once with exit code 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if words[:1] == ["pipeline"]:  # its temporary files hold secrets, so they are removed as after Ctrl-C
+    if chosen[:1] == ["pipeline"]:  # its temporary files hold secrets, so they are removed as after Ctrl-C
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
                 signal.signal(number, signal.default_int_handler)
-    words = (["--debug"] if debug else []) + words
     _open_standard_files()
     try:
         code = root.main(words, "headrace", standalone_mode=False) or 0
@@ -122,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as ended:  # during the start of `run`
         code = ended.code if isinstance(ended.code, int) else 0
     except Exception as cause:  # noqa: BLE001 boundary: the user sees one paragraph
-        code = _explain(cause, debug, words)
-    if arguments is None and "run" in words[:3]:
+        code = _explain(cause, "--debug" in own, chosen)
+    if arguments is None and "run" in chosen:
         _end_at_once(code)
     sys.exit(code)
 

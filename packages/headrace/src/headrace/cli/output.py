@@ -12,14 +12,6 @@ import click
 
 from headrace.errors import HeadraceError
 
-output_option = click.option(
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of standard output.",
-)
-
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""

@@ -1,6 +1,7 @@
 """`headrace produce`: write lines, JSON objects, rows of CSV or files as records."""
 
 import asyncio
+import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import IO, Any, Final, NamedTuple
@@ -8,8 +9,9 @@ from typing import IO, Any, Final, NamedTuple
 import click
 
 from headrace.cli.client_options import producer_of, property_option
-from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer, registry_option
+from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer
 from headrace.cli.completion import topic_names
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.options import MOMENT, PAIR, RATE, AliasedOption, ParsedType, with_options
 from headrace.cli.output import byte_progress, counted, print_result
 from headrace.cli.record_input import (
@@ -56,7 +58,6 @@ def _delimiter(text: str) -> str:
 
 _DELIMITER: Final = ParsedType("text", _delimiter, "no text between records: write characters, \\n, \\t, \\0 or \\xHH")
 _what = with_options(
-    click.option("--file", "more_files", type=click.File("rb"), multiple=True, hidden=True),
     click.option(
         "--input",
         "kind",
@@ -90,14 +91,13 @@ _how = with_options(
 )
 
 
-@click.command()
+@click.command(cls=HeadraceCommand, removed={"--file": "headrace produce TOPIC FILE"})
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("files", nargs=-1, type=click.File("rb"))
 @_what
 @_how
 @property_option
-@connection_options
-@registry_option
+@functools.partial(connection_options, registry=True)
 async def produce(topic: str, cluster: ClusterSettings, output: str, properties: Any, **given: Any) -> None:
     """Write each line as a record, and print how many all in-sync replicas have acknowledged.
 
@@ -180,7 +180,7 @@ class _Source(NamedTuple):
         for problem, found in problems.items():
             if found:
                 raise click.UsageError(problem)
-        files = [*given["files"], *given["more_files"]] or [sys.stdin.buffer]
+        files = given["files"] or [sys.stdin.buffer]
         return cls(files, kind, to_bytes(given["separator"]), ByteCount(files))
 
     async def records(self, fields: RecordFields) -> AsyncIterator[tuple[list[OutgoingRecord], HeadraceError | None]]:

@@ -7,15 +7,15 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.completion import consumer_names
-from headrace.cli.options import MOMENT, with_options
+from headrace.cli.global_options import HeadraceGroup
+from headrace.cli.options import MOMENT
 from headrace.cli.output import counted, print_json, print_result, print_rows
-from headrace.cli.removed import WithRemoved
 from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.routes import ControlEndpoints
 from headrace.config.references import ReferenceProblem, resolve
@@ -28,11 +28,11 @@ _MAX_NAMED = 5
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
-class _Group(WithRemoved):
-    instead: ClassVar = {"top": "headrace status --watch"}
-
-
-@click.group(cls=_Group)
+@click.group(
+    cls=HeadraceGroup,
+    aliases={"list": "status"},
+    removed={"top": "headrace status --watch", "cancel": "headrace reactive seek CONSUMER --cancel COMMAND"},
+)
 def reactive() -> None:
     """Show and control reactive consumers and functions while they run.
 
@@ -60,14 +60,22 @@ _wait = click.option(
 )
 
 
-@reactive.command("list")
+@reactive.command()
+@click.argument("consumer", required=False, shell_complete=consumer_names)
 @click.option("--registered", is_flag=True, help="Those that you have registered, and why one does not run.")
 @api_options
-def list_(registered: bool, api: Api, output: str) -> None:
-    """List consumers with their lag, and why one stalls.
+def status(consumer: str | None, registered: bool, api: Api, output: str) -> None:
+    """Show the position of each partition of a consumer, and why one stalls.
 
-    Example: headrace reactive list
+    Without CONSUMER it lists consumers with their lag: `headrace reactive list`.
+
+    Example: headrace reactive status orders
     """
+    if consumer is not None:
+        if registered:
+            raise click.UsageError("--registered lists consumers: leave out CONSUMER")
+        _print_consumer(api.call(ControlEndpoints.show, name=consumer), output)
+        return
     if registered:
         _print_registrations(api.call(RegistrationEndpoints.list)["consumers"], output)
         return
@@ -92,42 +100,40 @@ def list_(registered: bool, api: Api, output: str) -> None:
             click.echo(_wrapped(f"{one['name']}: {one['why']}"))
 
 
-def _consumer_command(endpoint: Endpoint, name: str, text: str, *options: Callable[..., Any]) -> None:
+def _consumer_command(endpoint: Endpoint, name: str, text: str) -> None:
     @click.argument("consumer", shell_complete=consumer_names)
-    @with_options(*options)
+    @_partition_options
     @api_options
-    def command(consumer: str, api: Api, output: str, partitions: Mapping[str, Any] | None = None) -> None:
+    def command(consumer: str, api: Api, output: str, partitions: Mapping[str, Any]) -> None:
         _print_consumer(api.call(endpoint, partitions, name=consumer), output)
 
     command.__doc__ = f"{text}\n\n    Example: headrace reactive {name} orders\n    "
     reactive.command(name)(command)
 
 
-_consumer_command(
-    ControlEndpoints.show, "status", "Show the position of each partition of a consumer, and why one stalls."
-)
-_consumer_command(
-    ControlEndpoints.pause,
-    "pause",
-    "Pause a consumer, or some of its partitions. Deliveries in flight finish first.",
-    _partition_options,
-)
-_consumer_command(
-    ControlEndpoints.resume, "resume", "Resume a consumer, or some of its partitions.", _partition_options
-)
+_PAUSE = "Pause a consumer, or some of its partitions. Deliveries in flight finish first."
+_consumer_command(ControlEndpoints.pause, "pause", _PAUSE)
+_consumer_command(ControlEndpoints.resume, "resume", "Resume a consumer, or some of its partitions.")
 
 
 @reactive.command()
 @click.argument("consumer", shell_complete=consumer_names)
-@click.option("--to", required=True, help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
+@click.option("--to", default="", help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
+@click.option("--cancel", default="", metavar="COMMAND", help="Cancel this pending seek or skip instead.")
 @_partition_options
 @_wait
 @api_options
-def seek(consumer: str, to: str, partitions: Mapping[str, Any], wait: float, api: Api, output: str) -> int:
+def seek(consumer: str, to: str, cancel: str, partitions: dict[str, Any], wait: float, api: Api, output: str) -> int:
     """Move a consumer to another position. Deliveries in flight finish first.
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
+    if bool(to) == bool(cancel) or (cancel and partitions):
+        raise click.UsageError("pass --to POSITION, or --cancel COMMAND alone")
+    if cancel:
+        response = api.call(ControlEndpoints.cancel, name=consumer, id=cancel)
+        print_result(response, f"cancelled for {', '.join(response['partitions'])}", output)
+        return 0
     to = "begin" if to == "beginning" else to
     if to in ("begin", "end"):
         target: dict[str, Any] = {"to": to}
@@ -176,19 +182,6 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
     if reset:
         given = {**dict.fromkeys(settings), **given}
     _print_consumer(api.call(ControlEndpoints.change_settings, given, name=consumer), output)
-
-
-@reactive.command()
-@click.argument("consumer", shell_complete=consumer_names)
-@click.argument("command")
-@api_options
-def cancel(consumer: str, command: str, api: Api, output: str) -> None:
-    """Cancel a seek or skip that is still pending.
-
-    Example: headrace reactive cancel orders 5f2b0c6d7e81
-    """
-    response = api.call(ControlEndpoints.cancel, name=consumer, id=command)
-    print_result(response, f"cancelled for {', '.join(response['partitions'])}", output)
 
 
 @reactive.command()
@@ -313,7 +306,7 @@ def _print_results(response: Mapping[str, Any], output: str) -> int:
             if why:
                 click.echo(_wrapped(why))
         if response["pending"]:
-            click.echo(f"cancel it with: headrace reactive cancel <consumer> {response['id']}")
+            click.echo(f"cancel it with: headrace reactive seek <consumer> --cancel {response['id']}")
     return 0 if all(one["outcome"] in _SUCCEEDED for one in response["results"]) else 1
 
 

@@ -11,6 +11,7 @@ import click
 
 from headrace.admin.health.account import FATES, Account, Evidence, account
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.options import MOMENT
 from headrace.cli.output import counted, print_json, print_rows
 from headrace.config.backend import RowsBackend
@@ -54,7 +55,7 @@ class _Audited(NamedTuple):
     delivered: list[tuple[int, int]]
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("topic")
 @click.option("--consumer", required=True, help="A reactive consumer, or a trigger of a function: function.trigger.")
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.completion import topic_names
+from headrace.cli.global_options import HeadraceCommand, HeadraceGroup
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
 from headrace.runs.routes import JobEndpoints
@@ -18,7 +19,7 @@ POLL_SECONDS = 0.5
 """Interval between two requests for the state of a job."""
 
 
-@click.group()
+@click.group(cls=HeadraceGroup)
 def jobs() -> None:
     """Jobs: replays, and redrives, drops and quarantines of dead letters over HTTP.
 
@@ -62,7 +63,7 @@ _step("resume", "Resume a paused job.")
 _step("stop", "Stop a job permanently; completed records stay completed.")
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")

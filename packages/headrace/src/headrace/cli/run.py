@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import click
 
-from headrace.cli.cluster_options import DEFAULT_FILE, file_option, load_settings, variables
+from headrace.cli.cluster_options import DEFAULT_FILE, load_settings, variables
+from headrace.cli.global_options import HeadraceCommand, uses
 from headrace.cli.output import collected_warnings
 from headrace.config.dialects import dialect_of
 from headrace.config.load import read_config
@@ -31,12 +32,12 @@ _INVALID_SECONDS = 1.0
 _CHECK_SECONDS = 60.0
 
 
-@click.command()
-@file_option
+@click.command(cls=HeadraceCommand)
 @click.option("--dev", is_flag=True, help="For development: start a Kafka if none responds, restart on a change.")
 @click.option("--share", is_flag=True, hidden=True, help="One of several processes; the first one starts it.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def run(file: Path, dev: bool, share: bool, program: tuple[str, ...]) -> int:
+@uses("config")
+def run(dev: bool, share: bool, program: tuple[str, ...], config: Path | None) -> int:
     """Run everything that the file names, in the foreground; with a PROGRAM after `--`, run that as well.
 
     Prints one line `ready http=...` on standard output when everything is ready; logs go to standard error. After
@@ -49,6 +50,7 @@ def run(file: Path, dev: bool, share: bool, program: tuple[str, ...]) -> int:
 
     Example: headrace run --dev -- node app.js
     """
+    file = config or DEFAULT_FILE
     if share:
         return _run_share(file)
     if program and not shutil.which(program[0]):

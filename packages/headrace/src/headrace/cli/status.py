@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, api_options
+from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.output import aligned, cell, counted, print_json, printable
 from headrace.cli.trust import START
 from headrace.client.attention import PARTS, Need, kafka_outage, needs_of
@@ -57,7 +58,7 @@ class Poll(NamedTuple):
         return needs_of(self.parts)
 
 
-@click.command()
+@click.command(cls=HeadraceCommand)
 @click.option("--watch", is_flag=True, help="Refresh in place, with records per second, until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between pages.")
 @api_options

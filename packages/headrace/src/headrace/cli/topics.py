@@ -8,6 +8,7 @@ import msgspec
 from headrace.admin.cluster.topic_administration import TopicAdministration, TopicChangeRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import topic_names
+from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.topic_names import kind_by_name
@@ -17,7 +18,7 @@ from headrace.records import TopicPartition
 _SHOWN_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes")
 
 
-@click.group()
+@click.group(cls=HeadraceGroup, aliases={"list": "describe"})
 def topics() -> None:
     """List, describe, create, alter and delete topics.
 
@@ -25,13 +26,19 @@ def topics() -> None:
     """
 
 
-@topics.command("list")
+@topics.command("describe")
+@click.argument("topic", required=False, shell_complete=topic_names)
 @connection_options
-async def list_topics(cluster: ClusterSettings, output: str) -> None:
-    """List topics with partitions, replication factor and unhealthy partitions.
+async def describe_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
+    """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
 
-    Example: headrace topics list
+    Without TOPIC it lists topics with partitions, replication factor and unhealthy partitions: `headrace topics list`.
+
+    Example: headrace topics describe orders
     """
+    if topic is not None:
+        await _describe(topic, Admin(cluster.kafka), output)
+        return
     found = await Admin(cluster.kafka).list_topics()
     rows = [
         {
@@ -45,15 +52,7 @@ async def list_topics(cluster: ClusterSettings, output: str) -> None:
     print_rows(rows, output, "no topics yet: headrace topics create NAME")
 
 
-@topics.command("describe")
-@click.argument("topic", shell_complete=topic_names)
-@connection_options
-async def describe_(topic: str, cluster: ClusterSettings, output: str) -> None:
-    """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
-
-    Example: headrace topics describe orders
-    """
-    admin = Admin(cluster.kafka)
+async def _describe(topic: str, admin: Admin, output: str) -> None:
     info, offsets = await admin.describe_topic(topic), await admin.topic_offsets(topic)
     rows = [
         {

@@ -12,11 +12,6 @@ import click
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
 
-ca_option = click.option(
-    "--ca",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Authorities that sign its certificate, in PEM; by default those of the system, or of SSL_CERT_FILE.",
-)
 _FIRST_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 START = "headrace run -c headrace.yaml"
 """The remedy for a Headrace that may not run."""

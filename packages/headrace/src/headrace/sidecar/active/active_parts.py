@@ -10,7 +10,6 @@ from headrace.consumers.running_consumer import groups_of
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.routes import ActiveEndpoints
@@ -28,8 +27,7 @@ class ActiveParts(Parts):
         self.instances: ActiveInstances | None = None
         """None if active consumers are off."""
         self.endpoints: list[object] = [
-            TopicEndpoints(settings, context.admin, context.codecs, parts.internal.kind_of, context.audit),
-            AuditEndpoints(context.audit, context.config.http.max_records),
+            TopicEndpoints(settings, context.admin, context.codecs, parts.internal.kind_of, context.audit)
         ]
         if not settings.enabled:
             return

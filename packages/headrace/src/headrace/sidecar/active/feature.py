@@ -12,7 +12,6 @@ FEATURE = Feature(
         "headrace.sidecar.active.status_routes:ActiveStatusEndpoints",
         "headrace.sidecar.active.dead_letter_routes:ActiveDeadLetterEndpoints",
         "headrace.sidecar.active.topic_routes:TopicEndpoints",
-        "headrace.sidecar.active.audit_routes:AuditEndpoints",
     ],
     commands={
         "consume": CliCommand(
@@ -23,7 +22,6 @@ FEATURE = Feature(
     tags={
         "Active consumers": ["/consumers"],
         "Positions and commits": [f"{_INSTANCE}/offsets", f"{_INSTANCE}/positions"],
-        "Audit": ["/consumers/active/audit"],
         "Topics": ["/topics"],
     },
     parameters={"partition": "Number of the partition."},

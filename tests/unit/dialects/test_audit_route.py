@@ -18,8 +18,8 @@ from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Line
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.sidecar.active.audit_routes import AuditEndpoints
 from headrace_devkit.testing import ManualClock
+from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from yaml_table import table
 
 RECORD = {"topic": "orders", "partition": 1, "offset": 7}

@@ -1,0 +1,10 @@
+"""The endpoints that only the light-4j sidecar has, for clients that come from it."""
+
+from headrace.feature import Feature
+
+FEATURE = Feature(
+    name="light4j",
+    parts="headrace_dialects.light4j.light_parts:LightParts",
+    endpoints=["headrace_dialects.light4j.audit_routes:AuditEndpoints"],
+    tags={"Audit": ["/consumers/active/audit"]},
+)

@@ -50,7 +50,6 @@ from headrace.runs.routes import JobEndpoints
 from headrace.runtime import Readiness, SystemClock
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.tls import TlsFiles
-from headrace.sidecar.active.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
@@ -62,6 +61,7 @@ from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writin
 from headrace.sidecar.produce.transactions import Transactions
 from headrace_devkit.testing import ManualClock
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
+from headrace_dialects.light4j.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace_pipelines.report import FlowStatus, PipelineStatus
 from headrace_pipelines.routes import PipelineEndpoints
 from headrace_queries.engine_process import QueryEngine

@@ -8,7 +8,7 @@ from headrace.feature import Feature, features, imported
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
 
-PATHS = {"/consumers/active/audit"}
+PATHS = {"/consumers/active/audit", "/consumers/deadLetter/active"}
 
 
 def paths_of(feature: Feature) -> set[str]:

@@ -5,6 +5,10 @@ from headrace.feature import Feature
 FEATURE = Feature(
     name="light4j",
     parts="headrace_dialects.light4j.light_parts:LightParts",
-    endpoints=["headrace_dialects.light4j.audit_routes:AuditEndpoints"],
-    tags={"Audit": ["/consumers/active/audit"]},
+    endpoints=[
+        "headrace_dialects.light4j.audit_routes:AuditEndpoints",
+        "headrace_dialects.light4j.dead_letter_routes:ActiveDeadLetterEndpoints",
+    ],
+    tags={"Audit": ["/consumers/active/audit"], "Dead letters": ["/consumers/deadLetter"]},
+    needs=["consumers", "commands", "active"],
 )

@@ -48,7 +48,9 @@ class Feature:
     commands: Mapping[str, CliCommand] = dataclasses.field(default_factory=dict)
     """Commands by name."""
     tags: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """Groups of the API document: the beginnings of the paths in each. The longest beginning counts."""
+    """Groups of the API document: the beginnings of the paths in each. The longest beginning counts.
+
+    Features may have paths in the same group."""
     parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Path parameters of its endpoints, and what they mean."""
     topics: str = ""

@@ -29,7 +29,10 @@ def every_endpoint() -> Sequence[Endpoint]:
 
 def whole_document() -> Json:
     """Return the document of every endpoint."""
-    tags = {tag: begins for feature in features() for tag, begins in feature.tags.items()}
+    tags: dict[str, list[str]] = {}
+    for feature in features():
+        for tag, begins in feature.tags.items():
+            tags.setdefault(tag, []).extend(begins)
     parameters = {name: text for feature in features() for name, text in feature.parameters.items()}
     types = [kind for family in _families() for kind in getattr(family, "described_types", ())]
     return document(every_endpoint(), tags, parameters, types)

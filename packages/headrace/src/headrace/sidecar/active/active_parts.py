@@ -10,7 +10,6 @@ from headrace.consumers.running_consumer import groups_of
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
-from headrace.sidecar.active.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.status_routes import ActiveStatusEndpoints
@@ -37,14 +36,9 @@ class ActiveParts(Parts):
         self.instances = instances
         monitor, consumers = instances.monitor, context.metrics.lag_of
         context.metrics.lag_of = lambda: itertools.chain(consumers(), monitor.lags())
-        ensure = context.admin.ensure_topic_like if context.config.kafka.create_topics else None
-        produce, codecs = context.audited_produce(), context.codecs
-        # Each process has an instance of its own in the group, so that no call depends on another process.
-        name = f"{INSTANCE}-{context.host}-{context.config.http.port}" if owners else INSTANCE
         self.endpoints += [
             ActiveEndpoints(settings, instances, context.admin, ""),
             ActiveStatusEndpoints(monitor, context.member, context.process.others),
-            ActiveDeadLetterEndpoints(settings, instances, context.admin, codecs, parts.running, produce, ensure, name),
         ]
 
     def services(self) -> Sequence[Service]:

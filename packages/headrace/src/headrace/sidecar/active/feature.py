@@ -10,7 +10,6 @@ FEATURE = Feature(
     endpoints=[
         "headrace.sidecar.active.routes:ActiveEndpoints",
         "headrace.sidecar.active.status_routes:ActiveStatusEndpoints",
-        "headrace.sidecar.active.dead_letter_routes:ActiveDeadLetterEndpoints",
         "headrace.sidecar.active.topic_routes:TopicEndpoints",
     ],
     commands={

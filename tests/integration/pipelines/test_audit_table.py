@@ -1,4 +1,4 @@
-"""The pipeline of `examples/audit` of headrace-pipelines: events of real requests are rows of a real PostgreSQL, also if Spark is killed."""
+"""The pipeline of `examples/audit`: events of real requests are rows of a real PostgreSQL, also if Spark is killed."""
 
 from __future__ import annotations
 

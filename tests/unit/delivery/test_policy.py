@@ -16,10 +16,10 @@ FAILED = Reply("not processed", "why")
 REPLIES = {"ok": ACK, "handed off": HANDED_OFF, "failed": FAILED, "bad": Reply("DecodeError", permanent=True)}
 
 
-def judged(*replies: Reply, attempt: int = 1, age_seconds: float = 0.0, **retry: Any) -> Judged:
+def judged(*replies: Reply, attempt: int = 1, **retry: Any) -> Judged:
     records = [Record("t", 0, offset, 0, None, b"v") for offset in range(len(replies))]
     policy = RetryConfig.model_validate(retry)
-    return judge(records, replies, policy, attempt=attempt, age_seconds=age_seconds)
+    return judge(records, replies, policy, attempt=attempt)
 
 
 def reply_of(name: str | int) -> Reply:
@@ -29,7 +29,7 @@ def reply_of(name: str | int) -> Reply:
 
 @pytest.mark.parametrize(("replies", "policy", "ends"), table(__file__, "outcomes"))
 def test_the_outcome_of_each_record(replies: list[str | int], policy: dict[str, Any], ends: dict[str, Any]) -> None:
-    """By the status, the class of the error, the number of attempts and the age of the first failure."""
+    """By the status, the class of the error and the number of attempts."""
     found = judged(*map(reply_of, replies), **policy)
     assert {outcome: [record.offset for record, _ in both] for outcome, both in found.items()} == ends
 
@@ -38,12 +38,6 @@ def test_the_outcome_of_each_record(replies: list[str | int], policy: dict[str, 
 def test_statuses_that_the_policy_does_not_name(codes: list[int], end: str) -> None:
     """A fault of the record completes it, a temporary failure is retried, a fault of the backend waits."""
     assert {code: [*judged(reply_of(code))] for code in codes} == {code: [end] for code in codes}
-
-
-def test_a_dead_letter_past_the_deadline_has_that_reason() -> None:
-    """The deadline counts from the first failure."""
-    ((_, reply),) = judged(FAILED, attempt=2, age_seconds=10.0, deadline_seconds=10)[Outcome.DEAD_LETTER]
-    assert reply.reason == "10.0 s after its first failure, past retry.deadline_seconds (10): why"
 
 
 @pytest.mark.parametrize(("failed", "size", "percent", "rolls_back"), table(__file__, "roll_back"))

@@ -38,7 +38,6 @@ class Model(Harness):
     def __init__(self, ordering: str, max_records: int, percent: int | None, last_retry: bool) -> None:
         retry = {
             "max_delay_seconds": 4,
-            "deadline_seconds": 3600,
             "statuses": {"409": "skip"},
             "errors": {"Bad": "dead_letter", "Gone": "skip", "Sick": "unavailable"},
             "rollback_threshold_percent": percent,

@@ -50,16 +50,10 @@ async def test_a_record_goes_from_retry_topic_to_retry_topic_and_then_to_the_dea
 
 
 @pytest.mark.parametrize(
-    ("settings", "outcome"),
-    [
-        ({}, NEVER),
-        ({}, Reply("HTTP 400", "", 400)),
-        ({"errors": {"E": "dead_letter"}}, RETRY),
-        ({"deadline_seconds": 104.0}, RETRY),
-    ],
+    ("settings", "outcome"), [({}, NEVER), ({}, Reply("HTTP 400", "", 400)), ({"errors": {"E": "dead_letter"}}, RETRY)]
 )
 async def test_a_permanent_failure_skips_the_retry_topics(settings: dict[str, Any], outcome: Reply) -> None:
-    """Permanent by the destination or by the policy, or due after the deadline."""
+    """Permanent by the destination or by the policy."""
     harness = RetryHarness(clock=ManualClock(100.0), **settings)
     assert len(await harness.topics.write([dead_letter(record(8), 1, outcome)])) == 0
     assert (len(harness.dead_letters), copies(harness)) == (1, [])

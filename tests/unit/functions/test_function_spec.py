@@ -61,9 +61,9 @@ def test_a_trigger_chooses_its_order_and_what_nuclio_has_no_name_for(tmp_path: P
 
 def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Path) -> None:
     """The whole section is there."""
-    lines = "        retry: {attempts: 2, deadline_seconds: 60, errors: {ValueError: dead_letter}}\n"
+    lines = "        retry: {attempts: 2, errors: {ValueError: dead_letter}}\n"
     [trigger] = load(tmp_path, with_attributes(lines)).kafka_triggers
-    assert (trigger.retry.attempts, trigger.retry.deadline_seconds) == (2, 60)
+    assert trigger.retry.attempts == 2
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
     assert load(tmp_path, with_attributes("        retry: {topics: [10]}\n")).kafka_triggers[0].retry.topics == [10]
     with pytest.raises(FunctionInvalid, match=r"keep_key_order needs another order than partition"):

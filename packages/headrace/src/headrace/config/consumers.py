@@ -16,7 +16,6 @@ from headrace.config.section import (
     GroupName,
     NotDots,
     Number,
-    PositiveSeconds,
     Seconds,
     Section,
     TopicName,
@@ -64,8 +63,6 @@ class RetryConfig(Section):
     """Pause before the second attempt; it doubles for each further one, with full jitter."""
     max_delay_seconds: Seconds = 30.0
     """Longest pause between attempts."""
-    deadline_seconds: PositiveSeconds | None = None
-    """A record that fails this long after its first failure becomes a dead letter, even if attempts are left."""
     statuses: ConsumerStatuses = Field(default_factory=dict)
     """Action by HTTP status, such as `409: skip` or `5xx: dead_letter`. `retry` uses up an attempt; `skip` counts the
     record as already handled; `unavailable` waits for the backend and uses up no attempt. Without their own line 401,
@@ -95,11 +92,6 @@ class RetryConfig(Section):
             raise ValueError("keep_key_order needs exactly one delay: write one, such as topics: [10]")
         if self.topics and self.last_retry:
             raise ValueError("topics and last_retry exclude each other: remove one of them")
-        if self.deadline_seconds and sum(self.topics) > self.deadline_seconds:
-            raise ValueError(
-                f"deadline_seconds is {self.deadline_seconds:g}, but topics take {sum(self.topics)} s together, so the "
-                "last one is never used: raise the deadline or remove that delay"
-            )
         if self.first_delay_seconds > self.max_delay_seconds:
             raise ValueError("first_delay_seconds is greater than max_delay_seconds: lower it or raise the other")
         return self
@@ -124,16 +116,10 @@ class RetryConfig(Section):
         return self.errors.get(error) or self.errors.get(error.rsplit(".", 1)[-1], others)
 
 
-class ConsumerRetry(RetryConfig):
-    """What happens to a record that a backend refused. `deadline_seconds` is of functions only."""
-
-    internal: ClassVar = frozenset(("deadline_seconds",))
-
-
-class RowsRetry(ConsumerRetry):
+class RowsRetry(RetryConfig):
     """What happens to a row that a backend refused."""
 
-    internal: ClassVar = frozenset(("deadline_seconds", "errors", "rollback_threshold_percent", "last_retry"))
+    internal: ClassVar = frozenset(("errors", "rollback_threshold_percent", "last_retry"))
 
 
 class DeadLetterConfig(Section):
@@ -217,7 +203,7 @@ def fit_retry_topics(delivery: DeliveryConfig, group: str, topics: Sequence[str]
 class SourceConfig(DeliveryConfig):
     """How records of topics are read and delivered."""
 
-    retry: ConsumerRetry = ConsumerRetry()
+    retry: RetryConfig = RetryConfig()
     """Retries of a failed record."""
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     """The topic for undeliverable records."""

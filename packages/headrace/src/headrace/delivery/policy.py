@@ -14,17 +14,9 @@ Judged = Mapping[Outcome, Sequence[tuple[Record, Reply]]]
 """The records of one delivery by outcome, each with its reply."""
 
 
-def judge(
-    records: Sequence[Record],
-    replies: Sequence[Reply],
-    retry: RetryConfig,
-    *,
-    attempt: int = 1,
-    age_seconds: float = 0.0,
-) -> Judged:
-    """Apply a policy to the replies for records, in their order; `age_seconds` is the time since the first failure."""
+def judge(records: Sequence[Record], replies: Sequence[Reply], retry: RetryConfig, *, attempt: int = 1) -> Judged:
+    """Apply a policy to the replies for records, in their order."""
     judged: defaultdict[Outcome, list[tuple[Record, Reply]]] = defaultdict(list)
-    late = bool(retry.deadline_seconds) and age_seconds >= (retry.deadline_seconds or 0)
     failed_as_one = sum(1 for reply in replies if reply.status is not None or reply.shared) > 1
     for record, reply in zip(records, replies, strict=True):
         if not reply.error:
@@ -38,14 +30,10 @@ def judge(
                 outcome = Outcome.SPLIT
             elif action == "skip":
                 outcome = Outcome.SKIPPED
-            elif action == "retry" and attempt < retry.attempts and not late:
+            elif action == "retry" and attempt < retry.attempts:
                 outcome = Outcome.RETRY
             else:
                 outcome = Outcome.DEAD_LETTER
-                if action == "retry" and attempt < retry.attempts:
-                    limit = f"past retry.deadline_seconds ({retry.deadline_seconds:g})"
-                    text = f"{age_seconds:.1f} s after its first failure, {limit}: {reply.reason}"
-                    reply = reply._replace(reason=text)
         judged[outcome].append((record, reply))
     return _rolled_back(judged, records, replies) if _rolls_back(judged, len(records), retry) else judged
 

@@ -77,7 +77,7 @@ class RetryTopics(KeyUnblocker):
                     record=delayed_of(dead_letter.record).origin, group=self.group
                 )
                 level = self._topics.index(topic) + 1
-            if self._may_delay(dead_letter, level, now):
+            if self._may_delay(dead_letter, level):
                 levels[index] = level
         failed = await self._delay(dead_letters, levels, now) if levels else {}
         delayed = [index for index in levels if index not in failed]
@@ -140,12 +140,9 @@ class RetryTopics(KeyUnblocker):
         if self.blocked:
             await self.blocked.rewind(partition, offset)
 
-    def _may_delay(self, dead_letter: DeadLetter, level: int, now: float) -> bool:
-        retry = self.retry
-        if level >= len(retry.topics) or (dead_letter.attempts and action_of(dead_letter.reply, retry) != "retry"):
-            return False
-        first = dead_letter.first_failed_at or now
-        return not retry.deadline_seconds or now + retry.topics[level] <= first + retry.deadline_seconds
+    def _may_delay(self, dead_letter: DeadLetter, level: int) -> bool:
+        is_permanent = dead_letter.attempts and action_of(dead_letter.reply, self.retry) != "retry"
+        return level < len(self.retry.topics) and not is_permanent
 
     async def _delay(
         self, dead_letters: Sequence[DeadLetter], levels: Mapping[int, int], now: float

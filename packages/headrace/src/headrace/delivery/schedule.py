@@ -431,7 +431,7 @@ class Deliverer:
         now = context.clock.time()
         why = last_error(replies)
         first = batch.first_failed_at or now
-        judged = judge(batch.records, replies, context.retry, attempt=batch.attempt, age_seconds=now - first)
+        judged = judge(batch.records, replies, context.retry, attempt=batch.attempt)
         # Which fail, which are tried again together, and which in two halves?
         failed = judged.get(Outcome.DEAD_LETTER, ())
         again = records_of(judged.get(Outcome.RETRY, ())) or records_of(judged.get(Outcome.ROLL_BACK, ()))

@@ -238,7 +238,7 @@ class Redelivery:
     ) -> None:
         """Replay the dead letters of a window until some are completed, the backend takes none, or time is up."""
         # Each is delivered once. A call would begin its attempts again, so one that always fails would never end.
-        retry = consumer.delivery.retry.model_copy(update={"attempts": 1, "deadline_seconds": None})
+        retry = consumer.delivery.retry.model_copy(update={"attempts": 1})
         delivery = consumer.delivery.model_copy(update={"retry": retry})
         target = dataclasses.replace(consumer, destination=call, delivery=delivery, topics=scope.origins, matches=None)
         spec = ReplaySpec(

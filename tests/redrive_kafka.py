@@ -20,10 +20,10 @@ from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPart
 from headrace.runs import redrive, redrive_writers, replay
 from headrace.runs.dead_letters import completed_offsets, pages
 from headrace.runs.dead_letters.completed_offsets import COMPLETED_TOPIC, NOTHING_COMPLETED, CompletedOffsets
-from headrace.runs.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
 from headrace.runs.replay import RunContext
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
+from headrace_dialects.light4j.redelivery import Redelivery, RedeliveryRequest, RedeliveryResponse
 from tests.control_harness import running
 
 DLQ = "orders.dlq"

@@ -44,7 +44,6 @@ from headrace.records import OutgoingRecord, Produced, TopicPartition
 from headrace.runs.dead_letters.pages import DeadLetterPage, DeadLetterStatistics
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runs.jobs import JobView
-from headrace.runs.redelivery import RedeliveryRequest, RedeliveryResponse
 from headrace.runs.replay_requests import DryRun
 from headrace.runs.routes import JobEndpoints
 from headrace.runtime import Readiness, SystemClock
@@ -62,6 +61,9 @@ from headrace.sidecar.produce.transactions import Transactions
 from headrace_devkit.testing import ManualClock
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.dead_letter_routes import ActiveDeadLetterEndpoints
+from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
+from headrace_dialects.light4j.redelivery import RedeliveryRequest, RedeliveryResponse
+from headrace_dialects.light4j.redelivery_routes import RedeliveryEndpoints
 from headrace_pipelines.report import FlowStatus, PipelineStatus
 from headrace_pipelines.routes import PipelineEndpoints
 from headrace_queries.engine_process import QueryEngine
@@ -256,7 +258,6 @@ def work_of(kafka: Kafka) -> Any:
         entry_of=lambda name: 7,
         change=awaits(kafka, show),
         begin=awaits(kafka, lambda jobs, *asked: DryRun(3, {}) if asked[-2].dry_run else VIEW),
-        begin_by_metadata=awaits(kafka, VIEW),
     )
 
 
@@ -419,6 +420,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
     return [
         DocumentEndpoints(written),
         JobEndpoints(work, work, work),
+        MetadataEndpoints(work, SimpleNamespace(begin=awaits(kafka, VIEW))),
         ControlEndpoints(control, control, control),
         FunctionEndpoints([function], lag_of, reloads),
         PipelineEndpoints({"t": pipeline_of(kafka)}),
@@ -454,7 +456,8 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
         TransactionRoute(writing, config),
         HealthEndpoints(lambda: services, "t", metrics),
         AuditEndpoints(events, config.max_records),
-        DeadLetterEndpoints(dead_letters, dead_letters),
+        DeadLetterEndpoints(dead_letters),
+        RedeliveryEndpoints(dead_letters),
         *_further_endpoints(kafka, Codecs(registry)),
     ]
     application = Application(config, Router.of(families, config, events), metrics, authenticator, events)

@@ -8,7 +8,12 @@ from headrace.feature import Feature, features, imported
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
 
-PATHS = {"/consumers/active/audit", "/consumers/deadLetter/active"}
+PATHS = {
+    "/adm/messagereplaymetadata",
+    "/consumers/active/audit",
+    "/consumers/deadLetter/active",
+    "/consumers/deadLetter/reactive",
+}
 
 
 def paths_of(feature: Feature) -> set[str]:

@@ -15,9 +15,9 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 from headrace.admin.health import routes
 from headrace.app.documents import every_endpoint, whole_document
 from headrace.http.endpoint import endpoints_of
-from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runtime import Readiness
 from headrace.sidecar.active.routes import ActiveEndpoints
+from headrace_dialects.light4j.redelivery_routes import RedeliveryEndpoints
 from tests.running_server import OpenServer, RunningServer
 
 RECORD = b'{"records":[{"value":1}]}'
@@ -102,7 +102,7 @@ async def test_nothing_is_changed_for_a_page_of_another_site(server: RunningServ
             response = await server.ask(request(method, path, f"Sec-Fetch-Site: {site}\r\n"))
             assert response.status != 403, (method, path)
 
-    assert DeadLetterEndpoints.redeliver_by_get.changes
+    assert RedeliveryEndpoints.redeliver_by_get.changes
 
 
 async def test_a_body_that_may_be_left_out_is_not_required(server: RunningServer) -> None:

@@ -8,7 +8,13 @@ FEATURE = Feature(
     endpoints=[
         "headrace_dialects.light4j.audit_routes:AuditEndpoints",
         "headrace_dialects.light4j.dead_letter_routes:ActiveDeadLetterEndpoints",
+        "headrace_dialects.light4j.redelivery_routes:RedeliveryEndpoints",
+        "headrace_dialects.light4j.metadata_routes:MetadataEndpoints",
     ],
-    tags={"Audit": ["/consumers/active/audit"], "Dead letters": ["/consumers/deadLetter"]},
-    needs=["consumers", "commands", "active"],
+    tags={
+        "Audit": ["/consumers/active/audit"],
+        "Dead letters": ["/consumers/deadLetter"],
+        "Jobs and replays": ["/adm/messagereplaymetadata"],
+    },
+    needs=["consumers", "commands", "active", "runs"],
 )

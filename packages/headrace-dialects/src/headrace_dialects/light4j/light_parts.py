@@ -1,20 +1,33 @@
 """The endpoints of the light-4j sidecar in one process, made of the parts of the core that do their work."""
 
+import socket
+
 from headrace.commands.command_parts import CommandParts
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.process_context import ProcessContext
+from headrace.runs.run_parts import RunParts, run_context_of
 from headrace.runtime.feature_parts import NeededParts, Parts
 from headrace.sidecar.active.active_parts import ActiveParts
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
+from headrace_dialects.light4j.metadata_replays import MetadataReplays
+from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
+from headrace_dialects.light4j.redelivery import Redelivery
+from headrace_dialects.light4j.redelivery_routes import RedeliveryEndpoints
 
 
 class LightParts(Parts):
     """Endpoints only: no service belongs to them."""
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
-        self.endpoints: list[object] = [AuditEndpoints(context.audit, context.config.http.max_records)]
+        config, running, runs = context.config, needed.of(ConsumersParts).running, needed.of(RunParts)
+        replays = MetadataReplays(runs.jobs, runs.replays, running, producing=config.producer.enabled)
+        self.endpoints: list[object] = [
+            AuditEndpoints(context.audit, config.http.max_records),
+            RedeliveryEndpoints(Redelivery(run_context_of(context), running, socket.gethostname())),
+            MetadataEndpoints(runs.jobs, replays),
+        ]
         if instances := needed.of(ActiveParts).instances:
             self.endpoints.append(_active_dead_letters(context, needed, instances))
 

@@ -16,10 +16,7 @@ FEATURE = Feature(
             "Jobs: replays, and redrives, drops and quarantines of dead letters over HTTP.",
         ),
     },
-    tags={
-        "Dead letters": ["/adm/dead-letters", "/consumers/deadLetter"],
-        "Jobs and replays": ["/adm/jobs", "/adm/replays", "/adm/messagereplaymetadata"],
-    },
+    tags={"Dead letters": ["/adm/dead-letters"], "Jobs and replays": ["/adm/jobs", "/adm/replays"]},
     parameters={"job": "Id of the job.", "action": "`pause`, `resume` or `stop`."},
     # Jobs start after every service that delivers records.
     needs=["consumers", "commands", "reactive", "functions"],

@@ -5,13 +5,11 @@ from typing import Any, Final
 import msgspec
 
 from headrace import errors
-from headrace.errors import ReplayMetadataInvalid
-from headrace.http.endpoint import ADMINISTER, JSON, KAFKA, Call, CallEvent, Endpoint, Errors, caller_name
+from headrace.http.endpoint import ADMINISTER, KAFKA, Call, CallEvent, Endpoint, Errors, caller_name
 from headrace.http.messages import HttpResponse
-from headrace.records import Produced
 from headrace.runs.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, DryRunReport
 from headrace.runs.jobs import DesiredState, Jobs, JobView
-from headrace.runs.replay_requests import DryRun, ReplayMetadata, ReplayRequest, Replays
+from headrace.runs.replay_requests import DryRun, ReplayRequest, Replays
 
 JOBS: Final = "/adm/jobs"
 JOB: Final = JOBS + "/{job}"
@@ -21,27 +19,12 @@ _KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
 _CHANGE: Final[Errors] = (*_KNOWN, errors.PathNotFound, errors.JobConflict, *KAFKA)
 _DESIRED: Final[dict[str, DesiredState]] = {"pause": "pause", "resume": "run", "stop": "stop"}
 _SELECTION: Final = {"errors": ["HTTP 400"], "dryRun": True}
-_METADATA: Final = {
-    "topicName": "orders",
-    "partition": 0,
-    "startOffset": 0,
-    "endOffset": 100,
-    "consumerGroup": "billing",
-}
 
 
 class JobList(msgspec.Struct):
     """Every job, the newest first."""
 
     jobs: list[JobView]
-
-
-class ReplayAccepted(msgspec.Struct):
-    """The response of the light-4j sidecar, with the job. The offset is that of the job in the control topic."""
-
-    offsets: list[Produced]
-    request_status: str = msgspec.field(name="requestStatus")
-    job_id: str = msgspec.field(name="jobId")
 
 
 class JobEndpoints:
@@ -72,29 +55,6 @@ class JobEndpoints:
     async def replay(self, call: Call[ReplayRequest, None]) -> HttpResponse:
         call.event = CallEvent(call.body.topic)
         return _begun(call, await self._replays.begin(self._jobs, call.body, caller_name()))
-
-    @Endpoint(
-        "POST",
-        "/adm/messagereplaymetadata",
-        "postReplayMetadata",
-        "Replay a range of a topic, as in the light-4j sidecar",
-        ADMINISTER,
-        request={JSON: ReplayMetadata},
-        example=_METADATA,
-        errors=(*KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
-        audited="replay",
-        decoded=False,
-    )
-    async def replay_metadata(self, call: Call[bytes, None]) -> ReplayAccepted:
-        try:
-            metadata = msgspec.json.decode(call.body or b"{}", type=ReplayMetadata)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-            raise ReplayMetadataInvalid(str(cause)[:200].replace("\n", " ")) from cause
-        call.event = CallEvent(metadata.topic_name)
-        job = await self._replays.begin_by_metadata(self._jobs, metadata, caller_name())
-        assert isinstance(job, JobView), "a replay by metadata is never a dry run"
-        _begun(call, job)
-        return ReplayAccepted([Produced(0, self._jobs.entry_of(job.id))], "OK", job.id)
 
     @Endpoint(
         "POST",

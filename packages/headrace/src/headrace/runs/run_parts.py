@@ -1,6 +1,5 @@
 """The runs of one process: replays, jobs and dead letters, with their endpoints."""
 
-import socket
 from collections.abc import Sequence
 
 from headrace.commands.command_parts import CommandParts
@@ -14,7 +13,6 @@ from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.dead_letters.pages import DeadLetterPages
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runs.jobs import Jobs
-from headrace.runs.redelivery import Redelivery
 from headrace.runs.redrive_spec import TO_ORIGIN, Target
 from headrace.runs.replay import RunContext
 from headrace.runs.replay_requests import Replays, conflict
@@ -34,28 +32,28 @@ class RunParts(Parts):
         def lease_of(name: str) -> Lease:
             return Lease(config.kafka, context.admin, name, clock)
 
-        self._jobs = Jobs(self._commands.table, lease_of, dead_letter_jobs.make, conflict, clock)
-        redelivery = Redelivery(_run_context(context), parts.running, socket.gethostname())
+        self.jobs = Jobs(self._commands.table, lease_of, dead_letter_jobs.make, conflict, clock)
+        """Runs the jobs of this process, and shows all."""
+        self.replays = dead_letter_jobs.replays
+        """Checks requests for replays, and makes them into jobs."""
         pages = DeadLetterPages(context.admin, context.codecs, clock, config.reactive_consumers.values())
-        self.endpoints = [
-            JobEndpoints(self._jobs, dead_letter_jobs.replays, dead_letter_jobs),
-            DeadLetterEndpoints(pages, redelivery),
-        ]
+        self.endpoints = [JobEndpoints(self.jobs, self.replays, dead_letter_jobs), DeadLetterEndpoints(pages)]
 
     def services(self) -> Sequence[Service]:
-        return [self._jobs] if self._commands.is_used else []
+        return [self.jobs] if self._commands.is_used else []
 
 
 def dead_letter_jobs_of(
     context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics, redrive_to: Target = TO_ORIGIN
 ) -> DeadLetterJobs:
     """Return the maker of runs that redrive, move and drop dead letters; without a consumer, to `redrive_to`."""
-    run_context = _run_context(context)
-    replays = Replays(run_context, consumers, internal, producing=context.config.producer.enabled)
+    run_context = run_context_of(context)
+    replays = Replays(run_context, consumers, internal)
     on_sent = context.audit.produced if context.audit else None
     return DeadLetterJobs(run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to)
 
 
-def _run_context(context: ProcessContext) -> RunContext:
+def run_context_of(context: ProcessContext) -> RunContext:
+    """Return what each run of this process uses of Kafka."""
     audited = context.audited_produce("STREAMING_PRODUCER", in_order=True)
     return RunContext(context.admin, context.inner_producer.produce, audited, context.clock)

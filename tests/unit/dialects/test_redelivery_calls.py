@@ -22,7 +22,7 @@ from headrace.errors import (
     ReadFailed,
 )
 from headrace.records import Header, TopicPartition
-from headrace.runs.redelivery import Redelivery, RedeliveryRequest
+from headrace_dialects.light4j.redelivery import Redelivery, RedeliveryRequest
 from redrive_kafka import DLQ, RedeliveryHarness, install
 from tests.control_harness import running
 from tests.raw_server import until

@@ -93,10 +93,10 @@ class KafkaAttributes(FilePart):
             self.member  # noqa: B018 its model is the check
         except ValidationError as cause:
             text = cause.errors()[0]["msg"].removeprefix("Value error, ")
-            for field, setting in {**_MEMBER, "balance_strategy": "partition.assignment.strategy"}.items():
-                if field in self.model_fields_set:
-                    text = re.sub(rf"(?<![\w.]){setting}", to_camel(field), text)
-            raise ValueError(text) from None
+            settings = {**_MEMBER, "balance_strategy": "partition.assignment.strategy"}
+            written = [name for name in settings if name in self.model_fields_set]
+            names = ", ".join(f"{to_camel(name)} becomes {settings[name]}" for name in written)
+            raise ValueError(f"{names}: {text}" if names else text) from None
         return self
 
     def cluster(self, kafka: KafkaConfig) -> KafkaConfig:

@@ -68,7 +68,7 @@ def _state(api: Api) -> tuple[bool, str]:
     return False, waiting[0] if waiting else "it is not ready"
 
 
-@click.group(cls=HeadraceGroup)
+@click.group(cls=HeadraceGroup, removed={"import": "headrace config show --import -c FOLDER"})
 def config() -> None:
     """Check and show the configuration; print the schema of the file.
 

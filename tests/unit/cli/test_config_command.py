@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from headrace.config.whole_file import WholeFile
 from tests.command_line import headrace
 from yaml_table import table
 
@@ -44,6 +46,15 @@ def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
     (folder / "headrace.yaml").write_text("tables: {stock: {topic: stock, schema: 'item STRING, n BIGINT'}}")
     assert headrace("config", "check") == 0
     assert capsys.readouterr().out.endswith("pipelines: 0, tables: 1)\n")
+
+
+def test_counts_are_in_the_order_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One order, whatever the seed of Python's hashes, which is another one in each process."""
+    query = "q: {sql: SELECT * FROM t EMIT CHANGES, group: g, backend: {url: 'http://127.0.0.1:1'}}"
+    (folder / "headrace.yaml").write_text(f"tables: {{t: {{topic: t, schema: n INT}}}}\nqueries: {{{query}}}\n")
+    assert headrace("config", "check") == 0
+    shown = re.findall(r"(\w+): \d", capsys.readouterr().out.partition("functions: 0, ")[2])
+    assert shown == [name for name in WholeFile.model_fields if name in ("pipelines", "tables", "queries")]
 
 
 def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def _counts(settings: HeadraceConfig | None) -> Iterator[tuple[str, int]]:
     if not settings:
         return
     yield from (("reactive_consumers", len(settings.reactive_consumers)), ("functions", len(settings.functions)))
-    for name in WholeFile.model_fields.keys() - HeadraceConfig.model_fields.keys():
+    for name in (each for each in WholeFile.model_fields if each not in HeadraceConfig.model_fields):
         if isinstance(value := getattr(settings, name), list | dict) and (value or isinstance(value, list)):
             yield name, len(value)
 

@@ -43,6 +43,8 @@ GUEST_OF: Final[Mapping[str, str]] = {
     for name in names.split(",")
 }
 """The extra that installs what the core lacks, by `section NAME`, `command NAME` and `hook NAME`."""
+SECTIONS_OF_GUESTS: Final = frozenset(name.removeprefix("section ") for name in GUEST_OF if name.startswith("section "))
+"""The keys of `headrace.yaml` that guests add, installed or not."""
 HOOKS: Final = "headrace.hooks"
 """The group of entry points by which a package gives the core a function or class that it calls."""
 

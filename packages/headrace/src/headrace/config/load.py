@@ -23,7 +23,7 @@ from headrace.config.section import Section
 from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath, Problems, dotted, read_text, read_tree
 from headrace.errors import ConfigError
-from headrace.extras import guest_missing
+from headrace.extras import SECTIONS_OF_GUESTS, guest_missing
 
 _OVERRIDE_PREFIX = "HEADRACE__"
 _FILE_LISTS = [name for name, field in WholeFile.model_fields.items() if field.annotation == list[Path]]
@@ -92,7 +92,7 @@ class _FileReader:
         self._remarks: list[str] = []
         self._hidden: set[KeyPath] = set()
         self._problems = Problems()
-        self._problems.ignored = frozenset(known_keys(())).difference(only) if only else frozenset()
+        self._problems.ignored = SECTIONS_OF_GUESTS.union(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
         if path and self._dialect:

@@ -10,12 +10,14 @@ from typing import Any
 import click
 import pytest
 
-from headrace import feature
+from headrace import extras, feature
 from headrace.app.app import App
 from headrace.app.documents import every_endpoint
 from headrace.config.whole_file import WholeFile
-from headrace.errors import EnvironmentProblem
+from headrace.errors import EnvironmentProblem, PathNotFound
+from headrace.extras import package_of_path
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
+from headrace.http.application import Router
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
 
@@ -107,3 +109,19 @@ async def test_every_family_of_endpoints_that_a_process_serves_is_declared() -> 
     app = App(WholeFile(), ManualClock())
     served = [type(family) for parts in app.process.parts.values() for family in parts.endpoints]
     assert {one.id for family in served for one in endpoints_of(family)} <= {one.id for one in every_endpoint()}
+
+
+def test_the_path_of_a_package_that_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every path of a guest does, and none of the core; with the packages, none does."""
+    paths: dict[bool, set[str]] = {True: set(), False: set()}
+    for where in (where for one in features() for where in one.endpoints):
+        paths[where.startswith("headrace.")] |= {one.path for one in endpoints_of(imported(where))}
+    assert {package_of_path(path) for path in paths[False]} == {""}
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    assert {path for path in paths[False] if "pip install 'headrace[" not in package_of_path(path)} == set()
+    assert {path for path in paths[True] if package_of_path(path)} == set()
+    request: Any = SimpleNamespace(method="GET", path="/consumers/deadLetter/active")
+    with pytest.raises(
+        PathNotFound, match=r"it needs the package headrace-dialects: pip install 'headrace\[dialects\]'"
+    ):
+        Router([]).find(request)

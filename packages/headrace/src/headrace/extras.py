@@ -31,10 +31,11 @@ MODULES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Modules by extra."""
 _GUESTS: Final = """
-pipelines: section pipelines, command pipeline
+pipelines: section pipelines, command pipeline, path /adm/pipelines
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
+queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
-dialects: dialects
+dialects: dialects, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
 devkit: command init, command demo, command dev, hook development
 """
 GUEST_OF: Final[Mapping[str, str]] = {
@@ -42,7 +43,7 @@ GUEST_OF: Final[Mapping[str, str]] = {
     for extra, _, names in (row.partition(":") for row in _GUESTS.split("\n") if row)
     for name in names.split(",")
 }
-"""The extra that installs what the core lacks, by `section NAME`, `command NAME` and `hook NAME`."""
+"""The extra that installs what the core lacks, by `section NAME`, `command NAME`, `hook NAME` and `path BEGINNING`."""
 SECTIONS_OF_GUESTS: Final = frozenset(name.removeprefix("section ") for name in GUEST_OF if name.startswith("section "))
 """The keys of `headrace.yaml` that guests add, installed or not."""
 HOOKS: Final = "headrace.hooks"
@@ -74,6 +75,15 @@ def guest_missing(name: str, what: str) -> EnvironmentProblem | None:
     """Return the error for a section, command or hook whose package is not installed; None for any other name."""
     extra = GUEST_OF.get(name)
     return not_installed(what, MODULES[extra][0], extra) if extra and missing_of(extra) == MODULES[extra][0] else None
+
+
+def package_of_path(path: str) -> str:
+    """Return the package that has the endpoints of a path; empty if it is installed, or none has them."""
+    for name in GUEST_OF:
+        begin = name.removeprefix("path ")
+        if begin != name and path.startswith(begin) and (missing := guest_missing(name, "it")):
+            return missing.description
+    return ""
 
 
 def hook(name: str, what: str) -> Any:

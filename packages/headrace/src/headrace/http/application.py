@@ -24,6 +24,7 @@ from headrace.errors import (
     MethodNotAllowed,
     PathNotFound,
 )
+from headrace.extras import package_of_path
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import ADMINISTRATION, OPEN, DirectHandler, Endpoint, ServedEndpoint, served
@@ -362,6 +363,7 @@ class Router:
                 return methods, match.groupdict()
         near = self._path_here(method, path) or self._nearest(method, path[:_SHOWN_CHARACTERS])
         hint = f"did you mean {method} {near}? All paths: /specui.html" if near else "all are at /specui.html"
+        hint = package_of_path(path) or hint
         raise PathNotFound(f"{method} {path[:_SHOWN_CHARACTERS]}: no endpoint has this path; {hint}")
 
     def _path_here(self, method: str, path: str) -> str:

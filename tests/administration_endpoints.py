@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from headrace.admin.process.chaos import Chaos
 from headrace.admin.process.modules import Modules
 from headrace.admin.process.pass_through import PassThrough
 from headrace.admin.process.routes import AdministrationEndpoints
@@ -13,15 +12,20 @@ from headrace.runtime.feature_parts import Reload
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.sidecar.reactive.client import BackendClient
+from headrace_dialects.light4j.chaos import Chaos
+from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
 
 
 def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
     """Return the administration of a process without functions; its end has no effect."""
     config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
     modules = {name: Reload("does it", reload) for name, reload in reloads.items()}
-    chaos = Chaos(clock, lambda disturbance: None)
     levels, mask = LogLevels(clock), SecretMask(config)
     backend = PassThrough(config.admin.pass_through, BackendClient)
-    return AdministrationEndpoints(
-        lambda: config, levels, logs, Modules(lambda: modules), chaos, lambda: None, mask, backend
-    )
+    return AdministrationEndpoints(lambda: config, levels, logs, Modules(lambda: modules), lambda: None, mask, backend)
+
+
+def assaults(config: HeadraceConfig) -> ChaosEndpoints:
+    """Return the endpoints of assaults, which disturb nothing."""
+    chaos = Chaos(SystemClock(), lambda disturbance: None)
+    return ChaosEndpoints(lambda: config, chaos, PassThrough(config.admin.pass_through, BackendClient))

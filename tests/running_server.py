@@ -32,6 +32,7 @@ from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
 from headrace.config.topic_names import kind_by_name
+from headrace.config.whole_file import WholeFile
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry, SubjectVersion
@@ -72,7 +73,7 @@ from headrace_queries.ksqldb_statements import KsqldbStatements
 from headrace_queries.query_sections import QuerySections
 from headrace_queries.routes import QueryEndpoints
 from headrace_queries.table_config import SqlConfig, TableConfig
-from tests.administration_endpoints import administration
+from tests.administration_endpoints import administration, assaults
 
 LIMIT_SECONDS = 60.0
 
@@ -431,6 +432,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
         TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
         administration(),
+        assaults(WholeFile()),
         cluster_of(kafka),
         SchemaEndpoints(RegisteredSchemas(registry_of(kafka))),
     ]

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
+from pydantic import ValidationError
+
+from headrace import feature
 from headrace.app.app import App
+from headrace.config import whole_file
+from headrace.config.administration import AdminConfig
+from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
+from headrace.errors import EnvironmentProblem
 from headrace.feature import Feature, features, imported
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
+from headrace_dialects.light4j.light_sections import LightSections
 
 PATHS = {
+    "/adm/chaosmonkey",
+    "/adm/chaosmonkey/{assault}",
     "/adm/messagereplaymetadata",
     "/consumers/active/audit",
     "/consumers/deadLetter/active",
@@ -28,4 +41,31 @@ def test_the_paths_of_light_4j_are_absent_without_the_package() -> None:
 
 async def test_it_adds_endpoints_and_no_consumer() -> None:
     """So the order in which services start and drain is that of the core."""
-    assert App(WholeFile(), ManualClock()).process.parts["light4j"].services() == ()
+    assert App(WholeFile(), ManualClock()).process.parts["light4j"].services() == []
+
+
+def test_it_adds_a_key_to_a_section_of_the_core() -> None:
+    """The core alone rejects the key, and a process has it whatever else is installed."""
+    tree = {"admin": {"chaos": "loopback", "pass_through": ["http://127.0.0.1:1"]}}
+    admin = WholeFile.model_validate(tree).section(LightSections).admin
+    assert (admin.chaos, admin.pass_through) == ("loopback", ["http://127.0.0.1:1"])
+    with pytest.raises(ValidationError, match="chaos"):
+        HeadraceConfig.model_validate(tree)
+
+
+def test_two_features_cannot_add_keys_to_one_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them would lose its keys without a word."""
+
+    class OtherAdmin(AdminConfig):
+        other: int = 1
+
+    class OtherSections(HeadraceConfig):
+        admin: OtherAdmin = OtherAdmin()
+
+    models = {"light4j": LightSections, "other": OtherSections}
+    monkeypatch.setattr(feature, "features", lambda: [Feature(name=name, section=name) for name in models])
+    monkeypatch.setattr(feature, "imported", models.__getitem__)
+    spec = importlib.util.spec_from_file_location("whole_file_of_two", whole_file.__file__)
+    assert spec and spec.loader
+    with pytest.raises(EnvironmentProblem, match="feature other and another add keys to admin: uninstall one"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

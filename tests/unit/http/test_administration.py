@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from headrace.admin.health.routes import HealthEndpoints
-from headrace.admin.process.chaos import AssaultRequest, Chaos
 from headrace.admin.process.routes import AdministrationEndpoints, ContentQuery
 from headrace.admin.process.server_info import server_info
 from headrace.config.administration import HealthConfig
@@ -27,7 +26,9 @@ from headrace.runtime import Deadline, Readiness, SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS
-from tests.administration_endpoints import administration
+from headrace_dialects.light4j.chaos import AssaultRequest, Chaos
+from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
+from tests.administration_endpoints import administration, assaults
 from tests.raw_server import always, served
 from tests.running_server import RunningServer
 from tests.unit.http.test_openapi import request
@@ -162,14 +163,14 @@ async def test_a_failed_reload_is_reported_and_the_others_go_on(server: RunningS
 )
 async def test_who_may_start_assaults(chaos: str, client: str, error: type[HeadraceError] | None) -> None:
     """Callers of other machines only if the file says so."""
-    endpoints = administration(WholeFile.model_validate({"admin": {"chaos": chaos}}))
+    endpoints = assaults(WholeFile.model_validate({"admin": {"chaos": chaos}}))
     request: Any = SimpleNamespace(headers={}, client_address=client, parameters={"assault": "latency"})
     call = Call(request, AssaultRequest(seconds=0), None)
     if error is None:
-        await AdministrationEndpoints.assault.handler(endpoints, call)
+        await ChaosEndpoints.assault.handler(endpoints, call)
         return
     with pytest.raises(error):
-        await AdministrationEndpoints.assault.handler(endpoints, call)
+        await ChaosEndpoints.assault.handler(endpoints, call)
 
 
 async def test_an_assault_hits_produce_requests_and_not_administration(server: RunningServer) -> None:

@@ -36,6 +36,7 @@ queries: section tables, section sql, section queries, section ksqldb, command s
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: dialects, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
+dialects: section admin.chaos, path /adm/chaosmonkey
 devkit: command init, command demo, command dev, hook development
 """
 GUEST_OF: Final[Mapping[str, str]] = {

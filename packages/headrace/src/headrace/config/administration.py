@@ -1,6 +1,6 @@
 """Health for programs that watch this process, and the dangerous parts of its administration."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, model_validator
@@ -33,9 +33,6 @@ class HealthConfig(Section):
 class AdminConfig(Section):
     """Administration of this process over HTTP; it always requires the scope `admin`."""
 
-    chaos: Literal["none", "loopback", "anywhere"] = "none"
-    """Callers that may start assaults (`POST /adm/chaosmonkey/{assault}`). `none`: no caller. `loopback`: callers on
-    this machine. `anywhere`: every caller."""
     pass_through: list[Annotated[Url, AfterValidator(plain_url)]] = []
     """Base URLs of backends whose administration `X-Adm-PassThrough` reaches; without any, such requests are refused.
     The caller's credentials are not sent on."""

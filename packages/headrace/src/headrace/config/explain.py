@@ -146,7 +146,7 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         tables = _TABLES.get(str(path[0]))
         if tables and (text := instead_of(str(path[-1]), *tables)):
             return text
-        if len(path) == 1 and (missing := guest_missing(f"section {path[0]}", "it")):
+        if missing := guest_missing(f"section {'.'.join(map(str, path))}", "it"):
             return missing.description
         known = known_keys(path[:-1], model)
         if path[-1] in known:

@@ -1,6 +1,6 @@
-"""The model of the whole `headrace.yaml`: the core's sections, and those that installed features add."""
+"""The model of the whole `headrace.yaml`: the core's sections, and the sections and keys that features add."""
 
-from typing import Final
+from typing import Any, Final
 
 from pydantic import create_model
 
@@ -11,6 +11,7 @@ from headrace.feature import features, imported
 
 def _whole_file() -> type[HeadraceConfig]:
     models: list[type[HeadraceConfig]] = []
+    extended: dict[str, Any] = {}
     taken = {*dir(HeadraceConfig), *HeadraceConfig.model_fields}
     for feature in features():
         if feature.section:
@@ -21,10 +22,16 @@ def _whole_file() -> type[HeadraceConfig]:
                         f"feature {feature.name} adds the section {key}, whose name is taken: uninstall it"
                     )
                 taken.add(key)
+            for key, field in HeadraceConfig.model_fields.items():
+                wider = model.model_fields[key]
+                if wider.annotation is not field.annotation:
+                    if key in extended:
+                        raise EnvironmentProblem(f"feature {feature.name} and another add keys to {key}: uninstall one")
+                    extended[key] = (wider.annotation, wider)
             models.append(model)
     if not models:
         return HeadraceConfig
-    return create_model("WholeFile", __base__=tuple(models), __module__=__name__)
+    return create_model("WholeFile", __base__=tuple(models), __module__=__name__, **extended)
 
 
 WholeFile: Final = _whole_file()

@@ -1,1 +1,1 @@
-"""Administration of one process: what it is, its log, what it reloads, its end, and assaults."""
+"""Administration of one process: what it is, its log, what it reloads, and its end."""

@@ -1,15 +1,13 @@
 """The administration of one process, made of the parts that it changes."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
-from headrace.admin.process.chaos import Assault, Chaos, Disturbance
 from headrace.admin.process.modules import Modules
 from headrace.admin.process.pass_through import PassThrough
 from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.process_context import ProcessContext
-from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
 from headrace.runtime.telemetry.log_levels import ROOT, LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
@@ -22,30 +20,25 @@ class AdministrationParts(Parts):
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._process = process = context.process
-        self._config = config = context.config
-        self._audit = context.audit
-        self._chaos = Chaos(context.clock, self._disturb)
-        self._chaos.on_end = self._ended
+        config = context.config
         self._logs = RecentLogs()
         self._levels = LogLevels(context.clock)
         secrets = SecretMask(config)
         process.on_read.append(secrets.add)
+        self.pass_through = PassThrough(config.admin.pass_through, BackendClient)
+        """Sends requests on to the administration of a backend."""
         self.endpoints = [
             AdministrationEndpoints(
                 lambda: process.in_force,
                 self._levels,
                 self._logs,
                 Modules(self._modules),
-                self._chaos,
                 process.signals.drain_requested.set,  # a request during the drain is no second signal
                 secrets,
-                PassThrough(config.admin.pass_through, BackendClient),
+                self.pass_through,
                 process.others,
             )
         ]
-
-    def services(self) -> Sequence[Service]:
-        return [self._chaos] if self._config.admin.chaos != "none" else []
 
     async def open(self) -> None:
         logging.getLogger().addHandler(self._logs)
@@ -71,14 +64,6 @@ class AdministrationParts(Parts):
         level = (await self._process.read_config()).log_level
         self._levels.change(ROOT, logging.getLevelName(level.upper()), None)
         self._process.changed(log_level=level)
-
-    def _disturb(self, disturbance: Disturbance | None) -> None:
-        for gate in self._process.gates:
-            gate.disturbance = disturbance
-
-    def _ended(self, assault: Assault) -> None:
-        if self._audit:
-            self._audit.control(f"end assault {assault}", "process")
 
 
 def _load(files: WatchedFiles) -> Callable[[], Awaitable[None]]:

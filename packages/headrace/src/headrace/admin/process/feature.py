@@ -1,4 +1,4 @@
-"""Administration of one process: what it is, its log, what it reloads, its end, and assaults."""
+"""Administration of one process: what it is, its log, what it reloads, and its end."""
 
 from headrace.feature import Feature
 
@@ -6,8 +6,7 @@ FEATURE = Feature(
     name="process",
     parts="headrace.admin.process.administration_parts:AdministrationParts",
     endpoints=["headrace.admin.process.routes:AdministrationEndpoints"],
-    tags={"Administration": ["/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown", "/adm/chaosmonkey"]},
-    parameters={"assault": "`latency`, `exception`, `memory` or `kill`."},
+    tags={"Administration": ["/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown"]},
     # It passes requests on to backends by the client of reactive consumers.
     needs=["reactive", "active"],
 )

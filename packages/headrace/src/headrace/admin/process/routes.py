@@ -1,24 +1,22 @@
-"""`/adm`: a process, its loggers, its reloads, its end, and assaults on it. All need the scope `admin`."""
+"""`/adm`: a process, its loggers, its reloads and its end. All need the scope `admin`."""
 
 import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from headrace.admin.process.chaos import ASSAULTS, Assault, AssaultRequest, AssaultView, Chaos
 from headrace.admin.process.modules import ALL, Modules, ModuleView, Reloads
 from headrace.admin.process.pass_through import DESCRIBED, PASSED_ON, PassThrough
 from headrace.admin.process.server_info import ServerInfo, server_info
-from headrace.config.backend import is_this_machine
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
-from headrace.errors import Forbidden, InvalidRequest, NotFound, RequestBodyMissing, RequestError
-from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors, caller_name
+from headrace.errors import InvalidRequest, RequestBodyMissing, RequestError
+from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.http.other_processes import OtherProcesses
 from headrace.runtime import run_blocking
@@ -118,7 +116,6 @@ class AdministrationEndpoints:
     _levels: LogLevels
     _logs: RecentLogs
     _modules: Modules
-    _chaos: Chaos
     _shut_down: Callable[[], None]
     _mask: SecretMask
     _backend: PassThrough
@@ -262,46 +259,6 @@ class AdministrationEndpoints:
         call.event = CallEvent("process")
         self._shut_down()
         return ShutdownReport(int(time.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)
-
-    @_adm("GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", responses={200: JSON}, errors=_LOCAL)
-    async def assaults(self, call: Call[None, None]) -> HttpResponse:
-        self._backend.refuse(call)
-        return HttpResponse({name: self._chaos.running().get(name) for name in ASSAULTS})
-
-    @_adm(
-        "POST",
-        "/adm/chaosmonkey/{assault}",
-        "startAssault",
-        "Start an assault on this process, which ends by itself",
-        example={"seconds": 30, "level": 2, "milliseconds": 500},
-        errors=(*_BODY, Forbidden, NotFound),
-        audited="assault",
-    )
-    async def assault(self, call: Call[AssaultRequest, None]) -> AssaultView:
-        self._backend.refuse(call)
-        assault, by = _assault_of(call.parameters["assault"]), caller_name()
-        self._check_chaos(call)
-        call.event = CallEvent("process", detail=f"{assault} {msgspec.json.encode(call.body).decode()}")
-        if not call.body.seconds:
-            self._chaos.end(assault)
-            return AssaultView(0.0, by, call.body)
-        self._chaos.begin(assault, call.body, by)
-        return self._chaos.running()[assault]
-
-    def _check_chaos(self, call: Call[Any, Any]) -> None:
-        """Return if the settings allow this caller to start assaults."""
-        allowed, client = self._config().admin.chaos, call.request.client_address
-        if allowed == "none":
-            raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
-        if allowed == "loopback" and not (client and is_this_machine(client)):
-            raise Forbidden("only callers on this machine may start assaults (admin.chaos)")
-
-
-def _assault_of(name: str) -> Assault:
-    for assault in ASSAULTS:
-        if name == assault:
-            return assault
-    raise NotFound(f"assault {name[:60]!r} does not exist: use {', '.join(ASSAULTS)}")
 
 
 def _name_of(level: int) -> str:

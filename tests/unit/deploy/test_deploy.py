@@ -57,6 +57,16 @@ def test_container_files(name: str) -> None:
     assert json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"])[:1] == ["headrace", "run"]
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_takes_every_package_from_here(name: str) -> None:
+    """The guests that `EXTRAS` adds, too: an index may not have this version, or may have another one."""
+    (words,) = re.findall(r"pip install ([^&\n]*)", (DEPLOY / name).read_text().replace("\\\n", " "))
+    assert re.search(
+        r'--find-links wheels "\S+ \./wheels/headrace-\S+\[[\w,]+\$\{EXTRAS:\+,\$\{EXTRAS\}\}\]"', words
+    ), words
+    assert "--no-deps --wheel-dir wheels ./packages/*" in (DEPLOY / name).read_text()
+
+
 @pytest.mark.parametrize("part", parts())
 def test_the_chart_is_the_manifests(part: str) -> None:
     """The plain manifests are what the chart renders to, by the program of the folder and by Helm if it is here."""

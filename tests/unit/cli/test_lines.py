@@ -5,6 +5,7 @@ import json
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import click
 import pytest
@@ -19,7 +20,7 @@ from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLine
 from headrace.cli.record_values import AutoValues, open_codecs, values_of
 from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.errors import InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.kafka import Admin
 from headrace.records import OutgoingRecord, RecordBatch, TopicPartition
 from headrace.runtime.invisible import escaped
@@ -213,3 +214,18 @@ def test_how_far_a_job_is_waits_until_its_size_is_known(capsys: pytest.CaptureFi
     assert "done" not in capsys.readouterr().out
     print_job({**job, "progress": {"done": 0, "total": 2}}, "text")
     assert "done      0 of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "isolation"), [((), "read_committed"), (("-X", "isolation.level=read_uncommitted"), "read_uncommitted")]
+)
+def test_consume_reads_at_the_isolation_of_the_property(
+    words: tuple[str, ...], isolation: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kafka's property has no option beside it that overrides it."""
+    monkeypatch.setattr("headrace.cli.consume_command.find_topics", AsyncMock(return_value=[]))
+    bounds = AsyncMock(side_effect=HeadraceError("enough"))
+    monkeypatch.setattr("headrace.cli.consume_command.LogBounds.of", bounds)
+    assert headrace("consume", "t", "-b", "k:1", *words) == 1
+    assert capsys.readouterr().err == "enough\n"
+    assert bounds.call_args.args[-1] == isolation

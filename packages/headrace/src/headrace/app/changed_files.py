@@ -78,17 +78,17 @@ class ChangedFiles(Service):
 
     def _stamps(self) -> Mapping[Path, tuple[int, int]]:
         found: dict[Path, tuple[int, int]] = {}
-        for path in self._paths():
-            with contextlib.suppress(OSError):  # an editor may be replacing it
-                stat = path.stat()
-                found[path] = stat.st_mtime_ns, stat.st_size
+        for paths in (self._own_paths(), *(checks.watched_files(self._config) for checks in feature_checks())):
+            with contextlib.suppress(OSError):  # a folder may be away for a moment, as during a checkout
+                for path in paths:
+                    with contextlib.suppress(OSError):  # an editor may be replacing it
+                        stat = path.stat()
+                        found[path] = stat.st_mtime_ns, stat.st_size
         return found
 
-    def _paths(self) -> Iterator[Path]:
+    def _own_paths(self) -> Iterator[Path]:
         file = self._file
         if file:
             yield from (path for path in file.iterdir() if path.is_file()) if file.is_dir() else [file]
         for function in self._config.functions:  # its code is watched by the function itself
             yield function / "function.yaml" if function.is_dir() else function
-        for checks in feature_checks():
-            yield from checks.watched_files(self._config)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from headrace import extras
 from headrace.cli import main as main_module
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.main import root
@@ -104,6 +105,23 @@ def test_a_missing_package_is_named_with_its_extra(
     assert [line.partition("needs the package ")[2] for line in lines] == [
         f"{module}: pip install 'headrace[{extra}]'" for module, extra in named
     ]
+
+
+@pytest.mark.parametrize(
+    "cause", [ImportError("cannot import name 'X'"), ModuleNotFoundError("no X", name="headrace.x")]
+)
+def test_a_guest_of_another_version_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    failing: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+    cause: Exception,
+) -> None:
+    """`pip install -U headrace` leaves the guests as they are, with a warning only."""
+    failing(cause)
+    monkeypatch.setattr(extras, "version", lambda name: "0.1.9" if name == "headrace-queries" else "0.2.0")
+    assert headrace("topics") == 1
+    said = f"headrace-queries 0.1.9 does not fit headrace 0.2.0 ({type(cause).__name__}: {cause})"
+    assert capsys.readouterr().err == f"{said}: pip install 'headrace[queries]==0.2.0'\n"
 
 
 BARE = """

@@ -1,7 +1,7 @@
 """The extras of the package and what other packages add: modules, kinds by entry points, errors that name a package."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
@@ -85,6 +85,20 @@ def package_of_path(path: str) -> str:
         if begin != name and path.startswith(begin) and (missing := guest_missing(name, "it")):
             return missing.description
     return ""
+
+
+def other_version(cause: Exception) -> EnvironmentProblem | None:
+    """Return the error for a guest of another version than the core, with what failed; None if there is none."""
+    for extra, (module, *_) in MODULES.items():
+        if module == f"headrace_{extra}":
+            try:
+                core, guest = version("headrace"), version(f"headrace-{extra}")
+            except PackageNotFoundError:
+                continue
+            if guest != core:
+                text = f"headrace-{extra} {guest} does not fit headrace {core} ({type(cause).__name__}: {cause})"
+                return EnvironmentProblem(f"{text}: pip install 'headrace[{extra}]=={core}'")
+    return None
 
 
 def hook(name: str, what: str) -> Any:

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from headrace.cli.global_options import OPTIONS, HeadraceGroup, refuse_unused
 from headrace.config.spelling import nearest
 from headrace.errors import ConfigError, FunctionInvalid, HeadraceError, PipelineInvalid
-from headrace.extras import extra_of, guest_missing, not_installed
+from headrace.extras import extra_of, guest_missing, not_installed, other_version
 from headrace.feature import CliCommand, features, imported
 
 _OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -170,6 +170,8 @@ def _explain(cause: Exception, debug: bool, words: Sequence[str]) -> int:
     if isinstance(cause, click.ClickException):
         cause.show()
         return cause.exit_code
+    if not isinstance(cause, HeadraceError | OSError) and (mixed := other_version(cause)):
+        cause = mixed
     if isinstance(cause, ModuleNotFoundError) and (missing := _missing_extra(cause.name or "", words)):
         cause = missing
     if isinstance(cause, HeadraceError):

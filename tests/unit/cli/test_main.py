@@ -124,6 +124,11 @@ def test_a_guest_of_another_version_is_named(
     assert capsys.readouterr().err == f"{said}: pip install 'headrace[queries]==0.2.0'\n"
 
 
+def test_the_demo_is_installed_at_once() -> None:
+    """Not only the package with the command, which would then ask for another one."""
+    assert extras.GUEST_OF["command demo"] == "demo"
+
+
 BARE = """
 import asyncio, sys
 import headrace.cli.run

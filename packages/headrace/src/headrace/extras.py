@@ -37,7 +37,8 @@ queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: dialects, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
 dialects: section admin.chaos, path /adm/chaosmonkey
-devkit: command init, command demo, command dev, hook development
+devkit: command init, command dev, hook development
+demo: command demo
 """
 GUEST_OF: Final[Mapping[str, str]] = {
     name.strip(): extra

@@ -76,3 +76,14 @@ async def test_a_kind_of_trigger_is_served_by_what_its_file_says(
     monkeypatch.setattr(KafkaTrigger, "serve", Trigger.serve)
     with pytest.raises(FunctionInvalid, match="trigger k: no service is made for triggers of kind kafka"):
         App(config, ManualClock())
+
+
+async def test_how_often_offsets_are_committed_is_a_property_of_each_consumer(tmp_path: Path) -> None:
+    """Without it push commits every 0.2 s, and a function every second."""
+    often = {"consumer": {"properties": {"auto.commit.interval.ms": 50}}}
+    reactive = {"topics": ["t"], "backend": {"url": "http://localhost/"}}
+    consumers = {"a": {**reactive, "group": "a"}, "b": {**reactive, "group": "b", **often}}
+    functions = write_functions(tmp_path, {}, dict(often))
+    app = App(WholeFile.model_validate({**functions, "reactive_consumers": consumers}), ManualClock())
+    found = NeededParts(app.process.parts).of(ConsumersParts).consumers.consumers
+    assert {one.group: one.pump.hooks.commit_seconds for one in found} == {"a": 0.2, "b": 0.05, "g0": 1, "g1": 0.05}

@@ -11,6 +11,8 @@ import confluent_kafka
 import pytest
 
 from active_harness import P0, P1, P2, ActiveHarness, read, run_virtual, spec_of, work_of
+from headrace.config.active import ActiveConsumersConfig
+from headrace.config.kafka import KafkaConfig
 from headrace.errors import (
     CommitRefused,
     HeadraceError,
@@ -29,6 +31,8 @@ from headrace.runtime import Deadline
 from headrace.sidecar.active import buffer, read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import fitting
+from headrace.sidecar.active.requests import CreateInstance
+from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.spec import Topics
 from headrace.sidecar.record_json import RecordTexts
 from tests.staged import staged
@@ -431,3 +435,12 @@ async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(ha
     harness.clients[-1].rebalance("on_revoke", P0)
     await harness.turns()
     assert harness.committed == {P0: Committed(6)}
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(None, 0.7), (200, 0.2)])
+def test_the_interval_of_auto_commit_is_that_of_the_instance_or_of_the_section(own: int | None, seconds: float) -> None:
+    """Kafka's property, in both places."""
+    settings = ActiveConsumersConfig.model_validate({"consumer": {"properties": {"auto.commit.interval.ms": 700}}})
+    endpoints = ActiveEndpoints(settings, Any, SimpleNamespace(config=KafkaConfig()), "")  # type: ignore[arg-type]
+    spec = endpoints._spec(CreateInstance(auto_commit=True, auto_commit_interval=own), "g", "", "")
+    assert spec.auto_commit_seconds == seconds

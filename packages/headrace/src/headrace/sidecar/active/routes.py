@@ -129,13 +129,13 @@ class ActiveEndpoints:
         minimum = _first(body.response_min_bytes, body.fetch_min_bytes, -1)
         wait_ms = _first(body.request_wait_ms, body.request_timeout_ms)
         auto_commit = _first(body.auto_commit_enable, body.auto_commit, body.enable_auto_commit, False)
-        auto_ms = body.auto_commit_interval
         reset = _first(body.auto_offset_reset, body.reset, settings.auto_offset_reset)
         try:
             member = type(settings.consumer)(properties={**settings.consumer.properties, **body.membership})
             member.client_properties(self._admin.config.properties)
         except ValueError as cause:
             raise InstanceInvalid(_why(cause)) from None
+        auto_ms = body.auto_commit_interval or int(str(member.properties.get("auto.commit.interval.ms", 0)))
         return InstanceSpec(
             group=group,
             name=_check_name(body.id or body.name or random_name(self._server)),

@@ -73,7 +73,7 @@ def test_a_handler_has_the_same_ends(
         "consumerGroup": f"{source}-work",
         "valueFormat": "json",
         "outputTopic": target,
-        "attempts": 2,
+        "retry": {"attempts": 2},
     }
     trigger: dict[str, Any] = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
     if kind == "batch":

@@ -53,7 +53,7 @@ def test_an_output_that_kafka_refuses_becomes_a_dead_letter(
     source, target = topic(3), topic(1, max_message_bytes=2000)
     fill(site, source, 60)
     code = "def handler(context, event):\n    return 'x' * 5000 if int(event.body) % 20 == 0 else event.id\n"
-    process = function(source, target, code, attempts=1)
+    process = function(source, target, code, retry={"attempts": 1})
     site.wait_until(lambda: committed_records(site, source) == 60, "every record committed")
 
     def expected(record: Record) -> list[bytes | None]:
@@ -155,7 +155,7 @@ def test_one_event_without_a_key_is_the_only_dead_letter(
 ) -> None:
     """Of a compacted topic; Kafka's client reports the whole batch. A deleted dead letter topic is made again."""
     source, target = topic(1), topic(1, cleanup_policy="compact")
-    function(source, target, attempts=1)
+    function(source, target, retry={"attempts": 1})
     for count in (12, 24):
         site.write(source, *(OutgoingRecord(source, None if n == 5 else b"k%d" % n, b"%d" % n) for n in range(12)))
         site.wait_until(lambda count=count: committed_records(site, source) == count, "every record committed")

@@ -87,7 +87,7 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(
     )
     own = [("trace", b"\x00\xff")]
     site.write(source, *(OutgoingRecord(source, b"k%d" % n, b'{"n": %d}' % n, own) for n in range(3)))
-    process = function(source, code, valueFormat="json", outputTopic=target, attempts=2)
+    process = function(source, code, valueFormat="json", outputTopic=target, retry={"attempts": 2})
     site.wait_committed(f"{source}-work", source, 3)
     assert [record.key for record in site.records(target)] == [b"k0", b"k2"]
     (dead_letter,) = site.records(f"{source}.dlq")
@@ -102,7 +102,9 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter(
     assert re.search(r"errors +1 +KeyError", site.cli("dlq", "stats", f"{source}.dlq").stdout)
     assert process.terminate() == 0
 
-    process = function(source, code.replace("== 1", "== 7"), valueFormat="json", outputTopic=target, attempts=2)
+    process = function(
+        source, code.replace("== 1", "== 7"), valueFormat="json", outputTopic=target, retry={"attempts": 2}
+    )
     site.cli("dlq", "redrive", f"{source}.dlq")
     site.wait_committed(f"{source}-work", source, 4)
     assert [record.key for record in site.records(target)] == [b"k0", b"k2", b"k1"]

@@ -97,7 +97,7 @@ class Function(Written):
         code = "def handler(context, event):\n    if event.body['n'] % 2:\n        raise ValueError('odd')\n"
         (self.scenario.folder / "work.py").write_text(code + "    return event.body\n")
         names = {"topics": [self.scenario("orders")], "consumerGroup": self.scenario("tracking"), "valueFormat": "json"}
-        attributes = {**names, "outputTopic": self.scenario("weights"), "attempts": 1}
+        attributes = {**names, "outputTopic": self.scenario("weights"), "retry": {"attempts": 1}}
         trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
         spec = {"handler": "work:handler", "triggers": {"in": trigger}}
         file = self.scenario.folder / "function.yaml"

@@ -109,7 +109,7 @@ def test_a_function_has_events_of_its_own_types(
     name, target = topic(), topic()
     site.write_json(name, 0, 1, 2)
     (tmp_path / "work.py").write_text(HANDLER)
-    attributes = {"topics": [name], "consumerGroup": f"{name}-work", "outputTopic": target, "attempts": 1}
+    attributes = {"topics": [name], "consumerGroup": f"{name}-work", "outputTopic": target, "retry": {"attempts": 1}}
     trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
     spec = {"handler": "work:handler", "triggers": {"in": trigger}}
     (tmp_path / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))

@@ -219,7 +219,12 @@ def _function(secrets: Secrets, topic: str, folder: Path, name: str, login: dict
     trusted = {"caCert": "ca.pem", "secretPath": str(folder)}
     trusted = trusted if name == "mounted" else {"caCert": (folder / "ca.pem").read_text()}
     sasl, results = {"enable": True, "mechanism": "PLAIN", **login}, {"outputTopic": f"{topic}-out"}
-    attributes = {"topics": [topic], "consumerGroup": f"{topic}-{name}", "attempts": 1, "tls": {"enable": True}}
+    attributes = {
+        "topics": [topic],
+        "consumerGroup": f"{topic}-{name}",
+        "retry": {"attempts": 1},
+        "tls": {"enable": True},
+    }
     attributes |= {**trusted, "sasl": sasl, **(results if name == "work" else {})}
     spec = {"handler": "work:handler", "env": [{"name": "API_TOKEN", "value": secrets["function variable"]}]}
     function = {"spec": {**spec, "triggers": {"in": {"kind": "kafka-cluster", "attributes": attributes}}}}

@@ -59,7 +59,7 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
     hurt, text = DAMAGE[name]
     hurt(checkpoint)
     for _ in range(2):
-        with pytest.raises(CheckpointUnusable, match=f"{text}.*restore .* rename .* discard FILE f`"):
+        with pytest.raises(CheckpointUnusable, match=f"{text}.*restore .* rename .* state FILE f --discard`"):
             check(tmp_path, "f", FROZEN)
 
 
@@ -98,7 +98,7 @@ def test_another_query_is_refused_with_the_difference(change: dict[str, object],
     check(tmp_path, "f", other)
     check(tmp_path, "f", FROZEN)
     spark_writes(tmp_path, 1)
-    with pytest.raises(CheckpointUnusable, match=f"{words}. Choose: undo .*rename the flow.* discard FILE f`"):
+    with pytest.raises(CheckpointUnusable, match=f"{words}. Choose: undo .*rename the flow.* state FILE f --discard`"):
         check(tmp_path, "f", other)
 
 
@@ -156,7 +156,9 @@ def test_positions_of_a_topic_that_was_created_again_are_refused(tmp_path: Path)
     progressed(tmp_path, "f", 1)
     check(tmp_path, "f", FROZEN, {"a": "id-2", "b": "id-3"})
     for _ in range(2):
-        with pytest.raises(CheckpointUnusable, match=r"topic a was deleted and created again.*rename .* FILE f`"):
+        with pytest.raises(
+            CheckpointUnusable, match=r"topic a was deleted and created again.*rename .* state FILE f --discard`"
+        ):
             check(tmp_path, "f", FROZEN, {"a": "id-4", "b": "id-3"})
     check(tmp_path, "g", FROZEN, {"a": "id-4"})
     discard(tmp_path, "f")

@@ -52,6 +52,7 @@ def test_the_text_of_an_error_holds_no_value(model: type[BaseModel]) -> None:
 def test_schema_describes_every_setting() -> None:
     """The JSON Schema forbids unknown keys and carries a sentence for each setting."""
     schema = json_schema()
+    assert (schema["title"], schema["description"]) == ("HeadraceConfig", "The whole file.")
     assert set(schema["properties"]) == set(WholeFile.model_fields) - WholeFile.internal
     for section in [schema, *schema["$defs"].values()]:
         assert section["additionalProperties"] is False

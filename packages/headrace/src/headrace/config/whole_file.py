@@ -31,7 +31,9 @@ def _whole_file() -> type[HeadraceConfig]:
             models.append(model)
     if not models:
         return HeadraceConfig
-    return create_model("WholeFile", __base__=tuple(models), __module__=__name__, **extended)
+    about = {"title": HeadraceConfig.__name__}  # of the JSON Schema, whatever is installed
+    named: Any = {"__module__": __name__, "__doc__": "The whole file.", "__cls_kwargs__": about}
+    return create_model("WholeFile", __base__=tuple(models), **named, **extended)
 
 
 WholeFile: Final = _whole_file()

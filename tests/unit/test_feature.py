@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import click
 import pytest
+from pydantic import model_validator
 
 from headrace import extras, feature
 from headrace.app.app import App
 from headrace.app.documents import every_endpoint
+from headrace.config import whole_file
+from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
 from headrace.errors import EnvironmentProblem, PathNotFound
 from headrace.extras import package_of_path
@@ -49,6 +52,24 @@ def test_unknown_and_circular_needs_are_errors() -> None:
         order(Feature(name="a", needs=["b"]), Feature(name="b", needs=["a"]))
     with pytest.raises(EnvironmentProblem, match="the features a, b need every other one: only one may"):
         order(Feature(name="a", needs=[EVERY_OTHER]), Feature(name="b", needs=[EVERY_OTHER]))
+
+
+class Others(HeadraceConfig):
+    """The section of a guest, with a check that is named as one of the core."""
+
+    others: int = 0
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        return self
+
+
+def test_a_check_replaces_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two methods with one name only one would run, and settings that the other refuses would pass."""
+    monkeypatch.setattr(whole_file, "features", lambda: [Feature(name="o", section=f"{__name__}:Others")])
+    monkeypatch.setattr(whole_file, "imported", lambda _: Others)
+    with pytest.raises(EnvironmentProblem, match="feature o has a check _check_processes, as another has"):
+        whole_file._whole_file()
 
 
 def point(name: str, package: str, load: Callable[[], object]) -> Any:

@@ -22,6 +22,11 @@ def _whole_file() -> type[HeadraceConfig]:
                         f"feature {feature.name} adds the section {key}, whose name is taken: uninstall it"
                     )
                 taken.add(key)
+            checks = model.__pydantic_decorators__
+            for name in vars(model).keys() & {*checks.model_validators, *checks.field_validators}:
+                if name in taken:
+                    raise EnvironmentProblem(f"feature {feature.name} has a check {name}, as another has: uninstall it")
+                taken.add(name)
             for key, field in HeadraceConfig.model_fields.items():
                 wider = model.model_fields[key]
                 if wider.annotation is not field.annotation:

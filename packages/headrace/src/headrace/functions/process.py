@@ -1,4 +1,4 @@
-"""One worker process in the parent: its connection, its output, its frames in flight, and how it ended."""
+"""Starts one worker process, and is it in the parent: its connection, output, frames in flight, and how it ended."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The workers of a function's trigger, or of several: started, watched, replaced when they end, stopped."""
+"""The workers of a function's trigger, or of several: how many run, and when one is replaced or stopped."""
 
 import asyncio
 import functools

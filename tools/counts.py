@@ -219,8 +219,12 @@ def commands() -> dict[str, click.Command]:
 
 
 def options() -> int:
-    """Return the options of all commands; one that several commands have counts for each."""
-    return sum(isinstance(part, click.Option) for command in commands().values() for part in command.params)
+    """Return the options of all commands; one that several commands have counts for each, a global one too."""
+    own = sum(isinstance(part, click.Option) for command in commands().values() for part in command.params)
+    used: list[frozenset[str]] = [
+        getattr(command.callback, "global_options", frozenset()) for command in commands().values()
+    ]
+    return own + sum(len(names - {"debug"}) for names in used)  # every command has `--debug`
 
 
 def unwatched_metrics() -> list[str]:

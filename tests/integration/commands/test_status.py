@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -31,6 +32,11 @@ def a_terminal_is_redrawn_until_an_interrupt(url: str) -> None:
                 seen += os.read(ours, 4096)
         assert b"\x1b[1A" in seen, "the page is drawn over the one before"
         process.send_signal(signal.SIGINT)
+        end = time.monotonic() + 60
+        with contextlib.suppress(OSError):  # the terminal is gone with the process
+            while process.poll() is None and time.monotonic() < end:
+                if select.select([ours], [], [], 1)[0]:  # a terminal that nobody reads would hold its last lines
+                    os.read(ours, 4096)
         assert process.wait(60) == 0
     finally:
         process.kill()

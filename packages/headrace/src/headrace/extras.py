@@ -35,7 +35,7 @@ pipelines: section pipelines, command pipeline, path /adm/pipelines
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
-dialects: dialects, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
+dialects: folder light-4j, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
 dialects: section admin.chaos, path /adm/chaosmonkey
 devkit: command init, command dev, hook development
 demo: command demo
@@ -45,7 +45,8 @@ GUEST_OF: Final[Mapping[str, str]] = {
     for extra, _, names in (row.partition(":") for row in _GUESTS.split("\n") if row)
     for name in names.split(",")
 }
-"""The extra that installs what the core lacks, by `section NAME`, `command NAME`, `hook NAME` and `path BEGINNING`."""
+"""The extra that installs what the core lacks, by `section NAME`, `command NAME`, `hook NAME`, `path BEGINNING`
+and `folder PRODUCT`."""
 SECTIONS_OF_GUESTS: Final = frozenset(name.removeprefix("section ") for name in GUEST_OF if name.startswith("section "))
 """The keys of `headrace.yaml` that guests add, installed or not."""
 HOOKS: Final = "headrace.hooks"
@@ -74,7 +75,7 @@ def not_installed(what: str, module: str, extra: str) -> EnvironmentProblem:
 
 
 def guest_missing(name: str, what: str) -> EnvironmentProblem | None:
-    """Return the error for a section, command or hook whose package is not installed; None for any other name."""
+    """Return the error for a name of `GUEST_OF` whose package is not installed; None for any other name."""
     extra = GUEST_OF.get(name)
     return not_installed(what, MODULES[extra][0], extra) if extra and missing_of(extra) == MODULES[extra][0] else None
 

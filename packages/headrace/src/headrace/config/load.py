@@ -98,7 +98,7 @@ class _FileReader:
         if path and self._dialect:
             self._tree, self._hidden, self._remarks = self._dialect.read(path, environ, self._problems)
         else:
-            if path and path.is_dir() and (missing := guest_missing("dialects", "reading folders of light-4j")):
+            if path and path.is_dir() and (missing := guest_missing("folder light-4j", "reading folders of light-4j")):
                 raise ConfigError(f"{path} is a folder: {missing.description}")
             text = read_text(path, ConfigError, "Name the file with -c") if path else ""
             self._tree = read_tree(text, name, self._problems)

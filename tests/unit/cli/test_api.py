@@ -76,7 +76,8 @@ def test_each_method_sends_json_and_the_token(server: tuple[str, list[Any]], mon
     """A proxy of the environment is not used for an address of this machine."""
     url, seen = server
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    api = Api(url + "/", "abc")
+    monkeypatch.setenv("HEADRACE_TOKEN", "abc")
+    api = Api(url + "/")
     assert api.call(DeadLetterEndpoints.page, None, {"limit": 3, "key": None}, topic="a/b c") == {"ok": True}
     api.call(JobEndpoints.change, job="j", action="pause")
     api.call(RegistrationEndpoints.put, {"x": 1}, name="n")
@@ -141,7 +142,8 @@ def test_commands_trust_the_file_of_an_authority_or_of_a_folder(
         assert headrace("ready", "--timeout", "0", "--url", url) == 1
         assert "is not trusted" in capsys.readouterr().err
     with served([], tls, refusal=401) as url:
-        assert headrace("status", "--ca", "ca.pem", "--url", url, "--token", "old") == 1
+        monkeypatch.setenv("HEADRACE_TOKEN", "old")
+        assert headrace("status", "--ca", "ca.pem", "--url", url) == 1
         assert "the token is not valid here (401)" in capsys.readouterr().out
 
 

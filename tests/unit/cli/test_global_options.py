@@ -26,7 +26,6 @@ VALUES = {
     "bootstrap_servers": "k:1",
     "schema_registry": "http://r",
     "urls": "http://h:1",
-    "token": "t0ken",
     "ca": str(FILE),
     "output": "json",
     "debug": None,
@@ -81,7 +80,7 @@ def test_each_is_taken_before_and_after_the_command(
     words = ["topics", "probe", "orders"]
     assert headrace(*words[:place], *words_of(option, spelling), *words[place:]) == 0
     name = str(option.name)
-    others = {"output": "text", "urls": (), "debug": False, "token": ""}
+    others = {"output": "text", "urls": (), "debug": False}
     assert seen == {**dict.fromkeys(VALUES), **others, name: SEEN[name]}
 
 
@@ -228,5 +227,5 @@ def test_a_command_of_another_package_refuses_them_too(
     """One of click's own class."""
     monkeypatch.setattr(type(root), "get_command", lambda *_: click.Command("topics", callback=lambda: None))
     assert headrace("topics") == 0
-    assert headrace("--token", "t", "topics") == 2
-    assert "has no use for --token" in capsys.readouterr().err
+    assert headrace("--url", "http://h:1", "topics") == 2
+    assert "has no use for --url" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from headrace.cli.trust import certificates_of, trust
     "--server-certificate", "pinned", type=Path, hidden=True, multiple=True, help="All that the API may have."
 )
 @click.option("--management-url", default="", hidden=True)
-@uses("urls", "token", "ca", "config")
+@uses("urls", "ca", "config")
 def console(
     urls: Sequence[str],
     config: Path | None,
@@ -38,7 +38,7 @@ def console(
     """Serve the web console: what runs, what needs a person, and the buttons that help.
 
     It prints its address when it serves. Ctrl-C ends it. With several --url, it uses the next one if one does not
-    respond. The token is for all who open it; without one, each logs in.
+    respond. A token in HEADRACE_TOKEN is for all who open it; without one, each logs in.
 
     Example: headrace console --url http://127.0.0.1:8082
     """

@@ -180,5 +180,5 @@ async def _check_open(settings: ConsoleSettings) -> None:
     if not protected:
         raise ConfigError(
             f"the console would be open to other machines at {settings.host}: it needs TLS (--certificate and --key), "
-            "a running Headrace that authenticates (security.mode), and no --token; or listen on 127.0.0.1"
+            "a running Headrace that authenticates (security.mode), and no HEADRACE_TOKEN; or listen on 127.0.0.1"
         )

@@ -37,16 +37,10 @@ _FORMAT: Final = click.Choice([*FORMATS])
 )
 @click.option("--key-format", type=_FORMAT, help="By default as they look.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a statement there.")
-@uses("url", "token", "ca")
+@uses("url", "ca")
 @functools.partial(connection_options, registry=True, formats=ROW_FORMATS)
 def sql(
-    statement: str | None,
-    url: str | None,
-    token: str,
-    ca: Path | None,
-    timeout: float,
-    cluster: ClusterSettings,
-    **others: Any,
+    statement: str | None, url: str | None, ca: Path | None, timeout: float, cluster: ClusterSettings, **others: Any
 ) -> None:
     """Run one SELECT of DuckDB's SQL over topics, or over the tables of a running Headrace (--url).
 
@@ -62,7 +56,7 @@ def sql(
     output = others["output"]
     if output == "parquet" and (statement is None or sys.stdout.isatty()):
         raise click.UsageError("--output parquet needs a STATEMENT, and a file: headrace sql ... > rows.parquet")
-    source = _source(cluster, Api(url, token, tls=trust(ca)) if url else None, timeout, **others)
+    source = _source(cluster, Api(url, tls=trust(ca)) if url else None, timeout, **others)
     if statement is not None:
         print_statement(source, statement, output)
         return

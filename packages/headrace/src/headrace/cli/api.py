@@ -37,14 +37,9 @@ class Api:
     """The HTTP API of one Headrace process."""
 
     def __init__(
-        self,
-        url: str,
-        token: str = "",
-        limit_seconds: float = _LIMIT_SECONDS,
-        management: str = "",
-        tls: ssl.SSLContext | None = None,
+        self, url: str, limit_seconds: float = _LIMIT_SECONDS, management: str = "", tls: ssl.SSLContext | None = None
     ) -> None:
-        """Prepare without connecting.
+        """Prepare without connecting; requests have the token in HEADRACE_TOKEN.
 
         Args:
             management: The URL of a management listener, if there is one.
@@ -65,6 +60,7 @@ class Api:
         self.limit_seconds = limit_seconds
         self.settings: HeadraceConfig | None = None
         """Of the file and the environment, if no URL was given."""
+        token = os.environ.get("HEADRACE_TOKEN")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         here = urlsplit(url).hostname in _LOOPBACK
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if here else []
@@ -161,22 +157,20 @@ class Api:
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Have a command use the options for the HTTP API; it gets `api` and `output`."""
 
-    @uses("url", "token", "ca", "config", "output")
+    @uses("url", "ca", "config", "output")
     @functools.wraps(command)
-    def run(output: str, url: str, token: str, ca: Path | None, config: Path | None, **others: Any) -> Any:
-        return command(api=api_at(url, token, ca, config), output=output, **others)
+    def run(output: str, url: str, ca: Path | None, config: Path | None, **others: Any) -> Any:
+        return command(api=api_at(url, ca, config), output=output, **others)
 
     return run
 
 
-def api_at(
-    url: str | None, token: str, ca: Path | None, config: Path | None, limit_seconds: float = _LIMIT_SECONDS
-) -> Api:
+def api_at(url: str | None, ca: Path | None, config: Path | None, limit_seconds: float = _LIMIT_SECONDS) -> Api:
     """Return the API that global options, the environment or the file name."""
     url = url or os.environ.get("HEADRACE_URL")
     settings = None if url else find_settings(config)
     management, tls = url or address_of(settings, management=True), trust(ca, certificates_of(settings))
-    api = Api(url or address_of(settings), token, limit_seconds, management, tls)
+    api = Api(url or address_of(settings), limit_seconds, management, tls)
     api.settings = None if url else settings or with_environment(WholeFile())
     return api
 

@@ -52,7 +52,7 @@ def consumer_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> l
         from headrace.cli.api import api_at
         from headrace.commands.routes import ControlEndpoints
 
-        given = {name: value_of(name) for name in ("url", "token", "ca", "config")}
+        given = {name: value_of(name) for name in ("url", "ca", "config")}
         found = api_at(**given, limit_seconds=_SECONDS).call(ControlEndpoints.list)["consumers"]
         return [one["name"] for one in found if one["name"].startswith(incomplete)]
     return []

@@ -188,7 +188,7 @@ _RUN = (
         default=0.0,
         help="Seconds to wait for another run on the topic; a killed run releases it after 10.",
     ),
-    uses("url", "token", "ca"),
+    uses("url", "ca"),
     kafka_options,
 )
 _ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}
@@ -210,7 +210,6 @@ class _RunOptions(NamedTuple):
     exactly_once: bool
     wait_seconds: float
     url: str | None
-    token: str
     ca: Path | None
     output: str
 
@@ -323,7 +322,7 @@ def _run(
         done = _run_here(kind, topic, body, options, redrive_to)
     else:
         own = certificates_of(options.cluster.file) if options.url.startswith(address_of(options.cluster.file)) else []
-        api = Api(options.url, options.token, 2 * DRY_RUN_SECONDS, tls=trust(options.ca, own))
+        api = Api(options.url, 2 * DRY_RUN_SECONDS, tls=trust(options.ca, own))
         begin = functools.partial(api.call, _ENDPOINTS[kind], body, topic=topic)
         found = _when_free(begin, options.wait_seconds)
         if not dry_run:

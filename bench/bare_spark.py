@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 
 from bench.work import add_tax
 from headrace.functions.sdk import Event, EventSource, TriggerInfo
-from headrace.runtime.jvm import ensure_artifacts, find_java
+from headrace_jvm import ensure_artifacts, find_java
 
 SCHEMA = "id INT, name STRING, amount DOUBLE, tags ARRAY<STRING>, active BOOLEAN"
 RECORD = "key binary, value binary"

@@ -17,8 +17,8 @@ from bench.environment import Bench, ask
 from bench.load import NAME, Load, Target, measure
 from bench.machine import memory_mib
 from bench.measured import HEAD, Measured, cells, median_of, table
-from headrace.runtime.jvm import ensure_artifacts, find_java
 from headrace_devkit.devcluster import Registry
+from headrace_jvm import ensure_artifacts, find_java
 
 ROUNDS, SECONDS = 3, 4.0
 VALUE = "x" * 98  # 100 bytes as JSON

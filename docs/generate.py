@@ -59,7 +59,6 @@ _OPEN_FIRST = {
     "functions": "workers destination process spec",
     "functions/triggers": "kafka",
     "functions/worker": "loop handler",
-    "runtime/jvm": "artifacts",
     "kafka": "consumer poll_thread producer commits compacted_table admin",
     "kafka/client": "",
     "kafka/transactions": "producers",

@@ -13,8 +13,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline, Service
-from headrace.runtime.jvm import ClassArchive, Java
 from headrace_devkit.testing import ManualClock
+from headrace_jvm import ClassArchive, Java
 from headrace_pipelines import protocol
 from headrace_pipelines.connector import ConnectorSecurity, write_secrets
 from headrace_pipelines.driver_process import Toolchain

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headrace.runtime.jvm.artifacts import Repository, lock_path, read_lock, sha256_of
+from headrace_jvm.artifacts import Repository, lock_path, read_lock, sha256_of
 
 
 def relock(name: str) -> None:

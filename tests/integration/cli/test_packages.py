@@ -97,7 +97,7 @@ def test_the_locked_packages_fit(name: str, extra: str) -> None:
 
 def test_every_guest_is_installed_by_its_extra() -> None:
     """`headrace[queries]` installs headrace-queries, and so on."""
-    for name in PACKAGES.keys() - {"headrace"}:
+    for name in PACKAGES.keys() - {"headrace", "headrace-jvm"}:  # the last comes with those that need it
         (need,) = map(Requirement, NEEDS["headrace", name.removeprefix("headrace-")])
         assert need.name == name
 

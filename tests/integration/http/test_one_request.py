@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.runtime.jvm import find_java
-from headrace.runtime.jvm.artifacts import Artifact, Repository
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace
 from headrace_devkit.testing.scenario import Scenario
+from headrace_jvm import find_java
+from headrace_jvm.artifacts import Artifact, Repository
 from tests.debian_package import debian_program
 from tests.function_calls import function_file
 

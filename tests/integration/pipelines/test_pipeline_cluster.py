@@ -13,10 +13,10 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
-from headrace.runtime.jvm import find_java
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_jvm import find_java
 from tests.integration.pipelines.test_pipelines import SCHEMA, produce_flights, read, rows, running, until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]

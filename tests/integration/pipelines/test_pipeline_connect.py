@@ -15,10 +15,10 @@ from headrace.config.kafka import KafkaConfig
 from headrace.consumers.lag import lag_of
 from headrace.kafka import Admin
 from headrace.runtime import Deadline, SystemClock
-from headrace.runtime.jvm import ensure_artifacts
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.secured import SecuredCluster
+from headrace_jvm import ensure_artifacts
 from tests.integration.pipelines.test_pipeline_cluster import spark_process, write_steps
 from tests.integration.pipelines.test_pipelines import (
     SCHEMA,

@@ -74,7 +74,7 @@ def test_tasks_threads_and_processes_are_born_only_in_runtime() -> None:
     found = [
         f"{path.relative_to(PACKAGES)}:{node.lineno} {name}"
         for path, tree in trees().items()
-        if room(path) != "runtime"
+        if room(path) not in ("runtime", "headrace_jvm")  # downloads run side by side, and end with their block
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in BIRTHS
     ]

@@ -18,8 +18,8 @@ import msgspec
 from headrace.errors import EnvironmentProblem, PipelineInvalid
 from headrace.extras import require
 from headrace.runtime import ChildProcess, Deadline, Service, child_environment, run_blocking
-from headrace.runtime.jvm import ClassArchive, Progress, ensure_artifacts, find_java
 from headrace.runtime.memory import machine_bytes
+from headrace_jvm import ClassArchive, Progress, ensure_artifacts, find_java
 from headrace_pipelines.connector import ConnectorSecurity, write_secrets
 from headrace_pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
 from headrace_pipelines.spec import PipelineSpec

@@ -50,7 +50,7 @@ class PipelineChecks(FeatureChecks):
     async def machine(self, config: HeadraceConfig) -> Sequence[Finding]:
         if not config.section(PipelineSections).pipelines:
             return ()
-        from headrace.runtime.jvm import find_java
+        from headrace_jvm import find_java
 
         try:
             java = find_java(_JAVA, for_spark=True)

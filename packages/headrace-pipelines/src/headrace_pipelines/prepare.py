@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.errors import EnvironmentProblem
 from headrace.runtime import Deadline, Service, SystemClock
-from headrace.runtime.jvm import Progress
+from headrace_jvm import Progress
 from headrace_pipelines import protocol
 from headrace_pipelines.connector import ConnectorSecurity
 from headrace_pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark

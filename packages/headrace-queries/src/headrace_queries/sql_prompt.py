@@ -9,7 +9,7 @@ import click
 
 from headrace.cli.output import print_rows
 from headrace.errors import HeadraceError
-from headrace.runtime.jvm.cache import cache_folder
+from headrace.runtime.cache import cache_folder
 from headrace_queries.sql_sources import SqlSource
 
 _PROMPT: Final = "headrace> "

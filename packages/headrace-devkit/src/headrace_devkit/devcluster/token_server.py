@@ -21,11 +21,11 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from headrace.runtime.jvm import Progress
 from headrace_devkit.devcluster.certificates import SERVER_NAME
 from headrace_devkit.devcluster.group import ServerGroup
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.security import AUDIENCE, ISSUER, ClusterSecurity
+from headrace_jvm import Progress
 
 _LIMIT_SECONDS = 30.0
 

@@ -94,7 +94,7 @@ def install_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the downloads of a first start: a progress bar on a terminal, a line per step in a file or pipe.
 
     Yields:
-        A `headrace.runtime.jvm.Progress`.
+        A `headrace_jvm.Progress`.
     """
     reported: set[str] = set()
 

@@ -32,7 +32,7 @@ class Libraries(NamedTuple):
         """Install them unless they are there, and end pip when stopped; return why that failed."""
         if self.folder.is_dir():
             return ""
-        from headrace.runtime.jvm.cache import file_lock  # here, because few functions need it
+        from headrace.runtime.cache import file_lock  # here, because few functions need it
 
         with file_lock(self.folder.with_suffix(".lock")):
             partial = self.folder.with_suffix(".partial")

@@ -44,7 +44,7 @@ def unpack(encoded: str, module: str, state: Path) -> Path:
         ValueError: It is not base64 of a text.
         OSError: It cannot be written.
     """
-    from headrace.runtime.jvm.cache import write_atomically  # here, because few functions need it
+    from headrace.runtime.cache import write_atomically  # here, because few functions need it
 
     source = base64.b64decode("".join(encoded.split()), validate=True).decode()
     folder = state / f"{hashlib.sha256(repr((module, source)).encode()).hexdigest()[:32]}.source"

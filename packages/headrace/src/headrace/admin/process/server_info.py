@@ -14,6 +14,7 @@ from headrace.config.explain import masked
 from headrace.config.known_secrets import MASK
 from headrace.config.model import HeadraceConfig
 from headrace.errors import EnvironmentProblem
+from headrace.extras import hook
 from headrace.kafka import librdkafka_version
 from headrace.runtime.memory import memory_bytes
 
@@ -38,7 +39,7 @@ class Environment(msgspec.Struct, rename="camel"):
     system: str
     python: str
     java: str | None
-    """Feature version; null if there is none."""
+    """Feature version of what pipelines would use; null if there is none."""
     spark: str | None
     """Version of PySpark; null if it is not installed."""
     libraries: Mapping[str, str]
@@ -82,10 +83,8 @@ def server_info(config: HeadraceConfig) -> ServerInfo:
 
 
 def _java() -> str | None:
-    from headrace.runtime.jvm import find_java  # here: it has the loader of archives
-
     try:
-        return str(find_java(_OLDEST_JAVA).version)
+        return str(hook("java", "the version of Java")(_OLDEST_JAVA).version)
     except (EnvironmentProblem, OSError):
         return None
 

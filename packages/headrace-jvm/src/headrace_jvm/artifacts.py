@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.extras import not_installed
-from headrace.runtime.jvm.cache import cache_folder, disk_problems, file_lock
+from headrace.runtime.cache import cache_folder, disk_problems, file_lock
 
 
 class Artifact(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtime.jvm import ClassArchive, Java
+from headrace_jvm import ClassArchive, Java
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.runtime import run_program
-from headrace.runtime.jvm.cache import cache_folder, write_atomically
+from headrace.runtime.cache import cache_folder, write_atomically
 
 
 class Java(NamedTuple):

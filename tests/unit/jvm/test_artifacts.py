@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace.runtime.jvm import artifacts, ensure_artifacts
-from headrace.runtime.jvm.artifacts import Artifact, Lock, lock_path, read_lock
+from headrace_jvm import artifacts, ensure_artifacts
+from headrace_jvm.artifacts import Artifact, Lock, lock_path, read_lock
 
 GOOD = b"a jar, for all we know" * 1000
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.runtime import run_program
-from headrace.runtime.jvm.artifacts import Progress
-from headrace.runtime.jvm.cache import disk_problems, file_lock
-from headrace.runtime.jvm.java import Java
+from headrace.runtime.cache import disk_problems, file_lock
+from headrace_jvm.artifacts import Progress
+from headrace_jvm.java import Java
 
 _SAME_SECONDS = 2.0
 """File systems and images of containers keep the time of a file as exactly as this."""

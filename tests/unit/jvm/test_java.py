@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import EnvironmentProblem
 from headrace.runtime import run_program
-from headrace.runtime.jvm import find_java
+from headrace_jvm import find_java
 
 MakeJava = Callable[..., Path]
 

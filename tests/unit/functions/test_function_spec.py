@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_what_has_no_effect_is_named(
     [trigger] = load(tmp_path, before + with_attributes() + after).kafka_triggers
     assert trigger.name == "k"
     logged = [record for record in caplog.records if record.name.startswith("headrace.")]
+    named = [each.format(python=sys.executable, folder=tmp_path) for each in named]
     assert sorted(record.getMessage().removeprefix(f"{tmp_path}/") for record in logged) == named
     assert {record.levelname for record in logged} == {"WARNING"}
 

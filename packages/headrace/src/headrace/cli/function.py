@@ -1,4 +1,4 @@
-"""`headrace function`: run a function file, check it, install its libraries, call its handler."""
+"""`headrace function`: run a function file, check it, call its handler."""
 
 import contextlib
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
-from headrace.runtime import SystemClock, run_blocking
+from headrace.runtime import SystemClock
 
 _TIMEOUT_SECONDS = 3.0
 
 
-@click.group(cls=HeadraceGroup, removed={"install": "headrace function validate --install FILE"})
+@click.group(cls=HeadraceGroup, removed={"install": "pip install --target FOLDER -r FOLDER/requirements.txt"})
 def function() -> None:
-    """Run and check functions, install their libraries, call a handler.
+    """Run and check functions, call a handler.
 
     Example: headrace function run function.yaml --reload
     """
@@ -58,9 +58,8 @@ def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
     return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
-@function.command()
+@function.command(removed={"--install": "pip install --target FOLDER -r FOLDER/requirements.txt"})
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
-@click.option("--install", is_flag=True, help="First install the libraries that the function names.")
 @click.option("--strict", is_flag=True, help="Treat warnings as problems.")
 @click.option(
     "--partitions",
@@ -68,22 +67,14 @@ def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
     help="Number of partitions of all topics of a trigger; by default as in Kafka.",
 )
 @kafka_options
-async def validate(
-    file: Path, install: bool, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str
-) -> None:
+async def validate(file: Path, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str) -> None:
     """Check a function file and its handler without running it; exit code 78 if there is a problem.
 
     Every problem is printed with its line. Warnings name keys without effect. Advice is about the number of workers and
     replicas.
 
-    With --install it first installs the libraries of requirements.txt and of `pip install` in spec.build.commands, over
-    the network. Headrace keeps them in its state folder, so pass the same -c as to the other commands.
-
     Example: headrace function validate orders/function.yaml --strict
     """
-    if install:
-        with collected_warnings():
-            await run_blocking(_install, file, _settings(cluster))
     spec: FunctionSpec | None = None
     problems, found = list[str](), list[str]()
     with collected_warnings() as warnings:
@@ -97,17 +88,6 @@ async def validate(
     problems += warnings if strict else ()
     fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.triggers)})" if spec else ""
     print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
-
-
-def _install(file: Path, settings: HeadraceConfig) -> None:
-    if settings.functions_libraries == "refuse":
-        settings = settings.model_copy(update={"functions_libraries": "install"})
-    libraries = load_function(file, settings).libraries
-    present = libraries is None or libraries.folder.is_dir()
-    if libraries and (why := libraries.install(lambda: False)):
-        raise FunctionInvalid(f"{file}: {why}")
-    if libraries:
-        click.echo(f"{file}: {'already ' if present else ''}installed in {libraries.folder}", err=True)
 
 
 @function.command("test")

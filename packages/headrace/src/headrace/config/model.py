@@ -62,10 +62,6 @@ class HeadraceConfig(Section):
     hints while no process runs them."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""
-    functions_libraries: Literal["refuse", "install", "shared"] = "refuse"
-    """Where handlers get the libraries of `requirements.txt` and `build.commands`. `refuse`: they must be installed;
-    otherwise the start fails and names the command. `install`: the start installs them, over the network. `shared`:
-    handlers use the libraries of Headrace."""
     functions_secrets_dir: Path | None = None
     """Folder of the secrets that function files mount (`spec.volumes`) or name in a `secretKeyRef`, relative to this
     file. Each secret is a folder, and each of its keys a file."""

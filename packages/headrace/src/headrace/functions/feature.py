@@ -6,11 +6,7 @@ FEATURE = Feature(
     name="functions",
     parts="headrace.functions.function_parts:FunctionParts",
     endpoints=["headrace.functions.routes:FunctionEndpoints"],
-    commands={
-        "function": CliCommand(
-            "headrace.cli.function:function", "Run and check functions, install their libraries, call a handler."
-        )
-    },
+    commands={"function": CliCommand("headrace.cli.function:function", "Run and check functions, call a handler.")},
     topics="headrace.functions.function_parts:required_topics",
     checks="headrace.functions.function_checks:FunctionChecks",
     # The control table is created like the first topic that is read: that of a reactive consumer, if there is one.

@@ -32,7 +32,7 @@ class ForegroundFunction(FunctionService):
         """Load the handler, let it do one encoded frame of work, and return its response.
 
         Raises:
-            FunctionInvalid: Its libraries or the handler cannot be loaded, or `init_context` failed.
+            FunctionInvalid: The handler cannot be loaded, or `init_context` failed.
         """
         # Not on the loop's thread, because a handler may run another event loop.
         return await run_blocking(self._serve, bytes(frame), schemas)
@@ -40,9 +40,6 @@ class ForegroundFunction(FunctionService):
     def _serve(self, frame: bytes, schemas: Mapping[int, protocol.Schema]) -> Response:
         setup = msgspec.structs.replace(self._setup(0, self.spec), log_level="debug")
         os.environ.update(setup.env)
-        libraries = self.spec.libraries
-        if libraries and (why := libraries.install(lambda: False)):
-            raise FunctionInvalid(why)
         try:
             runs, serving = prepare(setup, context_of(setup, print_line), mmap.mmap(-1, mmap.PAGESIZE))
         except Unusable as cause:

@@ -11,13 +11,13 @@ from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem
 from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
-from headrace.functions.libraries import Libraries, is_install, libraries_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
 from headrace.functions.secret_files import KINDS_OF_FILES
 from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
 from headrace.functions.triggers.trigger_kinds import KINDS
+from headrace.functions.worker.handler import how_to_install
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class _FunctionFile(FileReader):
         own = {"name": file.stem, "handler": f"{file.stem}:handler"} if file.suffix == ".py" else {}
         spec.values = {"name": file.parent.name, **own, **spec.values, **metadata.values}
         build = self.below(spec, "build")
+        if build.values.get("commands"):
+            self.warn(build.path_of("commands"), f"are not run: {how_to_install(str(file.parent))}")
         spec.values["folder"] = self._folder(spec, build)
         if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
             self.warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
@@ -75,7 +77,6 @@ class _FunctionFile(FileReader):
         self._read_secrets(spec)
         self._list(spec, "loggerSinks")
         self.secrets = self.secrets._replace(mounts=self._mounts(spec))
-        spec.values["libraries"] = self._libraries(spec, build)
         triggers = self.below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name) for name in triggers.values]
         spec.values["triggers"] = sorted(filter(None, found), key=lambda trigger: trigger.requests)
@@ -136,20 +137,6 @@ class _FunctionFile(FileReader):
             else:
                 del variable["valueFrom"]
                 variable["value"] = secret
-
-    def _libraries(self, spec: FileSection, build: FileSection) -> Libraries | None:
-        """Return the libraries of the function; refuse it, or leave them out, as the configuration says."""
-        commands = build.values.get("commands") or []
-        for command in (written := [str(command) for command in commands]):
-            if not is_install(command):
-                self.warn(spec.path_of("build"), f"has the command {command!r}: only `pip install ...` has an effect")
-        if not self.config or self.config.functions_libraries == "shared":
-            return None
-        found = libraries_of(self._file, [command for command in written if is_install(command)], self._state)
-        if found and self.config.functions_libraries == "refuse" and not found.folder.is_dir():
-            other = "or set functions_libraries: install in headrace.yaml"
-            self.wrong(spec.path_of("build"), f"names libraries that are not installed: {found.remedy}, {other}")
-        return found
 
     def _list(self, spec: FileSection, name: str) -> None:
         """Read a list of mappings by their known names."""

@@ -59,8 +59,6 @@ class Setup(msgspec.Struct, array_like=True, tag=1, frozen=True):
     log_level: str
     """Least level of the handler's log lines: `debug`, `info`, `warning` or `error`."""
     env: dict[str, str]
-    libraries: str = ""
-    """The folder of the function's own libraries; empty if it has none."""
 
 
 class Schema(msgspec.Struct, array_like=True, tag=2, frozen=True):

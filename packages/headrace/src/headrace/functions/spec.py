@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.section import Number
 from headrace.functions import protocol
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Whole
-from headrace.functions.libraries import Libraries
 from headrace.functions.triggers.kafka import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 
@@ -62,8 +61,6 @@ class FunctionSpec(FilePart):
     max_replicas: Whole | None = None
     folder: Path
     """The folder of the file, which holds the handler's module."""
-    libraries: Libraries | None = None
-    """Its libraries; None for those of Headrace alone."""
     triggers: list[Trigger]
     """Those whose events are requests are last."""
 
@@ -129,7 +126,6 @@ class FunctionSpec(FilePart):
         return protocol.Setup(
             handler=self.handler,
             folder=str(self.folder),
-            libraries=str(self.libraries.folder) if self.libraries else "",
             worker_id=worker_id,
             triggers=settings,
             namespace=self.namespace,

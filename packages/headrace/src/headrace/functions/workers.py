@@ -17,7 +17,7 @@ from headrace.functions.triggers.trigger import Trigger
 from headrace.functions.worker_log import logger_of
 from headrace.functions.worker_metrics import WorkerMetrics
 from headrace.records import TopicPartition
-from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket, run_blocking
+from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service, TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,6 @@ class FunctionService(Service):
         self._slots = [_Slot() for _ in range(max(trigger.workers for trigger in triggers))]
         self._allocator = Allocator(len(self._slots), self._recall)
         self._stopping = False
-        self._installing = asyncio.Lock()
         self.metrics = WorkerMetrics(spec, triggers, name, len(self._slots))
         """Numbers of the work of its workers."""
 
@@ -267,9 +266,6 @@ class FunctionService(Service):
         """Start a process and wait until it can serve; return why it cannot, else an empty text."""
         limit = spec.readiness_timeout_seconds
         try:
-            async with self._installing:  # one thread waits for pip, not one for each worker
-                if spec.libraries and (why := await run_blocking(spec.libraries.install, lambda: self._stopping)):
-                    return f"{process.label}: {why}"
             if self._stopping:
                 return f"{process.label}: stopped"
             await process.start(self, self._setup(number, spec))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
@@ -18,7 +17,6 @@ from headrace.runtime.service import Service
 
 Child = subprocess.Popen[bytes]
 
-_LOOK_SECONDS = 0.2
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
 _LAUNCH_GROUP = str(Path(__file__).with_name("launch_group.py"))
 
@@ -68,25 +66,18 @@ def start_child(
         )
 
 
-def run_program(
-    command: Sequence[str],
-    limit_seconds: float,
-    stopped: Callable[[], bool] = lambda: False,
-    env: Mapping[str, str] | None = None,
-) -> tuple[int, str]:
-    """Run a program and return its exit code and everything it printed; -9 past the limit, or soon once stopped.
+def run_program(command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run a program and return its exit code and everything it printed; -9 past the limit.
 
     Without `env` it has `child_environment`.
     """
-    end = time.monotonic() + limit_seconds
     with tempfile.TemporaryFile() as output:
         child = start_child(command, output=output, env=env)
-        while child.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
-            if child.poll() is None and (stopped() or time.monotonic() >= end):
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        try:
+            child.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         output.seek(0)
         return child.returncode, output.read().decode(errors="replace")
 

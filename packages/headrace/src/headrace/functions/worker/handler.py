@@ -5,10 +5,12 @@ import importlib.util
 import inspect
 import math
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -53,10 +55,7 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     except ModuleNotFoundError as cause:
         if cause.name and (module_name == cause.name or module_name.startswith(cause.name + ".")):
             raise Unusable(f"module {module_name} of handler {text} is not in {folder}: check spec.handler") from cause
-        if (cause.name or "").startswith("nuclio_sdk."):
-            why = f"{module_name} needs {cause.name} of the package nuclio-sdk: write nuclio-sdk into requirements.txt"
-            raise Unusable(why) from cause
-        raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
+        raise Unusable(f"importing {module_name} failed: {trace_of(cause)}\n{how_to_install(folder)}") from cause
     except BaseException as cause:  # boundary to user code: readiness and log show the trace
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
     if (package := sys.modules.get("nuclio_sdk", sdk)) is not sdk:  # so that `isinstance` holds there
@@ -88,6 +87,13 @@ def context_of(setup: Setup, sink: sdk.Sink) -> sdk.Context:
     trigger = sdk.TriggerInfo(setup.triggers[0].kind, setup.triggers[0].name)
     context = sdk.Context(logger, sdk.Platform(namespace=setup.namespace), setup.worker_id, trigger)
     return context
+
+
+def how_to_install(folder: str) -> str:
+    """Return the command that installs libraries for the function in a folder: its workers look there first."""
+    file = Path(folder) / "requirements.txt"
+    what = f"-r {shlex.quote(str(file))}" if file.is_file() else "NAME"
+    return f"to install libraries, run {sys.executable} -m pip install --target {shlex.quote(folder)} {what}"
 
 
 def is_async(function: Any) -> bool:

@@ -160,12 +160,11 @@ async def _called(function: Any, arguments: Any) -> None:
 def prepare(
     setup: protocol.Setup, context: Context, progress: mmap.mmap, worker: Worker | None = None
 ) -> tuple[_Plain | _OnEventLoop, Serving]:
-    """Load the handler with its libraries, call `init_context`, and return what serves frames.
+    """Load the handler, call `init_context`, and return what serves frames.
 
     Raises:
         Unusable: One of them failed.
     """
-    sys.path[:0] = [setup.libraries] if setup.libraries else []
     handler, init_context = load_handler(setup.handler, setup.folder)
     runs: _Plain | _OnEventLoop = _Plain(worker.read) if worker else _Plain()
     if is_async(handler) or is_async(init_context):

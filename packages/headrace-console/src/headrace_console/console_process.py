@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from headrace.config.http import HttpConfig
+from headrace.errors import ServiceDied
 from headrace.extras import require
 from headrace.process_context import ProcessContext
-from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
+from headrace.runtime import ChildProcess, Clock, Deadline, Service
 from headrace.runtime.feature_parts import NeededParts, Parts
 from headrace_console.console_sections import ConsoleConfig, ConsoleSections
 
 log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_SECONDS: Final = 30.0
-_STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 2.0
 
 
@@ -44,15 +43,24 @@ class ConsoleProcess(Service):
         self._child: ChildProcess | None = None
 
     async def run(self) -> None:
-        pauses = RestartPauses(self._clock, 1.0, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
-        while True:
-            pauses.started()
-            code = await self._live()
-            if pauses.steady:
-                pauses.failures = 0
-            pause = pauses.failed()
-            log.error("the console ended with exit code %d; will restart in %.0f s", code, pause)
-            await self._clock.sleep(pause)
+        """Run one process until it ends, which is always an error: it is stopped by `drain`.
+
+        Raises:
+            ServiceDied: It has ended by itself.
+        """
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._child = await ChildProcess.start(
+            self,
+            "console",
+            [sys.executable, "-P", "-m", "headrace.cli.main", "console", *self._arguments()],
+            ended.set_result,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output = self._child.process.stdout
+        assert output
+        async for line in output:
+            log.info("%s", line.decode(errors="replace").strip())
+        raise ServiceDied(f"the console ended with exit code {await ended}")
 
     async def drain(self, deadline: Deadline) -> None:
         await self._end()
@@ -66,22 +74,6 @@ class ConsoleProcess(Service):
         if self._child:
             await self._child.stop(Deadline(self._clock, _STOP_SECONDS))
             self._child = None
-
-    async def _live(self) -> int:
-        """Run one process until it ends, and return its exit code."""
-        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._child = await ChildProcess.start(
-            self,
-            "console",
-            [sys.executable, "-P", "-m", "headrace.cli.main", "console", *self._arguments()],
-            ended.set_result,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output = self._child.process.stdout
-        assert output
-        async for line in output:
-            log.info("%s", line.decode(errors="replace").strip())
-        return await ended
 
     def _arguments(self) -> list[str]:
         settings, tls = self._settings, self._http.tls

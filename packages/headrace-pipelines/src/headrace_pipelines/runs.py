@@ -188,11 +188,12 @@ class PipelineRun(Service):
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
         if self._on_hold:
             self._status.become("paused")
-        while not self._stopping:
+
+        async def live() -> bool:
             await self._resumed.wait()
             inputs = await self._inputs_when_there()
             if inputs is None or self._on_hold:
-                continue
+                return not self._stopping
             pauses.started()
             try:
                 await self._run_driver(inputs)
@@ -200,19 +201,20 @@ class PipelineRun(Service):
                 log.error("pipeline %s cannot run: %s", self._spec.name, cause)
                 self._status.become("failed", cause.description)
                 self._resumed.clear()
-            except DriverLost as cause:
-                if pauses.steady:
-                    pauses.failures = 0
-                pause = pauses.failed()
-                log.warning("pipeline %s: restarting in %g s: %s", self._spec.name, pause, cause)
-                self._status.become("waiting", f"{cause.description.rstrip('.')}. Next start in {pause:g} s")
-                await self._clock.sleep(pause)
-            except Exception as cause:  # boundary: the status shows that nothing runs until this work is restarted
-                self._status.become("waiting", f"The run failed: {cause!r}")
-                raise
             else:
                 if not self._replacing:
                     self._resumed.clear()
+            return not self._stopping
+
+        def lost(cause: Exception, pause: float) -> None:
+            log.warning("pipeline %s: restarting in %g s: %s", self._spec.name, pause, cause)
+            self._status.become("waiting", f"{str(cause).rstrip('.')}. Next start in {pause:g} s")
+
+        try:
+            await pauses.keep(live, lost, DriverLost)
+        except Exception as cause:  # boundary: the status shows that nothing runs until this work is restarted
+            self._status.become("waiting", f"The run failed: {cause!r}")
+            raise
 
     async def _watch_changes(self) -> None:
         """Replace the driver when a topic was deleted and created again, or clients use changed TLS files or secrets.

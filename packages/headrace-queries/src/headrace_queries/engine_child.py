@@ -162,15 +162,19 @@ class EngineChild(Service):
 
     async def run(self) -> None:
         pauses = RestartPauses(self._clock, 0.1, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
-        while True:
-            pauses.started()
+
+        async def live() -> None:
             reason, was_ready = await self._live()
-            if was_ready and pauses.steady:
-                pauses.failures = 0
-            pause = min(pauses.failed(), _READY_PAUSE_SECONDS if was_ready else _LONGEST_PAUSE_SECONDS)
-            self.problem = f"the engine ended ({reason}); will restart in {pause:.1f} s"
+            pauses.longest_seconds = _READY_PAUSE_SECONDS if was_ready else _LONGEST_PAUSE_SECONDS
+            if not was_ready:
+                pauses.started()  # however long it took to start, it was not steady
+            raise QueriesUnavailable(reason)
+
+        def ended(cause: Exception, pause: float) -> None:
+            self.problem = f"the engine ended ({cause}); will restart in {pause:.1f} s"
             log.error("%s: %s", self.name, self.problem)
-            await self._clock.sleep(pause)
+
+        await pauses.keep(live, ended, QueriesUnavailable)
 
     async def _live(self) -> tuple[str, bool]:
         """Run one process until it ends, and return why, and whether it was ready."""

@@ -16,7 +16,7 @@ import uvloop
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import ProcessShare, process_count
-from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.errors import EnvironmentProblem, HeadraceError, ServiceDied
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service, Signals, SystemClock
 from headrace.runtime.held_port import hold_port
 from headrace.runtime.notification import Notifications
@@ -44,6 +44,10 @@ class OneProcess:
         self.number = number
         self.child: ChildProcess | None = None
         self.writer: asyncio.StreamWriter | None = None
+        self.failed_starts = 0
+        """How often in a row it has ended before all its services had started."""
+        self.is_new = True
+        """Whether it has never started completely."""
         self.has_started = asyncio.Event()
         """Whether all its services have started."""
         self.alive = False
@@ -143,28 +147,33 @@ class SeveralProcesses(Service):
     async def _keep(self, one: OneProcess) -> None:
         """Run a process, again after each end, until the run ends."""
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
-        is_new = True
-        while not self._signals.drain_requested.is_set():
-            pauses.started()
+
+        async def live() -> None:
+            if self._signals.drain_requested.is_set():
+                return
             code = await self._live(one)
             has_started = one.has_started.is_set()
             how = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
             one.ended(how)
             if self._signals.drain_requested.is_set():
                 return
-            if has_started and pauses.steady:
-                pauses.failures = 0
-            pause = pauses.failed()
-            failed = not has_started and (pauses.failures >= _FAILED_STARTS or (is_new and one is self._all[0]))
+            one.failed_starts = 0 if has_started else one.failed_starts + 1
+            failed = one.failed_starts >= _FAILED_STARTS or (one.is_new and one is self._all[0] and not has_started)
             if code == 0 or failed:  # 0: an administrator has ended it
                 log.info("%s %s: this ends the run", one.name, how)
                 self._end_with(code if code >= 0 else 128 - code)
                 return
-            is_new = is_new and not has_started
-            log.error("%s %s; will restart in %.1f s", one.name, how, pause)
-            one.why = f"it {how}, and restarts"
+            one.is_new = one.is_new and not has_started
+            if not has_started:
+                pauses.started()  # however long it took to start, it was not steady
+            raise ServiceDied(how)
+
+        def ended(cause: Exception, pause: float) -> None:
+            log.error("%s %s; will restart in %.1f s", one.name, cause, pause)
+            one.why = f"it {cause}, and restarts"
             self._report()
-            await self._clock.sleep(pause)
+
+        await pauses.keep(live, ended, ServiceDied)
 
     def _end_with(self, code: int) -> None:
         """End the run with an exit code."""

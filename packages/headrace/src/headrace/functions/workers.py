@@ -217,29 +217,35 @@ class FunctionService(Service):
         slot = self._slots[number]
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STEADY_SECONDS)
         restarts = TokenBucket(self._clock, _RESTARTS_PER_SECOND, _FREE_RESTARTS)
-        while not self._stopping:
-            pauses.started()
+
+        async def live() -> bool:
+            if self._stopping:
+                return False
+            self._allocator.starting(number)
             why = await self._live(number, slot)
             slot.up = False
-            if self._stopping:
-                return
-            if slot.is_reloading:
+            if self._stopping or slot.is_reloading:
                 slot.is_reloading = False
-                self._allocator.starting(number)
-                continue
+                return True
             self.restarts += 1
             log.warning("%s", why)
-            served = slot.process.served if slot.process else 0
-            if (served or pauses.steady) and not slot.problem:
-                pauses.failures = 0
-            else:
-                pause = pauses.failed()
-                if slot.problem or pauses.failures > _REFUSING_FAILURES:
-                    self._allocator.down(number, why)
-                if slot.problem or pauses.failures > 1:
-                    await self._clock.sleep(pause)
+            if slot.problem:
+                pauses.started()  # however long it took to start, it was not steady
+            if slot.problem or not (slot.process and slot.process.served):
+                raise WorkerLost(why)
             await restarts.wait(1)
-            self._allocator.starting(number)
+            return True
+
+        def lost(cause: Exception, pause: float) -> None:
+            if slot.problem or pauses.failures > _REFUSING_FAILURES:
+                self._allocator.down(number, str(cause))
+
+        async def wait(pause: float) -> None:
+            if slot.problem or pauses.failures > 1:
+                await self._clock.sleep(pause)
+            await restarts.wait(1)
+
+        await pauses.keep(live, lost, WorkerLost, wait)
 
     async def _live(self, number: int, slot: _Slot) -> str:
         """Run one process from its start to its end and return why it ended."""

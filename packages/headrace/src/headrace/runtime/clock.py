@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 
@@ -55,28 +56,55 @@ class RestartPauses:
     """Pauses between the starts of one service, process or group: each twice as long as the previous one."""
 
     def __init__(self, clock: Clock, first_seconds: float, longest_seconds: float, steady_seconds: float) -> None:
-        """Start without failures. After `steady_seconds` a run is `steady`, and the count of failures may be reset."""
+        """Start without failures. The failure of a run that was `steady_seconds` long counts as the first."""
         self.failures = 0
         """Failures in a row."""
+        self.longest_seconds = longest_seconds
+        """Longest pause."""
         self._clock = clock
         self._first_seconds = first_seconds
-        self._longest_seconds = longest_seconds
         self._steady_seconds = steady_seconds
         self._started_at = clock.monotonic()
 
     def started(self) -> None:
-        """Take the time of a start."""
+        """Let the present run begin now."""
         self._started_at = self._clock.monotonic()
 
     @property
     def steady(self) -> bool:
-        """Whether it has run long enough since its start."""
+        """Whether the present run is long enough."""
         return self._clock.monotonic() - self._started_at >= self._steady_seconds
 
     def failed(self) -> float:
         """Count a failure and return the seconds to wait before the next start."""
-        self.failures += 1
-        return min(self._first_seconds * 2.0 ** min(self.failures - 1, 30), self._longest_seconds)
+        self.failures = 1 if self.steady else self.failures + 1
+        return min(self._first_seconds * 2.0 ** min(self.failures - 1, 30), self.longest_seconds)
+
+    async def keep(
+        self,
+        work: Callable[[], Coroutine[Any, Any, object]],
+        on_failure: Callable[[Exception, float], None],
+        failures: type[Exception] = Exception,
+        wait: Callable[[float], Awaitable[object]] | None = None,
+    ) -> None:
+        """Run work until it returns a false value: again at once after a true one, and after a pause if it fails.
+
+        Args:
+            on_failure: Called with the error, and the seconds of the pause that begins.
+            failures: The errors that are failures; others are raised.
+            wait: Waits for these seconds, where something else decides about a pause, too.
+        """
+        while True:
+            self.started()
+            try:
+                if not await work():
+                    return
+                self.failures = 0
+                continue
+            except failures as cause:
+                pause = self.failed()
+                on_failure(cause, pause)
+            await (wait or self._clock.sleep)(pause)
 
 
 _WAITING: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]]] = WeakKeyDictionary()

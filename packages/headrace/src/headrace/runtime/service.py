@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import HeadraceError
@@ -94,20 +95,8 @@ class Service:
 
         The log, readiness and `headrace_task_failures_total` name the task and the reason.
         """
-        return self.spawn(self._run_again(work, name), name)
-
-    async def _run_again(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         pauses = RestartPauses(_CLOCK, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while True:
-            pauses.started()
-            try:
-                return await work()
-            except Exception as cause:  # noqa: BLE001 boundary: the error of one task stops nothing else
-                if pauses.steady:
-                    pauses.failures = 0
-                pause = pauses.failed()
-                self._task_failed(name, cause, pause)
-            await asyncio.sleep(pause)
+        return self.spawn(pauses.keep(work, partial(self._task_failed, name)), name)
 
     def _task_failed(self, name: str, cause: Exception, pause: float) -> None:
         if not self._task_failure_count:

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
-from headrace.errors import HeadraceError, ServiceDied
+from headrace.errors import HeadraceError
 from headrace.runtime.clock import Clock, Deadline, RestartPauses
 from headrace.runtime.service import Readiness, Service
 from headrace.runtime.supervisor import Signals, Supervisor, first_of
@@ -99,31 +100,30 @@ class ServiceGroups(Service):
 
     async def _keep_running(self, name: str, group: _RunningGroup) -> None:
         pauses = RestartPauses(self._clock, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        while group.required:
-            group.changed.clear()
-            group.signals = Signals()
-            pauses.started()
-            group.why = await self._run_once(group, group.required)
-            if not group.why or pauses.steady:
-                pauses.failures = 0
-            if group.why:
-                pause = pauses.failed()
-                log.error("%s %s: %s; will restart in %g s", self.name, name, group.why, pause)
-                await first_of(self._clock.sleep(pause), group.changed.wait())
+
+        def failed(cause: Exception, pause: float) -> None:
+            group.why = cause.description if isinstance(cause, HeadraceError) else f"{type(cause).__name__}: {cause}"
+            log.error("%s %s: %s; will restart in %g s", self.name, name, group.why, pause)
+
+        async def wait(pause: float) -> None:
+            await first_of(self._clock.sleep(pause), group.changed.wait())
+
+        await pauses.keep(partial(self._run_once, group), failed, wait=wait)
         del self._groups[name]
 
-    async def _run_once(self, group: _RunningGroup, spec: GroupSpec) -> str:
-        """Run a group until it is removed, is replaced, or dies. Returns why it died."""
+    async def _run_once(self, group: _RunningGroup) -> bool:
+        """Run a group until it is removed or replaced; return whether it is required still. Raises if it dies."""
+        spec = group.required
+        if not spec:
+            return False
+        group.changed.clear()
+        group.signals = Signals()
         try:
             supervisor = Supervisor(spec.make(), self._clock, self._drain_seconds)
             await supervisor.start()
             group.supervisor, group.why = supervisor, ""
             await supervisor.run(group.signals)
-        except ServiceDied as death:
-            return death.description
-        except Exception as cause:  # noqa: BLE001 boundary: only the status of this group shows why it cannot start
-            return cause.description if isinstance(cause, HeadraceError) else f"{type(cause).__name__}: {cause}"
         finally:
             group.supervisor = None
             spec.on_stopped()
-        return ""
+        return True

@@ -1,6 +1,7 @@
 """Targets of the audit: a file that is rotated when it is full, or a Kafka topic."""
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
@@ -37,7 +38,7 @@ class ReportedTarget:
         """Why events are lost; empty if they are not."""
         self._target = target
         self._clock = clock
-        self._pauses = RestartPauses(clock, _FIRST_REMINDER_SECONDS, _LONGEST_PAUSE_SECONDS, 0.0)
+        self._pauses = RestartPauses(clock, _FIRST_REMINDER_SECONDS, _LONGEST_PAUSE_SECONDS, math.inf)
         self._began_at = self._failed_at = self._remind_at = 0.0
         self._lost = 0
 

@@ -30,8 +30,6 @@ _SPARK_VERSION = "4.2.0"
 _JAVA_VERSION = 17
 _GIB = 1 << 30
 _OVERHEAD_BYTES = _GIB // 2
-_HOLDS_SECRET = re.compile("PRIVATE KEY-----|LoginModule")
-"""Found in keys and JAAS lines, whose text in a variable may differ from that of the setting."""
 # People set these for other installations of Spark; this one must not use them.
 _FOREIGN = re.compile(
     "SPARK_(HOME|CONF_DIR|REMOTE|API_MODE|CONNECT_MODE_ENABLED)|PYSPARK_(SUBMIT_ARGS|GATEWAY_PORT|DRIVER_PYTHON)"
@@ -52,11 +50,7 @@ class Toolchain(NamedTuple):
 
     def environment(self, scratch: Path, hidden: Collection[str] = ()) -> dict[str, str]:
         """Return the environment of a driver process whose temporary files go to `scratch`, without `hidden` values."""
-        own = {
-            name: value
-            for name, value in child_environment().items()
-            if not _FOREIGN.fullmatch(name) and value not in hidden and not _HOLDS_SECRET.search(value)
-        }
+        own = {name: value for name, value in child_environment(hidden).items() if not _FOREIGN.fullmatch(name)}
         # Spark's launcher is a second JVM that lives for a second: it is done sooner if it compiles little.
         launcher = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
         return {

@@ -7,7 +7,6 @@ SOCKET is connected to Headrace, which sends the configuration first. The proces
 import asyncio
 import contextlib
 import logging
-import os
 import pickle
 import resource
 import signal
@@ -59,7 +58,6 @@ def main() -> int:
     """Run the engine and return its exit code."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    os.environ.pop("HEADRACE_TOKEN", None)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it by the end of the connection
         signal.signal(number, signal.SIG_IGN)
     try:

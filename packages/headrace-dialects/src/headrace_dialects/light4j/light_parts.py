@@ -16,6 +16,8 @@ from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.chaos import Assault, Chaos, Disturbance
 from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
 from headrace_dialects.light4j.dead_letter_routes import INSTANCE, ActiveDeadLetterEndpoints
+from headrace_dialects.light4j.influx_push import InfluxPush
+from headrace_dialects.light4j.influxdb import InfluxLines
 from headrace_dialects.light4j.light_sections import LightSections
 from headrace_dialects.light4j.metadata_replays import MetadataReplays
 from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
@@ -24,14 +26,19 @@ from headrace_dialects.light4j.redelivery_routes import RedeliveryEndpoints
 
 
 class LightParts(Parts):
-    """The endpoints, and the assaults if the settings allow any."""
+    """The endpoints, and the assaults and the pushes of metrics if the settings have any."""
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._process = process = context.process
         self._audit = context.audit
         self._chaos = Chaos(context.clock, self._disturb)
         self._chaos.on_end = self._ended
-        self._chaos_is_allowed = context.config.section(LightSections).admin.chaos != "none"
+        sections = context.config.section(LightSections)
+        self._services: list[Service] = [self._chaos] if sections.admin.chaos != "none" else []
+        if influxdb := sections.metrics.influxdb:
+            lines = InfluxLines(influxdb.url, sections.audit.service_id, context.host)
+            context.metrics.on_request = lines.request
+            self._services.append(InfluxPush(influxdb, context.metrics, lines, context.clock))
         config, running, runs = context.config, needed.of(ConsumersParts).running, needed.of(RunParts)
         replays = MetadataReplays(runs.jobs, runs.replays, running, producing=config.producer.enabled)
         self.endpoints: list[object] = [
@@ -44,7 +51,7 @@ class LightParts(Parts):
             self.endpoints.append(_active_dead_letters(context, needed, instances))
 
     def services(self) -> Sequence[Service]:
-        return [self._chaos] if self._chaos_is_allowed else []
+        return self._services
 
     def _disturb(self, disturbance: Disturbance | None) -> None:
         for gate in self._process.gates:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from headrace.config.administration import AdminConfig
 from headrace.config.model import HeadraceConfig
+from headrace_dialects.light4j.influx_sections import MetricsConfig
 
 
 class ChaosConfig(AdminConfig):
@@ -19,3 +20,5 @@ class LightSections(HeadraceConfig):
 
     admin: ChaosConfig = ChaosConfig()
     """Administration of this process."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Pushes of metrics."""

@@ -105,12 +105,7 @@ class App:
 def _check(config: HeadraceConfig) -> None:
     """Check the client properties, and log warnings about settings."""
     check_properties(config.kafka, config.producer)
-    weak = [
-        text
-        for server in (*dict(config).values(), config.metrics.influxdb)
-        if isinstance(server, RemoteServer)
-        for text in server.warnings
-    ]
+    weak = [text for server in dict(config).values() if isinstance(server, RemoteServer) for text in server.warnings]
     for warning in [*config.producer.warnings, *warnings_of(config.kafka.security), *weak]:
         log.warning("%s", warning)
 

@@ -12,7 +12,6 @@ from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.config.metrics_push import MetricsConfig
 from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
@@ -74,8 +73,6 @@ class HeadraceConfig(Section):
     """Runtime control of consumers and jobs."""
     health: HealthConfig = HealthConfig()
     """Health requests."""
-    metrics: MetricsConfig = MetricsConfig()
-    """Pushes of metrics."""
     admin: AdminConfig = AdminConfig()
     """Administration of this process."""
     state_dir: Path = Path(".headrace/state")

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK as `tracing` needs it. Only `tracing` imports this module, and only if tracing is on."""
+"""The OpenTelemetry SDK as `tracing` and `otlp` need it. They import this module only if the variables ask for it."""
 
 import logging
 import os
@@ -30,6 +30,10 @@ _FORMATS: Final[dict[str, type[TextMapPropagator]]] = {
 }
 
 
+# `tracing` and `otlp` log each outage once, and the texts of the library may hold what the variables do.
+logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
 class ExportResults(Protocol):
     """Takes the result of each export."""
 
@@ -41,14 +45,11 @@ class Sdk:
     """A provider of spans with its sampler, its propagator and its exporter."""
 
     def __init__(self, sampler: str, ratio: float, propagators: Sequence[str], results: ExportResults) -> None:
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `results` logs each outage once
         self._ids = _DrawnIds()
-        named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-        own = {"service.version": version("headrace")} | ({} if named else {"service.name": "headrace"})
         root: Sampler = ALWAYS_ON if ratio == 1 else TraceIdRatioBased(ratio)
         self._provider = TracerProvider(
             sampler=ParentBased(root) if sampler.startswith("parentbased_") else root,
-            resource=Resource.create(own),
+            resource=resource_of({}),
             shutdown_on_exit=False,
             id_generator=self._ids,
         )
@@ -101,6 +102,13 @@ class Sdk:
         return [(name.lower(), value) for name, value in carrier.items()]
 
 
+def resource_of(more: Mapping[str, str]) -> Resource:
+    """Return what the variables say of who exports, with further attributes."""
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    name = {} if named else {"service.name": "headrace"}
+    return Resource.create({"service.version": version("headrace"), **name, **more})
+
+
 def _fields_of(propagators: Sequence[str]) -> set[str]:
     """Return the names of the headers that these propagators read: B3 in both of its forms."""
     fields = {name for each in propagators for name in _FORMATS[each]().fields}
@@ -116,12 +124,21 @@ class _DrawnIds(RandomIdGenerator):
         return self.drawn or super().generate_trace_id()
 
 
-class _HeadSession(requests.Session):
+class HeadSession(requests.Session):
     """Reads the head of a response only: a body without an end would fill the memory, or block the exporter."""
 
+    outcome = "no request was made"
+    """Of the last request. Of an error it has the class only, because the text may have the URL with a secret."""
+
     def request(self, *args: Any, **options: Any) -> requests.Response:
-        response = super().request(*args, **{**options, "stream": True})
+        try:
+            response = super().request(*args, **{**options, "stream": True})
+        except (OSError, ValueError) as cause:
+            # The system's own errors name a file.
+            self.outcome = str(cause) if type(cause) is OSError else type(cause).__name__
+            raise
         response.close()
+        self.outcome = f"HTTP {response.status_code}"
         if 300 <= response.status_code < 400:  # the exporter would count it as a success
             raise requests.TooManyRedirects(f"the collector responds with {response.status_code}")
         return response
@@ -131,7 +148,7 @@ class _ReportingExporter(SpanExporter):
     """Exports by OTLP, and reports the results."""
 
     def __init__(self, results: ExportResults) -> None:
-        self._exporter = OTLPSpanExporter(session=_HeadSession())
+        self._exporter = OTLPSpanExporter(session=HeadSession())
         self._results = results
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 from headrace.errors import EnvironmentProblem
-from headrace.extras import not_installed
 from headrace.records import Header
 from headrace.runtime.service import Service
+from headrace.runtime.telemetry.otlp_variables import is_exported
 from headrace.runtime.threads import OwnedThread
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ Attributes = Mapping[str, str | int | float]
 Carried = Mapping[str, str]
 """Trace headers by lower-case name."""
 
-ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_PROTOCOL: Final = "http/protobuf"
 _DEFAULT_RATIO: Final = "0.01"
 _SAMPLERS: Final = ("always_on", "always_off", "traceidratio")
 _PARENT_BASED: Final = "parentbased_"
@@ -99,16 +96,9 @@ class Tracer:
     """Makes spans. It decides by itself what is not sampled, because the SDK needs several microseconds for it."""
 
     def __init__(self, settings: "_Settings") -> None:
-        """Import the SDK and start its exporter; nothing is contacted before a span has ended.
+        """Import the SDK and start its exporter; nothing is contacted before a span has ended."""
+        from headrace.runtime.telemetry import opentelemetry_sdk
 
-        Raises:
-            EnvironmentProblem: A package is missing, or the exporter does not accept its variables.
-        """
-        try:
-            from headrace.runtime.telemetry import opentelemetry_sdk
-        except ModuleNotFoundError as cause:
-            what = f"an OTLP endpoint is set ({ENDPOINTS[1]}), and it"
-            raise not_installed(what, cause.name or "opentelemetry", "otel") from cause
         self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
         self.failed = self._sdk.failed
         self._bound, self._ratio = settings.bound, settings.ratio
@@ -217,12 +207,6 @@ class _Settings:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Read them; EnvironmentProblem if one is not usable."""
-        protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _PROTOCOL)
-        if protocol != _PROTOCOL:
-            raise EnvironmentProblem(
-                f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol[:40]!r}: Headrace exports by {_PROTOCOL} only, usually to "
-                "port 4318; remove the variable"
-            )
         sampler = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
         ratio = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or ("1" if sampler else _DEFAULT_RATIO)
         self.sampler = sampler or f"{_PARENT_BASED}traceidratio"
@@ -283,9 +267,7 @@ def configure_tracing(environ: Mapping[str, str] = os.environ) -> list[Service]:
         EnvironmentProblem: A package is missing, or a variable is not usable.
     """
     global tracer
-    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
-    if disabled or exporter == "none" or not any(environ.get(name) for name in ENDPOINTS):
+    if not is_exported("TRACES", environ):
         return []
     tracer = Tracer(_Settings(environ))
     return [Tracing()]

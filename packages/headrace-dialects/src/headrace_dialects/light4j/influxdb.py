@@ -4,25 +4,19 @@ Measurements, tags and fields are those that Telegraf gives to Prometheus metric
 InfluxData's reference of the line protocol; light-4j's `InfluxDbReporter` for the names of its measurements.
 """
 
-import base64
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from prometheus_client.metrics_core import Metric
-
-from headrace.config.metrics_push import InfluxDbConfig
 from headrace.runtime.telemetry.metrics import ANONYMOUS, Snapshot
-from headrace.runtime.telemetry.periodic_push import PushTarget
 
 _MAX_LINES: Final = 5_000
 """Of one request."""
 _MAX_SERIES: Final = 1_000
 """Of endpoint and client."""
-_TIMEOUT_SECONDS: Final = 10.0
 _NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "u": 10**3, "us": 10**3, "m": 60 * 10**9, "h": 3600 * 10**9}
 _SPECIAL: Final = re.compile(r"([,= ])")
 _IN_MEASUREMENTS: Final = re.compile(r"([, ])")
@@ -69,19 +63,12 @@ class _Requests:
             yield line(f"{prefix}.response_time.{name}", tags, {"value": seconds * 1000}, at)
 
 
-class InfluxDb(PushTarget):
-    """An InfluxDB of version 1 or 2."""
+class InfluxLines:
+    """The bodies of pushes, and the requests that light-4j would count."""
 
-    def __init__(self, settings: InfluxDbConfig, service_id: str, host: str) -> None:
+    def __init__(self, url: str, service_id: str, host: str) -> None:
         """Prepare; `service_id` and `host` are tags of every line."""
-        token = settings.token.get_secret_value()
-        # Not every version 1 knows the scheme Token, and each knows Basic.
-        scheme = f"Basic {base64.b64encode(token.encode()).decode()}" if ":" in token else f"Token {token}"
-        headers = {"Content-Type": "text/plain; charset=utf-8"} | ({"Authorization": scheme} if token else {})
-        interval = settings.interval_seconds
-        limit = min(_TIMEOUT_SECONDS, interval)
-        super().__init__("influxdb", settings.url, headers, interval_seconds=interval, timeout_seconds=limit)
-        precision = parse_qs(urlsplit(settings.url).query).get("precision", ["ns"])[-1]
+        precision = parse_qs(urlsplit(url).query).get("precision", ["ns"])[-1]
         self._unit = _NANOSECONDS.get(precision, 1)
         self._service_id = service_id
         self._tags = {"api": service_id, "host": host}
@@ -106,7 +93,7 @@ class InfluxDb(PushTarget):
     def encode(self, snapshot: Snapshot) -> list[bytes]:
         """Return the lines of every metric, at most 5,000 in a body, and those of an endpoint and client in one."""
         at = time.time_ns() // self._unit
-        own = [one for one in self._own(snapshot.families, at) if one]
+        own = [one for one in self._own(snapshot, at) if one]
         bodies = [own[start : start + _MAX_LINES] for start in range(0, len(own), _MAX_LINES)] or [[]]
         self._in_bodies = [[] for _ in bodies]
         for key, found in self._taken.items():
@@ -128,8 +115,8 @@ class InfluxDb(PushTarget):
                 now.seconds -= taken.seconds
                 now.counts = {name: count - taken.counts[name] for name, count in now.counts.items()}
 
-    def _own(self, families: Iterable[Metric], at: int) -> Iterator[str]:
-        for family in families:
+    def _own(self, snapshot: Snapshot, at: int) -> Iterator[str]:
+        for family in snapshot.families:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             if family.type == "histogram":
                 series: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}

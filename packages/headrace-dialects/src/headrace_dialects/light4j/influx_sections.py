@@ -1,4 +1,4 @@
-"""Where metrics are pushed to, apart from OTLP, which has variables of its own."""
+"""The section of the InfluxDB that gets the metrics."""
 
 from typing import Annotated, ClassVar, Self
 from urllib.parse import urlsplit

@@ -20,8 +20,8 @@ INLINE = table(__file__, "inline")
 CODE = 'def handler(context, event):\n    return {"source": event.body.decode()}\n'
 
 
-def settings(folder: Path, **others: Any) -> HeadraceConfig:
-    return HeadraceConfig(state_dir=folder / "state", **others)
+def settings(folder: Path) -> HeadraceConfig:
+    return HeadraceConfig(state_dir=folder / "state")
 
 
 @pytest.mark.parametrize("space", [" ", ""])
@@ -51,21 +51,18 @@ async def test_an_exported_function_has_its_source_in_the_configuration(
     assert [path.name for path in folder.glob("state/functions/*/*.py")] == ["exported_source.py"]
 
 
-def test_a_variable_is_read_from_the_folder_of_secrets(write_function: Callable[..., Path], tmp_path: Path) -> None:
-    """As a volume is: a folder for each secret or ConfigMap, a file for each key; one that is optional may be missing.
-
-    A variable from elsewhere is left out: an empty one would mislead the handler.
-    """
-    for name, text in {"api": "hidden", "shop": "open"}.items():
-        (tmp_path / "secrets" / name).mkdir(parents=True)
-        (tmp_path / "secrets" / name / "key").write_text(f"{text}\n")
+def test_a_variable_from_elsewhere_is_left_out_and_named(
+    write_function: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the environment has it: workers get that. An empty one would mislead the handler."""
+    monkeypatch.setenv("ONE", "hidden")
     one = {"name": "ONE", "valueFrom": {"secretKeyRef": {"name": "api", "key": "key"}}}
-    two = {"name": "TWO", "valueFrom": {"secretKeyRef": {"name": "api", "key": "none", "optional": True}}}
-    three = {"name": "THREE", "valueFrom": {"configMapKeyRef": {"name": "shop", "key": "key"}}}
-    four = {"name": "FOUR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    folder = write_function("def handler(context, event): ...\n", spec={"env": [one, two, three, four]})
-    spec = load_function(folder, settings(folder, functions_secrets_dir=tmp_path / "secrets"))
-    assert spec.env == {"ONE": "hidden", "THREE": "open"}
+    two = {"name": "TWO", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    folder = write_function("def handler(context, event): ...\n", spec={"env": [one, two]})
+    assert load_function(folder).env == {}
+    assert [record.getMessage().partition(" ")[2] for record in caplog.records] == [
+        "spec.env[1].valueFrom: is not read: set TWO in the environment of Headrace, which handlers have"
+    ]
 
 
 @pytest.mark.parametrize(("before", "after", "problem"), table(__file__, "a_wrong_comment_has_its_line"))
@@ -77,13 +74,10 @@ def test_a_wrong_comment_has_its_line(tmp_path: Path, before: str, after: str, p
     assert problem in refused.value.description
 
 
-@pytest.mark.parametrize(("spec", "secrets", "problem"), table(__file__, "a_wrong_source_or_secret_is_named"))
-def test_a_wrong_source_or_secret_is_named(
-    write_function: Callable[..., Path], spec: dict[str, Any], secrets: bool, problem: str
-) -> None:
-    """With what to do; an empty variable would fail at the first event."""
+@pytest.mark.parametrize(("spec", "problem"), table(__file__, "a_wrong_source_is_named"))
+def test_a_wrong_source_is_named(write_function: Callable[..., Path], spec: dict[str, Any], problem: str) -> None:
+    """With what to do."""
     folder = write_function("def handler(context, event): ...\n", spec=spec)
-    others = {"functions_secrets_dir": folder} if secrets else {}
     with pytest.raises(FunctionInvalid) as refused:
-        load_function(folder, settings(folder, **others), check_handler=True)
+        load_function(folder, settings(folder), check_handler=True)
     assert problem.format(folder=folder) in refused.value.description

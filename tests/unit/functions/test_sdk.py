@@ -89,21 +89,17 @@ def test_each_public_member_of_nuclios_sdk_is_there_or_named_as_absent() -> None
 
 
 @pytest.mark.parametrize("body", [b"\xff", "text", {"a": 1}, None, 5, datetime(2022, 1, 1), {b"a": object()}])
-def test_an_event_is_printed_and_read_again(body: Any) -> None:
+def test_an_event_is_printed(body: Any) -> None:
     """`repr` is the JSON of `to_json`, also of headers and texts of bytes, and never fails."""
     event = serving._RecordEvent(body, b"k", [("a", b"\xff")], 42, 2**62, EventSource("flights", 3, 8))
     event.__class__ = serving._BytesEvent
     if isinstance(body, dict) and b"a" in body:
         assert repr(event).startswith("<")
         return
-    read = Event.from_json(repr(event))
-    assert read.body == ("/w==" if isinstance(body, bytes) else str(body) if isinstance(body, datetime) else body)
-    assert (read.topic, read.shard_id, read.offset, read.timestamp) == ("flights", 3, 42, None)
-    assert (read.headers, read.trigger.kind) == ({"a": r"\xff"}, "kafka-cluster")
-    own = {b"content_type": b"application/json", b"body": b'{"n": 1}', b"timestamp": 5}
-    [raw] = Event.deserialize([{name.encode(): value for name, value in json.loads(repr(event)).items()} | own])
-    assert (raw.body, raw.timestamp, raw.id) == ({"n": 1}, datetime(1970, 1, 1, 0, 0, 5), "flights-3-42")
-    assert raw.compile_explicit_ack_message()["attributes"] == {"topic": "flights", "partition": 3, "offset": 42}
+    read = json.loads(repr(event))
+    assert read["body"] == ("/w==" if isinstance(body, bytes) else str(body) if isinstance(body, datetime) else body)
+    assert [read[name] for name in ("topic", "shard_id", "offset", "timestamp")] == ["flights", 3, 42, None]
+    assert (read["headers"], read["trigger"]["kind"]) == ({"a": r"\xff"}, "kafka-cluster")
     known = "headers={}, body=b'b', status_code=200, content_type='text/plain', event_id=None"
     assert repr(Response(body=b"b")) == f"Response({known})"
 

@@ -1,6 +1,7 @@
 """From a function.yaml to its spec: its forms, its sections, and what depends on several sections."""
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from headrace.errors import FunctionInvalid
 from headrace.functions.check import handler_problem
 from headrace.functions.function_keys import OTHER_ANNOTATIONS, OTHER_KINDS, PREFIX, keys_of
 from headrace.functions.nuclio_forms import commented_function, commented_yaml, unpack
-from headrace.functions.secret_files import KINDS_OF_FILES
 from headrace.functions.sections import FileReader, FileSection
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import HandlerBatch, Trigger
@@ -74,7 +74,7 @@ class _FunctionFile(FileReader):
         if not (runtime := str(spec.values.get("runtime", "python"))).startswith("python"):
             self.warn(spec.path_of("runtime"), f"is {runtime}, and Headrace runs Python handlers only")
         self._list(spec, "env")
-        self._read_secrets(spec)
+        self._name_references(spec)
         self._list(spec, "loggerSinks")
         self.secrets = self.secrets._replace(mounts=self._mounts(spec))
         triggers = self.below(spec, "triggers", any_name=True)
@@ -113,30 +113,13 @@ class _FunctionFile(FileReader):
     def _state(self) -> Path:
         return (self.config or HeadraceConfig()).state_dir.absolute() / "functions"
 
-    def _read_secrets(self, spec: FileSection) -> None:
-        """Set variables from the secrets and ConfigMaps that they name; those from other sources are left out."""
+    def _name_references(self, spec: FileSection) -> None:
+        """Name variables of other sources, unless the environment of the workers has them anyway."""
         variables = spec.values.get("env")
         for index, variable in enumerate(variables if isinstance(variables, list) else ()):
-            if "valueFrom" not in variable:
-                continue
-            section = self.section((*spec.path_of("env"), index, "valueFrom"), variable["valueFrom"], "valueFrom")
-            kind = next((kind for kind in KINDS_OF_FILES if kind in section.values), "")
-            if not kind:
-                continue
-            reference, path = self.below(section, kind, "secretKeyRef"), section.path_of(kind)
-            if not self.config:
-                self.warn(path, "has no effect here, because no headrace.yaml names functions_secrets_dir")
-                continue
-            try:
-                secret = self.secrets.key_of(
-                    reference.values.get("name"), reference.values.get("key"), KINDS_OF_FILES[kind]
-                )
-            except ValueError as cause:
-                if reference.values.get("optional") is not True:
-                    self.wrong(path, str(cause))
-            else:
-                del variable["valueFrom"]
-                variable["value"] = secret
+            if "valueFrom" in variable and (name := variable.get("name")) not in os.environ:
+                path = (*spec.path_of("env"), index, "valueFrom")
+                self.warn(path, f"is not read: set {name} in the environment of Headrace, which handlers have")
 
     def _list(self, spec: FileSection, name: str) -> None:
         """Read a list of mappings by their known names."""

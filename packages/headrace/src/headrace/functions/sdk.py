@@ -8,7 +8,6 @@ Nuclio an event has `key`, `timestamp_ms`, the true `num_shards`, and an `id` th
 """
 
 import contextlib
-import enum
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,14 +45,6 @@ class EventSource(NamedTuple):
     partition: int = 0
     partitions: int = 0
     trigger: TriggerInfo = TriggerInfo()
-
-
-class EventDeserializerKinds(enum.Enum):
-    """What `Event.deserialize` reads: JSON text, or a mapping as Nuclio's runtime unpacks it."""
-
-    json = "json"
-    msgpack = "msgpack"
-    msgpack_raw = "msgpack_raw"
 
 
 class Replaceable:
@@ -122,28 +113,6 @@ class Event(Replaceable):
         except Exception:  # noqa: BLE001 boundary to user code: JSON has no form of the body
             return object.__repr__(self)
 
-    @staticmethod
-    def deserialize(data: Any, kind: Any = EventDeserializerKinds.msgpack_raw) -> Any:
-        """Return the event of `data`, as `to_json` writes it; a list of them for a list. `kind` says what `data` is."""
-        import json
-
-        found = json.loads(data) if kind.name == "json" else data
-        return [*map(_event_of, found)] if isinstance(found, list) else _event_of(found)
-
-    @staticmethod
-    def from_json(data: str | bytes) -> Any:
-        """Return the event of JSON text, as `deserialize` does."""
-        return Event.deserialize(data, EventDeserializerKinds.json)
-
-    @staticmethod
-    def from_msgpack(data: Any) -> Any:
-        """Return the event of a mapping, as `deserialize` does."""
-        return Event.deserialize(data, EventDeserializerKinds.msgpack)
-
-    def compile_explicit_ack_message(self) -> dict[str, Any]:
-        """Return what Nuclio sends for an explicit acknowledgement."""
-        return QualifiedOffset.from_event(self).compile_explicit_ack_message()
-
     @cached_property
     def headers(self) -> dict[str, bytes | None]:
         """Headers by name; of a name that repeats, the last value."""
@@ -209,26 +178,6 @@ class Event(Replaceable):
 _NAMES = (*(set(_SOURCE) - {"trigger"}), *_FIELDS.values(), "headers", "offset")
 
 
-def _event_of(fields: Mapping[Any, Any]) -> Event:
-    """Return the event of a mapping with names of text or bytes."""
-    import json
-
-    known = {_text(name): value for name, value in fields.items()}
-    body, timestamp, trigger = known.get("body"), known.get("timestamp"), known.get("trigger") or {}
-    if isinstance(body, bytes) and _text(known.get("content_type")) == "application/json":
-        with contextlib.suppress(ValueError):
-            body = json.loads(body)
-    event = Event(body, trigger=TriggerInfo(**{_text(name): value for name, value in trigger.items()}))
-    if isinstance(timestamp, int | float):
-        timestamp = _EPOCH + timedelta(seconds=timestamp)
-    elif isinstance(timestamp, str):
-        timestamp = datetime.fromisoformat(timestamp)
-    for name, value in {**known, "timestamp": timestamp}.items():
-        if name in _NAMES:
-            setattr(event, name, value)
-    return event
-
-
 def _text(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
@@ -279,10 +228,6 @@ class QualifiedOffset(NamedTuple):
     def from_event(cls, event: Any) -> "QualifiedOffset":
         """Return the offset of an event."""
         return cls(event.topic or event.path, event.shard_id, event.offset)
-
-    def compile_explicit_ack_message(self) -> dict[str, Any]:
-        """Return what Nuclio sends for an explicit acknowledgement."""
-        return {"kind": "streamMessageAck", "attributes": self._asdict()}
 
 
 class ExceptionWithResponse(OSError):

@@ -1,14 +1,10 @@
 """Where the secrets of a function file are on this machine."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
-from headrace.config.references import ReferenceProblem, is_file, resolve
-
-KINDS_OF_FILES: Final[Mapping[str, str]] = {"secretKeyRef": "secret", "configMapKeyRef": "ConfigMap"}
-"""What a variable may be read from: the key under `valueFrom`, and its name for people."""
+from headrace.config.references import is_file
 
 
 class SecretFiles(NamedTuple):
@@ -36,22 +32,3 @@ class SecretFiles(NamedTuple):
                     f"to the folder in which {secret} is a folder with a file per key"
                 )
         return path
-
-    def key_of(self, secret: Any, key: Any, kind: str = "secret") -> str:
-        """Return the text of a key of a secret, or of a ConfigMap if that is the `kind`.
-
-        Raises:
-            ValueError: The secret is missing, or is not a text of an acceptable size.
-        """
-        for name, value in {"name": secret, "key": key}.items():
-            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*", value):
-                raise ValueError(f"has {name} {value}: write the name and key of a {kind}")
-        if not self.folder:
-            raise ValueError(
-                f"names key {key} of the {kind} {secret}: set functions_secrets_dir in headrace.yaml to the folder in "
-                f"which {secret} is a folder with a file per key"
-            )
-        try:
-            return resolve(f"${{file:{secret}/{key}}}", {}, self.folder, lambda _: None)
-        except ReferenceProblem as cause:
-            raise ValueError(f"names key {key} of the {kind} {secret}, and {cause}") from None

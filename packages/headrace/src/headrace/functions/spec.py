@@ -32,7 +32,7 @@ class Variable(FilePart):
     name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
     value: str = ""
     value_from: Any = None
-    """A reference to Nuclio's platform or to an optional secret; such a variable is left out."""
+    """A reference to Nuclio's platform or a secret; such a variable is left out."""
 
 
 class LoggerSink(FilePart):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -14,12 +15,16 @@ from pydantic import model_validator
 from headrace import extras, feature
 from headrace.app.app import App
 from headrace.app.documents import every_endpoint
+from headrace.cli.file_schemas import schema_of
 from headrace.config import whole_file
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
+from headrace.consumers import feature_checks
+from headrace.consumers.feature_checks import problems_of_files
 from headrace.errors import EnvironmentProblem, PathNotFound
-from headrace.extras import package_of_path
+from headrace.extras import hook, package_of_path
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
+from headrace.functions.function_checks import FunctionChecks
 from headrace.http.application import Router
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
@@ -130,6 +135,31 @@ async def test_every_family_of_endpoints_that_a_process_serves_is_declared() -> 
     app = App(WholeFile(), ManualClock())
     served = [type(family) for parts in app.process.parts.values() for family in parts.endpoints]
     assert {one.id for family in served for one in endpoints_of(family)} <= {one.id for one in every_endpoint()}
+
+
+def test_a_file_that_no_feature_loads_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest may have a section of files without a check of them; the files of the others are checked still."""
+    monkeypatch.setattr(feature_checks, "feature_checks", lambda: [FunctionChecks()])
+    found = problems_of_files({"notes": [Path("a.txt")], "functions": [Path("missing.yaml")]}, None)
+    assert len(found) == 1
+    assert "missing.yaml" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda: hook("record_filter", "consume"), "consume needs the package headrace-queries: pip install"),
+        (lambda: schema_of("pipeline"), "headrace config schema pipeline needs the package headrace-pipelines"),
+    ],
+)
+def test_what_a_missing_package_adds_names_it(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any], problem: str
+) -> None:
+    """A hook and the schema of a file are refused with the package to install."""
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "entry_points", lambda **_: [])
+    with pytest.raises(EnvironmentProblem, match=problem):
+        call()
 
 
 def test_the_path_of_a_package_that_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

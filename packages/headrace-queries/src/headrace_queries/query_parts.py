@@ -75,7 +75,7 @@ def required_topics(config: HeadraceConfig, internal: InternalTopics) -> Iterabl
 
 def _same_queries(old: QuerySections, new: HeadraceConfig) -> None:
     if new.section(QuerySections).queries != old.queries:
-        raise ConfigError("reactive consumers or queries were added, removed or renamed: restart the process")
+        raise ConfigError("a change of queries needs a restart of the process")
 
 
 def _filtered(engine: QueryEngine, query: StandingQuery, rows: Destination) -> Destination:

@@ -31,7 +31,7 @@ MODULES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Modules by extra."""
 _GUESTS: Final = """
-pipelines: section pipelines, command pipeline, path /adm/pipelines, hook java
+pipelines: section pipelines, command pipeline, path /adm/pipelines, hook java, schema pipeline
 queries: section tables, section sql, section queries, section ksqldb, command sql, command tables, hook record_filter
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
@@ -45,8 +45,8 @@ GUEST_OF: Final[Mapping[str, str]] = {
     for extra, _, names in (row.partition(":") for row in _GUESTS.split("\n") if row)
     for name in names.split(",")
 }
-"""The extra that installs what the core lacks, by `section NAME`, `command NAME`, `hook NAME`, `path BEGINNING`
-and `folder PRODUCT`."""
+"""The extra that installs what the core lacks, by `section NAME`, `command NAME`, `hook NAME`, `path BEGINNING`,
+`schema KIND` and `folder PRODUCT`."""
 SECTIONS_OF_GUESTS: Final = frozenset(name.removeprefix("section ") for name in GUEST_OF if name.startswith("section "))
 """The keys of `headrace.yaml` that guests add, installed or not."""
 HOOKS: Final = "headrace.hooks"
@@ -77,7 +77,12 @@ def not_installed(what: str, module: str, extra: str) -> EnvironmentProblem:
 def guest_missing(name: str, what: str) -> EnvironmentProblem | None:
     """Return the error for a name of `GUEST_OF` whose package is not installed; None for any other name."""
     extra = GUEST_OF.get(name)
-    return not_installed(what, MODULES[extra][0], extra) if extra and missing_of(extra) == MODULES[extra][0] else None
+    return _without(extra, what) if extra and missing_of(extra) == MODULES[extra][0] else None
+
+
+def _without(extra: str, what: str, module: str = "") -> EnvironmentProblem:
+    """Return the error for a guest, or one of its modules, that is missing."""
+    return not_installed(what, module or MODULES[extra][0], extra)
 
 
 def package_of_path(path: str) -> str:
@@ -109,15 +114,14 @@ def hook(name: str, what: str) -> Any:
     Raises:
         EnvironmentProblem: The package is missing, or cannot be loaded; the text begins with `what` needs it.
     """
-    key = f"hook {name}"
+    extra = GUEST_OF[f"hook {name}"]
     point = next(iter(entry_points(group=HOOKS, name=name)), None)
     if not point:
-        extra = GUEST_OF[key]
-        raise not_installed(what, MODULES[extra][0], extra)
+        raise _without(extra, what)
     try:
         return point.load()
     except ModuleNotFoundError as cause:
-        raise not_installed(what, cause.name or "", GUEST_OF[key]) from cause
+        raise _without(extra, what, cause.name or "") from cause
 
 
 def extra_of(module: str) -> str:

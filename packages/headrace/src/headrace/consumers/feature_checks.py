@@ -77,7 +77,7 @@ def problems_of_files(files: Mapping[str, Sequence[Path]], config: HeadraceConfi
     loaders = {section: load for checks in feature_checks() for section, load in checks.loaders(config).items()}
     problems: list[str] = []
     for section, paths in files.items():
-        for path in paths:
+        for path in paths if section in loaders else ():
             try:
                 loaders[section](path)
             except HeadraceError as problem:

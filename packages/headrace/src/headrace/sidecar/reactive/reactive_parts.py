@@ -61,10 +61,10 @@ class ReactiveParts(Parts):
             EnvironmentProblem: One has not restarted in time, and is tried again.
         """
         new, old = config.reactive_consumers, self._settings
-        if new.keys() != old.keys():
-            raise ConfigError("reactive consumers or queries were added, removed or renamed: restart the process")
         for check in self._consumers.reload_checks:
             check(config)
+        if new.keys() != old.keys():
+            raise ConfigError("reactive consumers were added, removed or renamed: restart the process")
         changed = {name: one for name, one in new.items() if one.model_dump() != old[name].model_dump()}
         for name, one in changed.items():
             if fixed := [path for path in _FIXED if _value_at(one, path) != _value_at(old[name], path)]:

@@ -65,7 +65,7 @@ def test_records_are_removed_before_they_are_read(scenario: PushScenario) -> Non
     process = scenario.run()
     scenario.wait_done()
     assert (
-        'headrace_gap_offsets_total{consumer="push",kind="reactive"} 10.0'
+        'headrace_dropped_records_total{consumer="push",kind="reactive",reason="gap"} 10.0'
         in scenario.ask(f"{process.url}/metrics").body
     )
     assert scenario.backend.accepted_records == 190

@@ -109,7 +109,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
         made.wait_for('SELECT count(*), min("offset"), max("offset") FROM moves', [[rows, 0, rows + offsets - 1]])
         site.wait_until(lambda: made.table("moves").get("gap") == gap, "the gap in the state")
         assert f"of {name}-0 were removed unread" in process.output
-        metric = f'headrace_gap_offsets_total{{consumer="moves",kind="table"}} {offsets}.0'
+        metric = f'headrace_dropped_records_total{{consumer="moves",kind="table",reason="gap"}} {offsets}.0'
         site.wait_until(lambda: metric in site.ask(f"{process.url}/metrics").body, metric)
 
     assert process.terminate() == 0

@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 
 _GAUGES: Final = {
     "state_rows": "headrace_flow_state_rows",
-    "state_bytes": "headrace_flow_state_bytes",
     "batch_seconds": "headrace_flow_batch_seconds",
     "lag_records": "headrace_flow_lag_records",
 }

@@ -56,14 +56,6 @@ _PUSH_SECONDS: Final = 30.0
 _FILTER_SECONDS: Final = 30.0
 _UNSETTLED: Final = ("starting", "catching up")
 _ENDED: Final = "the process that keeps the tables has ended meanwhile, and is restarted: send the request again"
-_TABLE_METRICS: Final = {
-    "headrace_table_rows": "rows",
-    "headrace_table_bytes": "bytes",
-    "headrace_table_lag": "lag",
-    "headrace_table_age_seconds": "age_seconds",
-    "headrace_table_corrupt_total": "corrupt",
-}
-"""Metrics of a table, and the field of its state."""
 
 
 def require_duckdb() -> None:
@@ -119,15 +111,14 @@ class QueryEngine(Service):
         """Responses to statements by outcome."""
 
     async def start(self) -> None:
-        for metric, field in _TABLE_METRICS.items():
-            for name in self._config.tables:
-                self.publish(metric, self._reader(name, field), table=name)
         for name in self._config.tables:
-            self.publish("headrace_gap_offsets_total", self._reader(name, "gap_offsets"), kind="table", consumer=name)
+            self.publish("headrace_table_lag", self._reader(name, "lag"), table=name)
+            for reason, field in (("corrupt", "corrupt"), ("gap", "gap_offsets")):
+                labels = {"kind": "table", "consumer": name, "reason": reason}
+                self.publish("headrace_dropped_records_total", self._reader(name, field), **labels)
         for outcome in ("ok", "rejected", "unavailable"):
             count = functools.partial(self._counts.__getitem__, outcome)
             self.publish("headrace_query_requests_total", count, outcome=outcome)
-        self.publish("headrace_push_queries", lambda: len(self._pushes))
         self.publish("headrace_table_disk_used_ratio", self._disk_used)
         await self._keeper.start()
 

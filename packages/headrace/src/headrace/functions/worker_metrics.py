@@ -1,4 +1,4 @@
-"""The numbers of the workers of a function's trigger, under Nuclio's names and as histograms.
+"""The numbers of the workers of a function's trigger, under Nuclio's names and as a histogram.
 
 Triggers that share workers share all series except those of handled events.
 """
@@ -28,7 +28,7 @@ class WorkerMetrics:
         """Choices of a worker by their result."""
         self._idle_percent = 0.0
         self._event = DurationHistogram()
-        self._wait = DurationHistogram()
+        self._wait_seconds = 0.0
         self._milliseconds = [0.0] * workers
         self._events = [0] * workers
         self._own = {"kind": "function", "consumer": f"{spec.name}.{name}"}
@@ -39,7 +39,7 @@ class WorkerMetrics:
         """Count the choice of a worker, and the part of the workers that was idle before."""
         self.allocations["success_after_wait" if waited else "success_immediate"] += 1
         self._idle_percent += 100 * idle_part
-        self._wait.add(waited_seconds)
+        self._wait_seconds += waited_seconds
 
     def worked(self, worker: int, events: int, seconds: float) -> None:
         """Count the events of a frame by their time in the handler."""
@@ -53,8 +53,7 @@ class WorkerMetrics:
             service.publish(metric, read, **labels)
 
     def _series(self) -> Iterator[tuple[str, _Labels, Callable[[], Measured]]]:
-        for name, histogram in (("event", self._event), ("wait", self._wait)):
-            yield f"headrace_function_{name}_seconds", self._own, partial(copy, histogram)
+        yield "headrace_function_event_seconds", self._own, partial(copy, self._event)
         for name, handled in self.handled.items():
             for result in ("success", "failure"):
                 labels = {**self._nuclio, "trigger_id": name, "result": result}
@@ -68,5 +67,5 @@ class WorkerMetrics:
         for result in ("success_immediate", "success_after_wait", "error_timeout"):
             yield f"{prefix}_total", {**self._pool, "result": result}, partial(self.allocations.__getitem__, result)
         yield f"{prefix}_count", self._pool, self.allocations.total
-        yield f"{prefix}_wait_duration_milliseconds_sum", self._pool, lambda: self._wait.seconds * 1000
+        yield f"{prefix}_wait_duration_milliseconds_sum", self._pool, lambda: self._wait_seconds * 1000
         yield f"{prefix}_workers_available_percentage", self._pool, lambda: self._idle_percent

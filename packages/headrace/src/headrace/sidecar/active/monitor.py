@@ -63,7 +63,6 @@ class ReadMonitor(Service):
 
     async def start(self) -> None:
         self.publish("headrace_active_delivered_records_total", lambda: self._delivered_records)
-        self.publish("headrace_active_waiting_reads", lambda: sum(one.turn.is_taken for one in self._instances()))
         self.keep(self._follow_ends, "ends")
 
     def delivered(self, instance: ActiveInstance, batches: Sequence[RecordBatch]) -> None:

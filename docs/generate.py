@@ -338,11 +338,14 @@ def _go_duration(seconds: float) -> str:
 
 def errors_page() -> str:
     """Return the table of every error code."""
-    rows = [
-        f"| {error.code} | {error.message} | {error.status} | {'yes' if error.retriable else 'no'} | {_first(error)} |"
-        for error in catalogue()
-        if error.__module__ == HeadraceError.__module__
-    ]
+    rows = []
+    for error in catalogue():
+        if error.__module__ == HeadraceError.__module__:
+            cases = [error, *(case for case in _cases_of(error) if case.message != error.message)]
+            names = "<br>".join(case.message for case in cases)
+            statuses = "<br>".join(str(case.status) for case in cases)
+            again = "<br>".join("yes" if case.retriable else "no" for case in cases)
+            rows.append(f"| {error.code} | {names} | {statuses} | {again} | {'<br>'.join(map(_first, cases))} |")
     parts = [
         "# Error codes\n",
         _MADE,
@@ -380,6 +383,14 @@ def scopes_page() -> str:
         *rows,
     ]
     return "\n".join(parts) + "\n"
+
+
+def _cases_of(error: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
+    """Yield the kinds of an error that share its code."""
+    for kind in error.__subclasses__():
+        if "code" not in vars(kind):
+            yield kind
+            yield from _cases_of(kind)
 
 
 def _first(error: type[HeadraceError]) -> str:

@@ -156,7 +156,7 @@ def test_a_group_without_an_offset_and_a_reset_must_seek(url: str, site: Scenari
     written(site, source, 3)
     instance = Instance(url, source, autoOffsetReset="none").subscribe(source)
     refused = instance("GET", "/records?timeout=20000")
-    assert refused.code == "ERR40068", refused
+    assert refused.code == "ERR40069", refused
     assert {"topic": source, "partition": 0} in refused.body["metadata"]["partitions"]
     assert "seek it, with POST .../positions" in refused.body["description"]
     both = [{"topic": source, "partition": n} for n in (0, 1)]

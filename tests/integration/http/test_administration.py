@@ -106,7 +106,7 @@ def test_only_administrators_and_no_secret(site: Site) -> None:
         assert site.ask(method, path, token=WRITER).status == 403, path
         wanted = "true" if "chaos" in path or path == "/adm/shutdown" else "http://127.0.0.1:1"
         refused = site.ask(method, path, {} if path.endswith("kill") else ["http"], passed=wanted)
-        assert (refused.status, refused.body["code"]) == (400, "ERR40003"), path
+        assert (refused.status, refused.body["code"]) == (400, "ERR11004"), path
     info = site.ask("GET", "/adm/server/info").body
     assert info["environment"]["python"] and info["environment"]["libraries"]["librdkafka"]
     assert info["component"]["kafka"]["bootstrap_servers"] == "127.0.0.1:1"

@@ -16,7 +16,7 @@ from headrace import errors
 from headrace.commands.registrations import PREFIX, Registration, RegistrationRules, Registrations
 from headrace.config.registrations import RegistrationsConfig
 from headrace.consumers.preconditions import TopicRequirement
-from headrace.errors import Forbidden, HeadraceError, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.errors import Conflict, Forbidden, HeadraceError, NotFound, RegistrationQuota
 from headrace.http.auth import Principal
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace_devkit.testing import ManualClock
@@ -134,7 +134,7 @@ async def test_the_first_one_has_names_topics_and_places() -> None:
     assert "a has 2 registrations" in await refused(one.put("a", "z", config("h")), RegistrationQuota)
     await one.put("b", "v", config("filed", "payments"))
     assert "there are 3" in await refused(one.put("c", "w", config("h")), RegistrationQuota)
-    await refused(one.put("b", "v", config("g", "t")), RegistrationConflict)
+    await refused(one.put("b", "v", config("g", "t")), Conflict)
     assert (await one.settle())["v"][0] == "b"
 
 
@@ -277,7 +277,7 @@ def test_any_interleaving_ends_equal(steps: list[Any], seed: int) -> None:
                 else:
                     said.append(await process.put(owner, name, config(group, *topics)))
             except (HeadraceError, KeyError) as error:
-                assert isinstance(error, NotFound | RegistrationConflict | RegistrationQuota), error
+                assert isinstance(error, NotFound | Conflict | RegistrationQuota), error
 
         await asyncio.gather(*(act(kind, processes[at], *more) for kind, at, *more in steps))
         ends = [await process.settle() for process in processes]

@@ -221,7 +221,7 @@ async def test_the_end_of_a_worker_is_502_and_a_hang_504(write: Write, monkeypat
                 patch.setattr(function.service, "serve", lose)
                 response = await function.ask("POST", "/")
             found = response.json
-            assert (response.status, found["statusCode"], found["code"]) == (status, status, "ERR40025")
+            assert (response.status, found["statusCode"], found["code"]) == (status, status, "ERR40023")
             assert found["metadata"]["retriable"] is False
             assert b"secret" not in response.body
             assert (await function.ask("GET", "/")).body == b"up"

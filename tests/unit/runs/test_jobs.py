@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.delivery.dead_letter import iso
-from headrace.errors import InvalidRequest, JobConflict, KafkaUnavailable, LeaseLost, NotFound
+from headrace.errors import Conflict, InvalidRequest, KafkaUnavailable, LeaseLost, NotFound
 from headrace.kafka import JSON_OBJECTS
 from headrace.runs.jobs import Job, Jobs, SaveProgress
 from headrace.runtime import Deadline
@@ -148,7 +148,7 @@ async def test_a_job_is_done_and_says_so(harness: JobsHarness, /) -> None:
     shown = jobs.show(begun.id)
     assert (shown.message, shown.progress) == ("all of it", {"done": 9})
     assert [job.id for job in jobs.list()] == [begun.id]
-    with pytest.raises(JobConflict, match="already done"):
+    with pytest.raises(Conflict, match="already done"):
         await jobs.change(begun.id, "pause", "ann")
     with pytest.raises(NotFound, match="job 'x' does not exist"):
         jobs.show("x")
@@ -296,7 +296,7 @@ async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) 
     """At any process, also for two requests at one time: the first in the table wins. Later it is allowed."""
     jobs, other = await harness.process("a"), await harness.process("b")
     first = (await jobs.create("replay", {"place": 1}, "ann")).id
-    with pytest.raises(JobConflict, match=f"job {first} already does that"):
+    with pytest.raises(Conflict, match=f"job {first} already does that"):
         await other.create("replay", {"place": 1}, "bob")
     await other.create("replay", {"place": 2}, "bob")
     await jobs.change(first, "stop", "ann")
@@ -309,7 +309,7 @@ async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) 
         return await put(key, entry)
 
     other.table.put = slow  # type: ignore[method-assign]
-    with pytest.raises(JobConflict):
+    with pytest.raises(Conflict):
         await other.create("replay", {"place": 1}, "bob")
     assert [job.by for job in jobs.list() if job.spec == {"place": 1} and job.state != "stopped"] == ["ann"]
 

@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 class HeadraceError(Exception):
     """Headrace could not serve the request."""
 
-    code: ClassVar[str] = "ERR40000"
+    code: ClassVar[str] = "ERR10010"
     """Stable code of the catalogue: light-4j kafka-sidecar's where it has one, else ERR40001 and up."""
-    message: ClassVar[str] = "HEADRACE_ERROR"
+    message: ClassVar[str] = "RUNTIME_EXCEPTION"
     """Upper-case name of the case, stable like the code."""
     status: ClassVar[int] = 500
     """HTTP status."""
@@ -35,6 +35,8 @@ class HeadraceError(Exception):
     """Whether the same request may succeed when sent again unchanged."""
     retry_after_seconds: int | None = None
     """Value of the `Retry-After` header, if any, of a case or of one error; a case with one is retriable."""
+    ends_connection: ClassVar[bool] = False
+    """Whether the HTTP connection ends after the response, for example because the request was not read completely."""
 
     def __init_subclass__(cls, **facts: Any) -> None:
         """Read the attributes of a case (`code`, `message`, `status`, ...) from the head of its class."""
@@ -78,7 +80,7 @@ class PortTaken(EnvironmentProblem):
     """Another program already listens on the port; stop it, or configure another port."""
 
 
-class RequestError(HeadraceError, code="ERR40003", message="REQUEST_ERROR", status=400):
+class RequestError(HeadraceError, status=400):
     """The request cannot be served as it is."""
 
 
@@ -94,7 +96,7 @@ class RequestBodyMissing(RequestError, code="ERR11014", message="VALIDATOR_REQUE
     """This endpoint needs a request body."""
 
 
-class PayloadTooLarge(RequestError, code="ERR10068", message="PAYLOAD_TOO_LARGE", status=413):
+class PayloadTooLarge(RequestError, code="ERR10068", message="PAYLOAD_TOO_LARGE", status=413, ends_connection=True):
     """The request is larger than this server accepts."""
 
 
@@ -102,7 +104,7 @@ class EncodingRefused(RequestError, code="ERR40040", message="CONTENT_ENCODING_R
     """The body is compressed in a way that is not accepted here; send it as it is, without Content-Encoding."""
 
 
-class TooManyRecords(RequestError, code="ERR40041", message="TOO_MANY_RECORDS", status=413):
+class TooManyRecords(PayloadTooLarge, message="TOO_MANY_RECORDS", ends_connection=False):
     """The request has more records than this server accepts at once; split it."""
 
 
@@ -154,19 +156,15 @@ class InstanceBusy(RequestError, code="ERR40067", message="CONSUMER_BUSY", statu
     """Another read of this instance is still waiting; one may at a time."""
 
 
-class OffsetNotCommitted(RequestError, code="ERR40068", message="NO_COMMITTED_OFFSET", status=409):
-    """The group has no committed offset for the partition, and auto.offset.reset is none; seek first."""
-
-
-class PositionOutOfRange(RequestError, code="ERR40069", message="POSITION_OUT_OF_RANGE", status=409):
-    """The position is not in the partition's log; seek to an existing offset."""
+class InvalidOffset(RequestError, code="ERR40069", message="INVALID_OFFSET", status=409):
+    """The partition has no committed offset and auto.offset.reset is none, or its position is not in the log; seek."""
 
 
 class TopicRecreated(RequestError, code="ERR40070", message="TOPIC_RECREATED", status=409, retriable=True):
     """The topic was deleted and created again; the next read starts at its beginning."""
 
 
-class InstanceGone(RequestError, code="ERR40080", message="INSTANCE_GONE", status=410):
+class InstanceGone(InstanceNotFound, message="INSTANCE_GONE", status=410):
     """The instance's process has ended; the group's committed offsets are intact. Create the instance again."""
 
 
@@ -202,15 +200,15 @@ class OriginRefused(RequestError, code="ERR40034", message="ORIGIN_REFUSED", sta
     """The Host or Origin header names another site; use one of this server, or one of http.allowed_hosts for Host."""
 
 
-class HeadersTooLarge(RequestError, code="ERR40035", message="HEADERS_TOO_LARGE", status=431):
-    """The headers or the path are larger than this server accepts."""
-
-
-class AmbiguousRequest(RequestError, code="ERR40039", message="AMBIGUOUS_REQUEST"):
+class AmbiguousRequest(RequestError, code="ERR40039", message="AMBIGUOUS_REQUEST", ends_connection=True):
     """The head of this request is ambiguous; closing the connection."""
 
 
-class TransferCodingUnknown(RequestError, code="ERR40065", message="TRANSFER_CODING_UNKNOWN", status=501):
+class HeadersTooLarge(AmbiguousRequest, message="HEADERS_TOO_LARGE", status=431):
+    """The headers or the path are larger than this server accepts."""
+
+
+class TransferCodingUnknown(AmbiguousRequest, message="TRANSFER_CODING_UNKNOWN", status=501):
     """The only supported transfer coding is `chunked`; closing the connection."""
 
 
@@ -218,9 +216,7 @@ class IdempotencyKeyReused(RequestError, code="ERR40043", message="IDEMPOTENCY_K
     """This Idempotency-Key was used for a different request; use a new key for a new request."""
 
 
-class IdempotencyKeyBusy(
-    RequestError, code="ERR40044", message="IDEMPOTENCY_KEY_BUSY", status=409, retry_after_seconds=1
-):
+class IdempotencyKeyBusy(IdempotencyKeyReused, message="IDEMPOTENCY_KEY_BUSY", retry_after_seconds=1):
     """The first request with this Idempotency-Key is still in progress; send it again after a pause."""
 
 
@@ -236,10 +232,6 @@ class OffsetsKeptElsewhere(RequestError, code="ERR40057", message="OFFSETS_KEPT_
     """The backend keeps the offsets of this group (offsets_path): set another offset in its store, and restart."""
 
 
-class RegistrationConflict(RequestError, code="ERR40061", message="REGISTRATION_CONFLICT", status=409):
-    """The name, or a topic in a group, belongs to another registration or to the file."""
-
-
 class RegistrationQuota(RequestError, code="ERR40062", message="REGISTRATION_QUOTA_REACHED", status=429):
     """The registration limit is reached, for this owner or in total."""
 
@@ -248,8 +240,8 @@ class ReplayMetadataInvalid(RequestError, code="ERR12218", message="TOPICREPLAY_
     """The description of what to replay is not valid."""
 
 
-class JobConflict(RequestError, code="ERR40053", message="JOB_CONFLICT", status=409):
-    """Such a job is already running, or has already finished."""
+class Conflict(RequestError, code="ERR40053", message="CONFLICT", status=409):
+    """Such a job is already running or finished, or the name or topic belongs to another registration or the file."""
 
 
 class Unauthenticated(HeadraceError, code="ERR40036", message="UNAUTHENTICATED", status=401):
@@ -294,7 +286,7 @@ class KeysUnavailable(
     """The public keys for checking tokens are not available yet; send the request again later."""
 
 
-class FormatError(HeadraceError, code="ERR40008", message="FORMAT_ERROR", status=400):
+class FormatError(HeadraceError, status=400):
     """The data does not match its format."""
 
 
@@ -423,7 +415,7 @@ class FunctionInvalid(FunctionError):
     """The function file or its handler is not usable."""
 
 
-class WorkerLost(FunctionError, code="ERR40025", message="FUNCTION_WORKER_LOST"):
+class WorkerLost(FunctionError):
     """A worker process died; its records are delivered again."""
 
 
@@ -435,11 +427,11 @@ class PipelineInvalid(PipelineError):
     """The pipeline file is not usable."""
 
 
-class CheckpointUnusable(PipelineInvalid, code="ERR40083", message="CHECKPOINT_UNUSABLE"):
+class CheckpointUnusable(PipelineInvalid):
     """The checkpoint of a flow is damaged, in use, or belongs to another query."""
 
 
-class SinkUnavailable(PipelineError, code="ERR40084", message="PIPELINE_SINK_UNAVAILABLE", retriable=True):
+class SinkUnavailable(PipelineError, retriable=True):
     """The sink's server cannot take a batch now; it will be written again."""
 
 
@@ -457,19 +449,23 @@ class LeaseLost(HeadraceError, code="ERR40049", message="LEASE_LOST", status=503
     """This process lost its lease and stopped: another process may do this work now."""
 
 
-class OwnerUnavailable(HeadraceError, code="ERR40082", message="OWNER_UNAVAILABLE", status=503, retry_after_seconds=2):
-    """The process that has the instance, or the idempotency key, does not respond now."""
-
-
-class ServerBusy(HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retry_after_seconds=1):
+class ServerBusy(
+    HeadraceError, code="ERR40031", message="SERVER_BUSY", status=503, retry_after_seconds=1, ends_connection=True
+):
     """Too many connections are open; close some, or send again after a pause."""
 
 
-class QueriesUnavailable(ServerBusy):
+class OwnerUnavailable(ServerBusy, message="OWNER_UNAVAILABLE", retry_after_seconds=2, ends_connection=False):
+    """The process that has the instance, or the idempotency key, does not respond now."""
+
+
+class QueriesUnavailable(ServerBusy, ends_connection=False):
     """The process that runs statements is starting or restarting; send the request again after a pause."""
 
 
-class Draining(HeadraceError, code="ERR40029", message="DRAINING", status=503, retry_after_seconds=1):
+class Draining(
+    HeadraceError, code="ERR40029", message="DRAINING", status=503, retry_after_seconds=1, ends_connection=True
+):
     """This process is stopping and accepts no new work; send the request to another process."""
 
 
@@ -477,7 +473,7 @@ class ServiceDied(HeadraceError):
     """A service of this process stopped unexpectedly."""
 
 
-class InternalError(HeadraceError, code="ERR10010", message="RUNTIME_EXCEPTION", status=500):
+class InternalError(HeadraceError):
     """A defect of Headrace; please report it with the correlation id of this response."""
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import InternalError, RequestError
+from headrace.errors import InternalError, InvalidRequest
 from headrace.runtime import Clock, Deadline, Readiness, Service
 from headrace.runtime.memory import trim
 
@@ -97,10 +97,10 @@ class Chaos(Service):
         """Begin an assault, instead of a running one of the same kind.
 
         Raises:
-            RequestError: This machine has not enough free memory.
+            InvalidRequest: This machine has not enough free memory.
         """
         if assault == "memory" and (free := _free_bytes()) < 2 * settings.megabytes * _MEGABYTE:
-            raise RequestError(f"the machine has {free // _MEGABYTE} MiB of free memory: fill at most half of it")
+            raise InvalidRequest(f"the machine has {free // _MEGABYTE} MiB of free memory: fill at most half of it")
         self.end(assault)
         end = Deadline(self._clock, settings.seconds)
         task = self.spawn(self._run(assault, settings), assault)

@@ -39,13 +39,13 @@ class MetadataReplays:
         Raises:
             ProducerNotEnabled: Producing is off.
             ReplayMetadataInvalid: The request is not valid; the text says why in one line.
-            JobConflict: It is already running.
+            Conflict: It is already running.
         """
         if not self._producing:
             raise errors.ProducerNotEnabled()
         try:
             job = await self._replays.begin(self._jobs, self._as_request(metadata), by)
-        except (errors.JobConflict, errors.ReplayMetadataInvalid):
+        except (errors.Conflict, errors.ReplayMetadataInvalid):
             raise
         except errors.RequestError as error:
             raise errors.ReplayMetadataInvalid(error.description) from error

@@ -43,7 +43,7 @@ class MetadataEndpoints:
         ADMINISTER,
         request={JSON: ReplayMetadata},
         example=_METADATA,
-        errors=(*KAFKA, errors.ReplayMetadataInvalid, errors.JobConflict, errors.ProducerNotEnabled),
+        errors=(*KAFKA, errors.ReplayMetadataInvalid, errors.Conflict, errors.ProducerNotEnabled),
         audited="replay",
         decoded=False,
     )

@@ -27,7 +27,7 @@ from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.trust import certificates_of, trust
 from headrace.config.whole_file import WholeFile
 from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import ConfigError, HeadraceError, JobConflict, LeaseTaken
+from headrace.errors import ConfigError, Conflict, HeadraceError, LeaseTaken
 from headrace.kafka import Admin
 from headrace.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
 from headrace.runs.dead_letters.pages import (
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 _COLLECT_AFTER = 200_000, 50, 100
 """Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
-_BUSY = (LeaseTaken.code, JobConflict.code)
+_BUSY = (LeaseTaken.code, Conflict.code)
 _OPTIONS = (
     click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left, or ended: completed."),
     click.option("--text", default="", help="Text in error class, reason or excerpt, in upper or lower case."),

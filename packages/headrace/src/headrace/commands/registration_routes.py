@@ -82,7 +82,7 @@ class RegistrationEndpoints:
         {200: RegistrationView, 201: RegistrationView},
         request={JSON: RegistrationSettings},
         example={"topics": ["orders"], "group": "billing", "backend": {"url": "http://localhost:8444/kafka/records"}},
-        errors=(*KAFKA, errors.RegistrationConflict, errors.RegistrationQuota),
+        errors=(*KAFKA, errors.Conflict, errors.RegistrationQuota),
         audited="register",
         decoded=False,
     )

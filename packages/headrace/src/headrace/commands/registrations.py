@@ -17,7 +17,7 @@ from headrace.commands.reconciler import Reconciler
 from headrace.config.registered import read_registration, refuse_removed
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.consumers.preconditions import TopicRequirement
-from headrace.errors import HeadraceError, InvalidRequest, NotFound, RegistrationConflict, RegistrationQuota
+from headrace.errors import Conflict, HeadraceError, InvalidRequest, NotFound, RegistrationQuota
 from headrace.http.auth.principals import READ, Principal
 from headrace.kafka import CompactedTable
 from headrace.runtime import Clock, Deadline
@@ -160,7 +160,7 @@ class _Taken:
     def conflict(self, one: Registration) -> HeadraceError | None:
         allowed = self._allowed
         if one.name in self._names:
-            return RegistrationConflict(f"{self._names[one.name]} already has the name {one.name}: choose another name")
+            return Conflict(f"{self._names[one.name]} already has the name {one.name}: choose another name")
         if self._count[one.owner] >= allowed.max_per_owner:
             return RegistrationQuota(
                 f"limit reached: {one.owner} has {allowed.max_per_owner} registrations; remove one"
@@ -175,7 +175,7 @@ class _Taken:
             both = {*own.topics} & {*other.topics, *other.retry_topics} if own else ()
             if both or (own and own.matches) or other.matches:
                 what = f"topic {min(both)}" if both else "topics, possibly the same ones,"
-                return RegistrationConflict(
+                return Conflict(
                     f"{other.reader} already reads {what} in group {other.group}, so each would get only a part of "
                     "the records: choose another group"
                 )
@@ -240,7 +240,7 @@ class Registrations(Reconciler):
 
         Raises:
             InvalidRequest, Forbidden: The settings are not allowed.
-            RegistrationConflict, RegistrationQuota: Earlier registrations conflict with it.
+            Conflict, RegistrationQuota: Earlier registrations conflict with it.
             KafkaError: It was not written, or perhaps not.
         """
         if not _NAME.fullmatch(name):
@@ -271,7 +271,7 @@ class Registrations(Reconciler):
                 self._read_back.clear()
         written = dataclasses.replace(requested, version=offset, since=min(requested.since, offset))
         if written.since not in (offset, before.since if before else offset):
-            conflict = RegistrationConflict(f"{written.name} was removed or changed at the same time: send it again")
+            conflict = Conflict(f"{written.name} was removed or changed at the same time: send it again")
         if conflict:
             if self.table.offset_of(key) == offset:
                 if before and before.since != written.since:  # another registration may have taken its topics

@@ -27,14 +27,6 @@ _TOO_LONG: Final = "`array` of length <="
 _CAUSE_CHARACTERS: Final = 200
 _LINGER_SECONDS: Final = 1.0
 _NO_CONTENT: Final = (204, 304)
-_ENDS_CONNECTION: Final = (
-    errors.AmbiguousRequest,
-    errors.Draining,
-    errors.HeadersTooLarge,
-    errors.PayloadTooLarge,
-    errors.ServerBusy,
-    errors.TransferCodingUnknown,
-)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRequest:
@@ -187,7 +179,7 @@ def error_response(error: errors.HeadraceError) -> HttpResponse:
         headers.append((b"allow", allow.encode()))
     if isinstance(error, errors.Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, _ENDS_CONNECTION):
+    if error.ends_connection:
         headers.append((b"connection", b"close"))
     return HttpResponse(error.body(), error.status, headers=headers)
 
@@ -204,7 +196,7 @@ def last_response(error: errors.HeadraceError) -> bytes:
 async def respond_error(request: HttpRequest, error: errors.HeadraceError) -> None:
     """Send the error body. If the request was not read completely, the connection ends after it."""
     response = error_response(error)
-    if not isinstance(error, errors.PayloadTooLarge):
+    if not (isinstance(error, errors.PayloadTooLarge) and error.ends_connection):
         await request.send(response)
         return
     await request.start(response.status, response.headers)

@@ -12,7 +12,7 @@ from typing import Any
 
 import confluent_kafka
 
-from headrace.errors import HeadraceError, PositionOutOfRange
+from headrace.errors import HeadraceError, InvalidOffset
 from headrace.kafka.client.access import is_refused, refusal_in
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors
@@ -418,7 +418,7 @@ class PollThread:
         """Stall or resume at the start of the log, as the policy says about missing offsets."""
         if self.resolver.policy.on_gap == "stop":
             text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
-            self._problems.stall(str(partition), PositionOutOfRange(text, **partition._asdict()))
+            self._problems.stall(str(partition), InvalidOffset(text, **partition._asdict()))
             return
         fields = record_fields(group := self._problems.group, partition, gap.start, consumer=self._name)
         log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start, extra=fields)

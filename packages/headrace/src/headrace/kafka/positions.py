@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import confluent_kafka
 
 from headrace.config.membership import ConsumerConfig
-from headrace.errors import HeadraceError, OffsetNotCommitted
+from headrace.errors import HeadraceError, InvalidOffset
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline
@@ -242,7 +242,7 @@ class PositionResolver:
 
     def _no_offset(self, partition: TopicPartition) -> HeadraceError:
         text = f"the group has committed no offset, and auto.offset.reset is none: {self.policy.advice}"
-        return OffsetNotCommitted(f"{partition}: {text}", **partition._asdict())
+        return InvalidOffset(f"{partition}: {text}", **partition._asdict())
 
     def read_to(self, positions: Offsets) -> None:
         """Keep the next offsets to read in this assignment."""

@@ -96,7 +96,7 @@ class DeadLetterJobs:
             InvalidRequest: The request is not valid; the text says why.
             TopicNotFound, PartitionNotFound: The topic or partition does not exist.
             NotFound: The consumer does not exist.
-            JobConflict, LeaseTaken: Another run is working on the topic.
+            Conflict, LeaseTaken: Another run is working on the topic.
         """
         spec = self._spec(kind, check_topic(topic), request, by)
         replay = None

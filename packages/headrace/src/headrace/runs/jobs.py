@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.commands.reconciler import Reconciler
 from headrace.delivery.dead_letter import iso
-from headrace.errors import HeadraceError, InternalError, InvalidRequest, JobConflict, LeaseLost, NotFound
+from headrace.errors import Conflict, HeadraceError, InternalError, InvalidRequest, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
 from headrace.runtime import Clock, Deadline
 
@@ -171,7 +171,7 @@ class Jobs(Reconciler):
         """Start a job and return it.
 
         Raises:
-            JobConflict: A job that must not run at the same time is not finished.
+            Conflict: A job that must not run at the same time is not finished.
             KafkaError: It is not, or perhaps not, written.
         """
         job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
@@ -179,7 +179,7 @@ class Jobs(Reconciler):
         await self.table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
         try:
             self._refuse_conflict(job)  # another process got a request at the same time, earlier in the log
-        except JobConflict:
+        except Conflict:
             await self.table.put(_PREFIX + job.id, None)
             raise
         self._find(job.id).requested = True
@@ -191,13 +191,13 @@ class Jobs(Reconciler):
 
         Raises:
             NotFound: There is no such job.
-            JobConflict: It is finished.
+            Conflict: It is finished.
             KafkaError: The table cannot be read, or the desired state is not, or perhaps not, written.
         """
         await self.table.catch_up()  # another process may have started or changed it just before
         known = self._find(name)
         if known.state in FINISHED:
-            raise JobConflict(f"job {name} is already {known.state}: start another one", job=name)
+            raise Conflict(f"job {name} is already {known.state}: start another one", job=name)
         job = msgspec.structs.replace(known.job, desired=desired, desired_by=by, desired_at=self._now())
         await self.table.put(_PREFIX + name, msgspec.to_builtins(job, str_keys=True))
         if desired == "run":
@@ -253,7 +253,7 @@ class Jobs(Reconciler):
             if other.job.id == job.id:
                 return  # jobs later in the log yield to it
             if other.state not in FINISHED and self._conflict(job, other.job):
-                raise JobConflict(
+                raise Conflict(
                     f"job {other.job.id} already does that ({other.state}, requested by {other.job.by}): wait for it, "
                     f"or stop it (headrace jobs stop {other.job.id})",
                     job=other.job.id,

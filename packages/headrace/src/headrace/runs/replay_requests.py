@@ -88,7 +88,7 @@ class Replays:
         Raises:
             InvalidRequest: The request is not valid; the text says why.
             NotFound: The topic, partition, consumer or function does not exist.
-            JobConflict: It is already running.
+            Conflict: It is already running.
         """
         spec = await self._spec(request)
         if request.dry_run:

@@ -14,9 +14,9 @@ from headrace.runs.replay_requests import DryRun, ReplayRequest, Replays
 JOBS: Final = "/adm/jobs"
 JOB: Final = JOBS + "/{job}"
 DEAD_LETTERS: Final = "/adm/dead-letters/{topic}"
-_BEGIN: Final[Errors] = (*KAFKA, errors.NotFound, errors.JobConflict)
+_BEGIN: Final[Errors] = (*KAFKA, errors.NotFound, errors.Conflict)
 _KNOWN: Final[Errors] = (errors.NotFound, errors.KafkaUnavailable)
-_CHANGE: Final[Errors] = (*_KNOWN, errors.PathNotFound, errors.JobConflict, *KAFKA)
+_CHANGE: Final[Errors] = (*_KNOWN, errors.PathNotFound, errors.Conflict, *KAFKA)
 _DESIRED: Final[dict[str, DesiredState]] = {"pause": "pause", "resume": "run", "stop": "stop"}
 _SELECTION: Final = {"errors": ["HTTP 400"], "dryRun": True}
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headrace.config.registrations import refused_address
-from headrace.errors import DestinationRefused, DestinationUnavailable, InvalidRequest, RequestError
+from headrace.errors import DestinationRefused, DestinationUnavailable, InvalidRequest
 from headrace.http.endpoint import JSON, Call, CallEvent, Errors
 from headrace.http.messages import HttpResponse
 from headrace.http.request import HttpRequest
@@ -21,7 +21,7 @@ HEADER: Final = "X-Adm-PassThrough"
 DESCRIBED: Final = {
     HEADER: "`true` sends the request to the first backend of `admin.pass_through`, and one of these URLs to this one."
 }
-PASSED_ON: Final[Errors] = (RequestError, InvalidRequest, DestinationUnavailable, DestinationRefused)
+PASSED_ON: Final[Errors] = (InvalidRequest, DestinationUnavailable, DestinationRefused)
 """Errors of operations that can be passed on."""
 _SECONDS: Final = 10.0
 _MAX_BYTES: Final = 1_048_576
@@ -58,7 +58,7 @@ class PassThrough:
         """Return the response of the backend that a request asks for; None if it asks for none.
 
         Raises:
-            RequestError: The settings allow no such backend.
+            InvalidRequest: The settings allow no such backend.
             DestinationUnavailable: It did not respond completely, within the limits of time and size.
             DestinationRefused: It responded with an error, a redirect, or something other than JSON.
         """
@@ -85,19 +85,19 @@ class PassThrough:
         return HttpResponse(_content(url, response), 200, JSON.encode())
 
     def refuse(self, call: Call[Any, Any]) -> None:
-        """Raise RequestError if a request for this process alone asks for a backend."""
+        """Raise InvalidRequest if a request for this process alone asks for a backend."""
         if _value(call.request):
-            raise RequestError(f"{HEADER} is not supported here: send the request to the backend itself")
+            raise InvalidRequest(f"{HEADER} is not supported here: send the request to the backend itself")
 
     def _requested(self, call: Call[Any, Any]) -> str:
         value = _value(call.request)
         if not value:
             return ""
         if not self._allowed:
-            raise RequestError(f"{HEADER} is off: list the backend in admin.pass_through, or ask the backend itself")
+            raise InvalidRequest(f"{HEADER} is off: list the backend in admin.pass_through, or ask the backend itself")
         requested = self._allowed[0] if value.lower() == "true" else value.rstrip("/")
         if requested not in self._allowed:
-            raise RequestError(f"{HEADER} names {value[:_SHOWN]!r}, which admin.pass_through does not list")
+            raise InvalidRequest(f"{HEADER} names {value[:_SHOWN]!r}, which admin.pass_through does not list")
         return requested
 
 

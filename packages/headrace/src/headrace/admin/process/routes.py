@@ -15,7 +15,7 @@ from headrace.admin.process.pass_through import DESCRIBED, PASSED_ON, PassThroug
 from headrace.admin.process.server_info import ServerInfo, server_info
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
-from headrace.errors import InvalidRequest, RequestBodyMissing, RequestError
+from headrace.errors import InvalidRequest, RequestBodyMissing
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.http.other_processes import OtherProcesses
@@ -28,8 +28,8 @@ Level = Literal["DEBUG", "INFO", "WARN", "ERROR"]
 _LEVELS: Final = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 _NAMES: Final = {level: name for name, level in _LEVELS.items()}
 _WINDOW_MS: Final = 600_000
-_LOCAL: Final[Errors] = (RequestError,)
-_BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing, RequestError)
+_LOCAL: Final[Errors] = (InvalidRequest,)
+_BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing, InvalidRequest)
 _adm = functools.partial(Endpoint, rule=ADMINISTER)
 _passed = functools.partial(_adm, headers=DESCRIBED)
 """Operations that can be passed on to a backend."""

@@ -162,7 +162,7 @@ class ActiveInstance(Service, Listener):
         Raises:
             InstanceBusy: Another read is in progress.
             InstanceState: It has neither a subscription nor an assignment.
-            OffsetNotCommitted, PositionOutOfRange: Partitions wait for a seek. Raised once at once, and later by
+            InvalidOffset: Partitions wait for a seek. Raised once at once, and later by
                 reads that find no records.
             TopicRecreated: A topic was deleted and created again. Raised once.
             TopicNotFound: A topic does not exist, and there are no records.

@@ -69,7 +69,7 @@ def test_a_command_reaches_the_process_that_has_the_partition(
     assert not elsewhere["assigned"]
     assert elsewhere["why"].startswith("another process has it")
     first.request("POST", f"{CONSUMER}/pause", {"topic": name, "partitions": [theirs]})
-    sought = first.request("POST", f"{CONSUMER}/seek?waitSeconds=60", {"to": "begin", "partitions": [theirs]})
+    sought = first.request("POST", f"{CONSUMER}/seek?waitSeconds=60", {"to": "earliest", "partitions": [theirs]})
     assert [(one["partition"], one["outcome"], one["cameFrom"]) for one in sought["results"]] == [(theirs, "sought", 5)]
     skipped = first.request(
         "POST", f"{CONSUMER}/skip?waitSeconds=60", {"partition": theirs, "offset": 1, "reason": "it is no order"}
@@ -144,12 +144,12 @@ def test_functions_and_retry_topics_are_steered_alike(
     assert skipped["results"][0]["outcome"] == "skipped"
     site.wait_committed(f"{group}.retry", retry_topic, 1)
     with pytest.raises(HeadraceError, match="is a retry topic of"):
-        api.request("POST", f"{CONSUMER}/seek", {"to": "begin", "topic": retry_topic})
+        api.request("POST", f"{CONSUMER}/seek", {"to": "earliest", "topic": retry_topic})
     work = "/adm/reactive-consumers/work.in"
     assert api.request("GET", work)["kind"] == "function"
     site.wait_committed(f"{source}-work", source, 2)
     api.request("POST", f"{work}/pause")
-    assert api.request("POST", f"{work}/seek?waitSeconds=60", {"to": "begin"})["results"][0]["outcome"] == "sought"
+    assert api.request("POST", f"{work}/seek?waitSeconds=60", {"to": "earliest"})["results"][0]["outcome"] == "sought"
     api.request("PATCH", f"{work}/settings", {"maxInFlight": 1})
     api.request("POST", f"{work}/resume")
     site.wait_until(lambda: len(site.records(target)) == 4, "the function to handle both again")
@@ -200,7 +200,7 @@ def test_the_commands_of_the_command_line(
     assert "push" in run("list")
     assert json.loads(run("list", "--output", "json"))[0]["name"] == "push"
     assert "paused by anonymous since" in run("pause", "push", "--reason", "night")
-    assert "neither a time" in run("seek", "push", "--to", "soon", code=2)
+    assert "no position" in run("seek", "push", "--to", "soon", code=2)
     assert " 0 " in run("seek", "push", "--to", "2h")
     assert "sought" in run("seek", "push", "--to", "1", "--partition", "0")
     assert "skip" in run("skip", "push", "3", "--partition", "0", "--reason", "no order")

@@ -21,7 +21,7 @@ from headrace_devkit.testing.scenario import Scenario
 
 def a_terminal_is_redrawn_until_an_interrupt(url: str) -> None:
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "headrace.cli.main", "status", "--watch", "--url", url, "--interval", "0.2"]
+    words = [sys.executable, "-m", "headrace.cli.main", "status", "--watch", "--url", url]
     env = {**os.environ, "COLUMNS": "80", "LINES": "60", "TERM": "xterm"}
     process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
     os.close(theirs)

@@ -225,8 +225,9 @@ def test_the_newest_records_are_read_or_those_since_a_time(folder: Path, monkeyp
             return {at[1]: 20, at[2]: 10}
 
     monkeypatch.setattr(commands, "Admin", FakeAdmin)
+    monkeypatch.setattr(commands, "_SHOWN_RECORDS", 10)
     spec, since = load_pipeline(folder / "tolls.yaml"), datetime(2026, 1, 1, tzinfo=UTC)
-    newest = asyncio.run(commands.slices_of(spec, "by_gate", None, 10, None))
+    newest = asyncio.run(commands.slices_of(spec, "by_gate", None, None))
     assert newest == {"passages": {0: (0, 5), 1: (40, 50), 2: (0, 9)}}
-    later = asyncio.run(commands.slices_of(spec, "by_gate", None, 10, since))
+    later = asyncio.run(commands.slices_of(spec, "by_gate", None, since))
     assert later == {"passages": {0: (5, 5), 1: (20, 50), 2: (9, 9)}}

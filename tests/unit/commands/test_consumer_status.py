@@ -144,8 +144,8 @@ async def test_the_members_of_a_group_are_requested_rarely_and_may_be_unknown() 
 @pytest.mark.parametrize(
     ("request_", "wanted"),
     [
-        (SeekRequest(to="begin"), {P0: 2, P1: 2, P2: 2}),
-        (SeekRequest(to="end"), {P0: 8, P1: 8, P2: 8}),
+        (SeekRequest(to="earliest"), {P0: 2, P1: 2, P2: 2}),
+        (SeekRequest(to="latest"), {P0: 8, P1: 8, P2: 8}),
         (SeekRequest(offset=10, partitions=[1]), {P1: 10}),
         (SeekRequest(time=1000, partitions=[0, 1]), {P0: 4, P1: 8}),
         (SeekRequest(time=-1, partitions=[0]), {P0: 1}),
@@ -187,7 +187,7 @@ def test_offsets_that_the_backend_keeps_are_not_sought_here() -> None:
     consumer.pumps[0].seeks.member = SimpleNamespace(keeps_offsets_elsewhere=True)
     commands = Commands(control, ManualClock())
     with pytest.raises(OffsetsKeptElsewhere):
-        asyncio.run(commands.seek(consumer, SeekRequest(to="end"), "ann", 0))
+        asyncio.run(commands.seek(consumer, SeekRequest(to="latest"), "ann", 0))
     assert not control.command.called
 
 

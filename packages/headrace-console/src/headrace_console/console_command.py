@@ -21,19 +21,9 @@ from headrace.cli.trust import certificates_of, trust
 @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), default=None, help="For HTTPS, in PEM.")
 @click.option("--key", type=click.Path(exists=True, dir_okay=False), default=None, help="Its private key.")
 @click.option("--allowed-host", "hosts", multiple=True, help="Host name that browsers may use; may be repeated.")
-@click.option(
-    "--server-certificate", "pinned", type=Path, hidden=True, multiple=True, help="All that the API may have."
-)
-@click.option("--management-url", default="", hidden=True)
 @uses("urls", "ca", "config")
 def console(
-    urls: Sequence[str],
-    config: Path | None,
-    certificate: str | None,
-    key: str | None,
-    ca: Path | None,
-    pinned: Sequence[Path],
-    **given: Any,
+    urls: Sequence[str], config: Path | None, certificate: str | None, key: str | None, ca: Path | None, **given: Any
 ) -> None:
     """Serve the web console: what runs, what needs a person, and the buttons that help.
 
@@ -44,12 +34,12 @@ def console(
     """
     urls = urls or os.environ.get("HEADRACE_URL", "").split()
     settings = None if urls else find_settings(config)
-    management = given.pop("management_url") or (address_of(settings, management=True) if settings else "")
-    trusted = trust(ca, pinned or certificates_of(settings))
+    management = address_of(settings, management=True) if settings else ""
+    trusted = trust(ca, certificates_of(settings))
     found = [Api(url).url for url in urls or [address_of(settings)]]
     if bool(certificate) != bool(key):
         raise click.UsageError("--certificate and --key belong together")
     from headrace_console.serve import ConsoleSettings, serve
 
-    apart = "" if management in found else management
-    serve(ConsoleSettings(found, apart, trusted, certificate=certificate or "", key=key or "", **given), click.echo)
+    given |= {"certificate": certificate or "", "key": key or "", "token": os.environ.get("HEADRACE_TOKEN", "")}
+    serve(ConsoleSettings(found, "" if management in found else management, trusted, **given), click.echo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ class ConsoleProcess(Service):
         self._child = await ChildProcess.start(
             self,
             "console",
-            [sys.executable, "-P", "-m", "headrace.cli.main", "console", *self._arguments()],
+            [sys.executable, "-P", "-m", "headrace_console", self._child_settings()],
             ended.set_result,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -75,17 +76,20 @@ class ConsoleProcess(Service):
             await self._child.stop(Deadline(self._clock, _STOP_SECONDS))
             self._child = None
 
-    def _arguments(self) -> list[str]:
-        settings, tls = self._settings, self._http.tls
-        urls = self._urls()
-        options: dict[str, object] = {"url": urls["http"], "host": settings.host, "port": settings.port}
-        options |= {"management-url": urls["management"]} if "management" in urls else {}
-        if tls.certificate:
-            options |= {"certificate": tls.certificate, "key": tls.key}
-        given = [*options.items(), *(("allowed-host", name) for name in self._http.allowed_hosts)]
-        listeners = [tls, *([self._http.management.tls] if self._http.management else [])]
-        given += [("server-certificate", one.certificate) for one in listeners if one.certificate]
-        return [word for name, value in given for word in (f"--{name}", str(value))]
+    def _child_settings(self) -> str:
+        tls, management, urls = self._http.tls, self._http.management, self._urls()
+        listeners = [tls, *([management.tls] if management else [])]
+        settings = {
+            "urls": [urls["http"]],
+            "management": urls.get("management", ""),
+            "trusted": [str(one.certificate) for one in listeners if one.certificate],
+            "host": self._settings.host,
+            "port": self._settings.port,
+            "certificate": str(tls.certificate or ""),
+            "key": str(tls.key or ""),
+            "hosts": [*self._http.allowed_hosts],
+        }
+        return json.dumps(settings)
 
 
 class ConsoleParts(Parts):

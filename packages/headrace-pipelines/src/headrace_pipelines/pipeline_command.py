@@ -50,6 +50,8 @@ from headrace_pipelines.test_cases import differences, load_test_case
 _LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 60.0
 _COLUMNS = 100
+_SHOWN_RECORDS = 1000
+"""Newest records of each partition that `show` reads."""
 _file = click.argument("file", type=click.Path(path_type=Path))
 
 
@@ -173,27 +175,19 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
         raise PipelineInvalid("\n".join(problems))
 
 
-@pipeline.command()
+@pipeline.command(removed={"--records": "headrace pipeline show FILE NAME --from TIME"})
 @_file
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Rows at most.")
-@click.option(
-    "--records", type=click.IntRange(1), default=1000, show_default=True, help="Newest records per partition."
-)
-@click.option("--from", "start", type=MOMENT, help="Read from this time on (2026-01-31T08:00, 2h) instead.")
+@click.option("--from", "start", type=MOMENT, help="Read from this time on: 2026-01-31T08:00, or 2h (ago).")
 @click.option("--watch", is_flag=True, help="Show the rows again whenever the file, or a .sql or .py by it, changes.")
 @kafka_options
 async def show(
-    file: Path,
-    name: str,
-    limit: int,
-    records: int,
-    start: datetime | None,
-    watch: bool,
-    cluster: ClusterSettings,
-    output: str,
+    file: Path, name: str, limit: int, start: datetime | None, watch: bool, cluster: ClusterSettings, output: str
 ) -> None:
     """Print rows of a source, view or flow, from a slice of its topics. Writes nothing.
+
+    The slice is the newest 1,000 records of each partition, or with --from all since a time.
 
     Example: headrace pipeline show tolls.yaml heavy --limit 5 --watch
     """
@@ -204,7 +198,7 @@ async def show(
                 spec = load_pipeline(file, check=True)
                 known = [*spec.sources, *spec.views, *spec.flows]
                 kafka = spec.cluster(cluster.kafka)
-                slices = await slices_of(spec, _known(name, known), kafka, records, start)
+                slices = await slices_of(spec, _known(name, known), kafka, start)
                 task = DriverTask(kind="show", name=name, limit=limit, slices=slices)
                 rows = (await driver.run_task(file, spec, kafka, task, cluster.registry))["rows"]
             except HeadraceError as problem:
@@ -219,9 +213,7 @@ async def show(
                 )
 
 
-async def slices_of(
-    spec: PipelineSpec, name: str, kafka: KafkaConfig, records: int, start: datetime | None
-) -> dict[str, Any]:
+async def slices_of(spec: PipelineSpec, name: str, kafka: KafkaConfig, start: datetime | None) -> dict[str, Any]:
     """Return for each topic of a part where reading begins and ends."""
     admin = Admin(kafka)
     slices: dict[str, Any] = {}
@@ -229,7 +221,7 @@ async def slices_of(
     for topic in {topic for topics in read for topic in topics}:
         offsets = await admin.topic_offsets(topic, "Read")
         since = await admin.offsets_since(offsets, milliseconds(start)) if start else None
-        firsts = {at: max(first, end - records) for at, (first, end) in offsets.items()}
+        firsts = {at: max(first, end - _SHOWN_RECORDS) for at, (first, end) in offsets.items()}
         if since is not None:  # a partition without records since then is left out of the response
             firsts = {at: min(since.get(at, end), end) for at, (_, end) in offsets.items()}
         slices[topic] = {at.partition: (firsts[at], end) for at, (_, end) in offsets.items()}
@@ -260,18 +252,17 @@ def _written(file: Path) -> dict[Path, int]:
     return found
 
 
-@pipeline.command()
+@pipeline.command(removed={"--tests": "headrace pipeline test FILE, with the tests in the folder tests by the file"})
 @_file
-@click.option("--tests", type=click.Path(path_type=Path), help="Folder of the tests; `tests` by the file by default.")
 @uses("output")
-def test(file: Path, tests: Path | None, output: str) -> int:
+def test(file: Path, output: str) -> int:
     """Run the tests of a pipeline: given rows in, expected rows out; needs no Kafka. Exit code 1 if one fails.
 
-    A test case is a file `tests/*.yaml` with `given` and `expect`.
+    A test case is a file `tests/*.yaml` by it with `given` and `expect`.
 
     Example: headrace pipeline test tolls.yaml
     """
-    return asyncio.run(_test(file, tests or file.parent / "tests", output))
+    return asyncio.run(_test(file, file.parent / "tests", output))
 
 
 async def _test(file: Path, folder: Path, output: str) -> int:

@@ -93,7 +93,7 @@ class OneConsumer:
     def _actions(self) -> dict[str, Action]:
         pause = Action(f"Pause {self._name}", "POST", f"{self.path}/pause", scopes=CONTROL, query={})
         where = {"partition": "Partition (none for all)", "topic": "Topic, if it reads several"}
-        target = {"to": "Position: begin, end, an offset, or a time such as 2026-01-31T12:00"}
+        target = {"to": "Position: earliest, latest, an offset, or a time such as 2026-01-31T12:00"}
         return {
             "Pause": pause,
             "Resume": pause._replace(title=f"Resume {self._name}", path=f"{self.path}/resume"),
@@ -178,9 +178,9 @@ def seek_body(fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the body of a seek; raises ValueError if there is no position."""
     to = fields.get("to", "")
     if not to:
-        raise ValueError("a position is needed: begin, end, an offset or a time")
+        raise ValueError("a position is needed: earliest, latest, an offset or a time")
     target: dict[str, Any] = (
-        {"to": to} if to in ("begin", "end") else {"offset": int(to)} if to.isdecimal() else {"time": to}
+        {"to": to} if to in ("earliest", "latest") else {"offset": int(to)} if to.isdecimal() else {"time": to}
     )
     if fields.get("partition"):
         target["partitions"] = [int(fields["partition"])]
@@ -198,11 +198,11 @@ def seek_preview(partitions: Sequence[Mapping[str, Any]], body: Mapping[str, Any
     lines = []
     for one in chosen[:_MOST_SHOWN]:
         now = one["position"] if one["position"] is not None else one["committed"]
-        to = one["end"] if body.get("to") == "end" else body.get("offset")
+        to = one["end"] if body.get("to") == "latest" else body.get("offset")
         if now is None or to is None:
             goal = (
                 "the first record that is still there"
-                if body.get("to") == "begin"
+                if body.get("to") == "earliest"
                 else f"{body.get('time', 'the end')}"
             )
             lines.append(f"{name_of(one)}: from {number(now)} to {goal}")

@@ -85,16 +85,21 @@ _how = with_options(
     ),
     click.option("--key-format", type=_FORMAT, default=AUTO, show_default=True),
     click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".'),
-    click.option("--headers", is_flag=True, help="Print the headers before the value."),
     click.option("--times", is_flag=True, help="Print the timestamp first."),
     click.option("-f", "--template", help=f"Print by a format string, with \\n and \\t: {TOKENS}."),
-    click.option("--meta-only", is_flag=True, help="Print metadata and the size of the value, not the value."),
-    click.option("-J", "as_json", is_flag=True, hidden=True),
     click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="Write here, not to standard output."),
 )
 
 
-@click.command(cls=HeadraceCommand, removed={"--isolation": "-X isolation.level=read_uncommitted"})
+@click.command(
+    cls=HeadraceCommand,
+    removed={
+        "--isolation": "-X isolation.level=read_uncommitted",
+        "--headers": r"headrace consume TOPIC -f '%k\t%h\t%s\n'",
+        "--meta-only": r"headrace consume TOPIC -f '%t\t%p\t%o\t%T\t%k\t%h\t%S\n'",
+        "-J": "headrace consume TOPIC --output json",
+    },
+)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
 @_which
 @_how
@@ -112,8 +117,6 @@ async def consume(topics: Sequence[str], cluster: ClusterSettings, properties: A
 
     Example: headrace consume orders --from -10 --keys
     """
-    if given.pop("as_json"):
-        given["output"] = "json"
     run = _Run(topics, with_properties(cluster, properties), **given)
     run.check()
     gc.freeze()
@@ -225,10 +228,8 @@ class _Run(NamedTuple):
     value_format: str
     key_format: str
     keys: bool
-    headers: bool
     times: bool
     template: str | None
-    meta_only: bool
     file: Path | None
     output: str
 
@@ -248,16 +249,14 @@ class _Run(NamedTuple):
             hook("record_filter", "headrace consume --where")
         for topic in self.topics:
             check_pattern(topic)
-        columns = self.keys or self.headers or self.times
         problems = {
             "--to ends the reading, and --follow or --from end does not: leave one out": self.stop and self.follows,
             "--group reads on where the group has committed: of --from it takes beginning and end": self.group
             and self.start.kind not in ("beginning", "end"),
             "--group gets its partitions from the group: leave out --partition and --to": self.group
             and (self.partitions or self.stop),
-            "-f has its own tokens: leave out --keys, --headers, --times, --meta-only and --output json": self.template
-            and (columns or self.meta_only or self.output == "json"),
-            "--meta-only prints no value: leave out --grep": self.meta_only and self.pattern,
+            "-f has its own tokens: leave out --keys, --times and --output json": self.template
+            and (self.keys or self.times or self.output == "json"),
         }
         for problem, found in problems.items():
             if found:
@@ -276,10 +275,8 @@ class _Run(NamedTuple):
             except ValueError as cause:
                 raise click.UsageError(f"-f: {cause}") from None
         if self.output == "json":
-            return JsonLines(terminal=terminal, values=not self.meta_only)
-        first = ["topic", "partition", "offset"] if self.meta_only else []
-        shown = {"time": self.times or self.meta_only, "key": self.keys, "headers": self.headers}
-        columns = [*first, *(name for name, chosen in shown.items() if chosen), "size" if self.meta_only else "value"]
+            return JsonLines(terminal=terminal)
+        columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
         is_stored = self.value_format in (AUTO, _TEXT) and not self.pattern
         return TextLines(columns, stored=is_stored, terminal=terminal, colour=target.has_colours)
 
@@ -341,7 +338,7 @@ class _Run(NamedTuple):
         report = functools.partial(click.echo, err=True)
         sides = tuple(values_of(codecs, name, report) for name in (self.key_format, self.value_format))
         needs_keys = self.keys or self.output == "json" or self.pattern is not None
-        needs_values = not self.meta_only
+        needs_values = True
         if isinstance(renderer, Template):
             needs_keys, needs_values = renderer.needs_keys or needs_keys, renderer.needs_values or bool(self.pattern)
         formats = (self.key_format, self.value_format)

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -20,7 +21,7 @@ from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_options
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceGroup, uses
-from headrace.cli.options import RATE, selection_options, with_options
+from headrace.cli.options import RATE, TIMES, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
 from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
@@ -48,15 +49,12 @@ T = TypeVar("T")
 _COLLECT_AFTER = 200_000, 50, 100
 """Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
 _BUSY = (LeaseTaken.code, Conflict.code)
-_OPTIONS = (
-    click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left, or ended: completed."),
-    click.option("--text", default="", help="Text in error class, reason or excerpt, in upper or lower case."),
+_LONG = timedelta(days=2)
+_COUNTED = dict.fromkeys(
+    ("--partition", "--offsets", "--origin", "--group", "--error", "--key", "--header"),
+    "headrace dlq redrive TOPIC CONDITIONS --dry-run",
 )
-_PAGED = (
-    click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Maximum dead letters."),
-    click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First."),
-    click.option("--cursor", default="", help="Start after the page that printed it."),
-)
+"""Conditions that `stats` had."""
 
 
 @click.group(cls=HeadraceGroup, aliases={"search": "show"})
@@ -87,18 +85,23 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @dlq.command()
 @click.argument("topic", shell_complete=topic_names)
 @selection_options
-@with_options(*_PAGED, *_OPTIONS)
+@click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Maximum dead letters.")
+@click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First.")
+@click.option("--cursor", default="", help="Start after the page that printed it.")
+@click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left, or ended: completed.")
+@click.option("--text", default="", help="Text in error class, reason or excerpt, in upper or lower case.")
 @registry_options
-async def show(topic: str, selection: Selection, cluster: ClusterSettings, output: str, **options: Any) -> None:
+async def show(
+    topic: str, selection: Selection, most: int, cluster: ClusterSettings, output: str, **options: Any
+) -> None:
     """Show dead letters with their origin, failure, key and value.
 
     The options select them. At its limits, a search prints how to continue. `search` is the same command.
 
     Example: headrace dlq show orders.dlq --error "HTTP 500" --since 2h
     """
-    scan = _scan(options)._replace(order=options["order"], cursor=options["cursor"])
     async with _pages(cluster) as pages:
-        page = await pages.page(topic, selection, scan, options["most"])
+        page = await pages.page(topic, selection, ScanOptions(**options), most)
     if output == "json":
         return _print(page)
     for dead_letter in page.dead_letters:
@@ -107,21 +110,30 @@ async def show(topic: str, selection: Selection, cluster: ClusterSettings, outpu
     return None
 
 
-@dlq.command()
+@dlq.command(
+    removed={
+        **_COUNTED,
+        "--bucket": "headrace dlq stats TOPIC --since TIME",
+        "--state": "headrace dlq list TOPIC",
+        "--text": "headrace dlq show TOPIC --text TEXT",
+    }
+)
 @click.argument("topic", shell_complete=topic_names)
-@selection_options
-@click.option("--bucket", "bucket_seconds", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
-@with_options(*_OPTIONS)
+@with_options(*TIMES)
 @kafka_options
 async def stats(
-    topic: str, selection: Selection, bucket_seconds: int, cluster: ClusterSettings, output: str, **options: Any
+    topic: str, since: datetime | None, until: datetime | None, cluster: ClusterSettings, output: str
 ) -> None:
-    """Count dead letters by error class, origin, status and time; by default of the day before the newest.
+    """Count dead letters by error class, origin, status and hour; by default of the day before the newest.
 
-    Example: headrace dlq stats orders.dlq --since 7d --bucket 86400
+    With --since more than two days ago, by day in place of hour.
+
+    Example: headrace dlq stats orders.dlq --since 7d
     """
+    is_long = since is not None and datetime.now(UTC) - since > _LONG
     async with _pages(cluster) as pages:
-        found = await pages.statistics(topic, selection, _scan(options), bucket_seconds)
+        selection = Selection(since=since, until=until)
+        found = await pages.statistics(topic, selection, ScanOptions(), 86_400 if is_long else 3_600)
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"
@@ -140,10 +152,6 @@ async def _pages(cluster: ClusterSettings) -> AsyncIterator[DeadLetterPages]:
     consumers = cluster.file.reactive_consumers.values() if cluster.file else ()
     async with open_codecs(cluster.registry) as codecs:
         yield DeadLetterPages(Admin(cluster.kafka), codecs, SystemClock(), consumers)
-
-
-def _scan(options: dict[str, Any]) -> ScanOptions:
-    return ScanOptions(state=options["state"], text=options["text"])
 
 
 def _print(found: msgspec.Struct) -> None:
@@ -176,11 +184,11 @@ def _summary(page: DeadLetterPage) -> str:
     return summary + foreign + (f"; continue with --cursor {page.cursor}" if page.cursor else "")
 
 
+_RATE = click.option("--rate", type=RATE, help="Maximum dead letters per second.")
+_EXACTLY_ONCE = click.option("--exactly-once", is_flag=True, help="Write in transactions: a kill repeats nothing.")
 _RUN = (
     selection_options,
     click.option("--dry-run", is_flag=True, help="Only print what would be done, by error and hour."),
-    click.option("--rate", type=RATE, help="Maximum dead letters per second."),
-    click.option("--exactly-once", is_flag=True, help="Write in transactions: a kill repeats nothing."),
     click.option(
         "--wait",
         "wait_seconds",
@@ -206,12 +214,12 @@ class _RunOptions(NamedTuple):
     cluster: ClusterSettings
     selection: Selection
     dry_run: bool
-    rate: float | None
-    exactly_once: bool
     wait_seconds: float
     url: str | None
     ca: Path | None
     output: str
+    rate: float | None = None
+    exactly_once: bool = False
 
 
 @dlq.command()
@@ -222,7 +230,7 @@ class _RunOptions(NamedTuple):
 )
 @click.option("--consumer", help="Reactive consumer in the file of -c; only dead letters of its group are sent.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
-@with_options(*_RUN)
+@with_options(_RATE, _EXACTLY_ONCE, *_RUN)
 def redrive(
     topic: str,
     to_backend: str | None,
@@ -261,10 +269,10 @@ def redrive(
     return _run("redrive", topic, request, options._replace(selection=selection), target)
 
 
-@dlq.command()
+@dlq.command(removed={"--rate": "headrace dlq quarantine TOPIC"})
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", default="", help="Stored in each dead letter.")
-@with_options(*_RUN)
+@with_options(_EXACTLY_ONCE, *_RUN)
 def quarantine(topic: str, reason: str, **chosen: Any) -> int:
     """Move dead letters unchanged to the topic TOPIC.quarantine, where no redrive of TOPIC finds them.
 
@@ -276,7 +284,7 @@ def quarantine(topic: str, reason: str, **chosen: Any) -> int:
     return _run("quarantine", topic, {"reason": reason}, _RunOptions(**chosen))
 
 
-@dlq.command()
+@dlq.command(removed=dict.fromkeys(("--rate", "--exactly-once"), "headrace dlq drop TOPIC --reason REASON"))
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", required=True, help="Stored with the completed offsets.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")

@@ -1,7 +1,7 @@
 """`headrace groups`: consumer groups of the cluster, over Kafka."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -9,7 +9,7 @@ from headrace.admin.cluster.group_administration import GroupAdministration, Off
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import group_names
 from headrace.cli.global_options import HeadraceGroup
-from headrace.cli.options import MOMENT
+from headrace.cli.options import TARGET
 from headrace.cli.output import print_rows
 from headrace.config.topic_names import kind_by_name
 from headrace.consumers.lag import lag_of
@@ -60,11 +60,11 @@ async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings,
     print_rows(rows, output, "no group has committed an offset yet")
 
 
-@groups.command()
+@groups.command(
+    removed={f"--{name}": f"headrace groups reset GROUP --to {name.upper()}" for name in ("offset", "time")}
+)
 @click.argument("group", shell_complete=group_names)
-@click.option("--to", type=click.Choice(["earliest", "latest"]), help="The first or the next record of the log.")
-@click.option("--offset", type=click.IntRange(0, 2**63 - 2), help="This offset.")
-@click.option("--time", type=MOMENT, help="The first record of this time or later: 2026-01-31T08:00, or 2h (ago).")
+@click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T08:00, or 2h (ago).")
 @click.option("--shift", type=click.IntRange(-(2**62), 2**62), help="Added to the committed offset; may be negative.")
 @click.option("--topic", help="This topic; by default all with a committed offset.")
 @click.option("--partition", "partitions", multiple=True, type=click.IntRange(0), help="A partition of --topic.")
@@ -72,20 +72,18 @@ async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings,
 @connection_options
 async def reset(
     group: str,
-    to: Literal["earliest", "latest"] | None,
+    target: dict[str, Any] | None,
     partitions: Sequence[int],
     yes: bool,
     cluster: ClusterSettings,
     output: str,
-    **position: Any,
+    **others: Any,
 ) -> None:
     """Set the committed offsets of a group without members; prints a preview unless --yes is passed.
 
     Example: headrace groups reset billing --shift -100 --yes
     """
-    if position["time"] is not None:
-        position["time"] = position["time"].isoformat()
-    request = OffsetsRequest(to=to, partitions=list(partitions) or None, dry_run=not yes, **position)
+    request = OffsetsRequest(partitions=list(partitions) or None, dry_run=not yes, **others, **(target or {}))
     done = await GroupAdministration(Admin(cluster.kafka), kind_by_name, SystemClock()).reset(group, request)
     rows = [
         {"topic": one.topic, "partition": one.partition, "before": one.before, "after": one.after, "lag": one.lag}

@@ -53,6 +53,14 @@ def _offsets(text: str) -> tuple[int, int | None]:
     return first, first if found[2] is None else int(found[3]) if found[3] else None
 
 
+def _target(text: str) -> dict[str, Any]:
+    if text in ("earliest", "latest"):
+        return {"to": text}
+    if re.fullmatch(r"\d{1,18}", text):
+        return {"offset": int(text)}
+    return {"time": parse_time(text, time.time()).isoformat()}
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -67,11 +75,11 @@ MOMENT = ParsedType(
 RATE = ParsedType("rate", _rate, "not a valid rate: use a number above 0")
 """Records per second: more than 0, and neither `nan` nor `inf`."""
 PAIR = ParsedType("name=value", _pair, "not NAME=VALUE")
+TARGET = ParsedType("position", _target, "no position: write earliest, latest, an offset (47), a time, or an age (2h)")
+"""A position to continue at, as requests of the API have it: `to`, `offset` or `time`."""
 _OFFSETS = ParsedType("first-last", _offsets, "neither an offset (17) nor a range (17-40, 17-)")
 
-_SPAN = (
-    click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
-    click.option("--offsets", type=_OFFSETS, help="One offset (17), or a range (17-40, 17-); needs --partition."),
+TIMES = (
     click.option(
         "--since",
         "--from",
@@ -80,6 +88,11 @@ _SPAN = (
         help="Records written at this time or later: 2026-01-31T08:00, or 2h (ago).",
     ),
     click.option("--until", type=MOMENT, help="Records written before this time."),
+)
+_SPAN = (
+    click.option("--partition", type=click.IntRange(0), help="Only this partition of the topic."),
+    click.option("--offsets", type=_OFFSETS, help="One offset (17), or a range (17-40, 17-); needs --partition."),
+    *TIMES,
 )
 _CONDITIONS = (
     click.option("--origin", "topics", multiple=True, metavar="TOPIC", help="Dead letters of this topic of origin."),

@@ -87,11 +87,13 @@ _how = with_options(
     click.option("--schema-file", type=click.File("r"), help="Schema of values; registered if it is new."),
     click.option("--schema-id", type=click.IntRange(1), help="Schema of values by its id."),
     click.option("--rate", type=RATE, help="Records per second at most."),
-    click.option("-n", "--max", "limit", type=click.IntRange(1), help="Stop after this number of records."),
 )
 
 
-@click.command(cls=HeadraceCommand, removed={"--file": "headrace produce TOPIC FILE"})
+_HEAD: Final = "head -n NUMBER FILE | headrace produce TOPIC"
+
+
+@click.command(cls=HeadraceCommand, removed={"--file": "headrace produce TOPIC FILE", "--max": _HEAD, "-n": _HEAD})
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("files", nargs=-1, type=click.File("rb"))
 @_what
@@ -108,19 +110,17 @@ async def produce(topic: str, cluster: ClusterSettings, output: str, properties:
     """
     source = _Source.of(given)
     settings = producer_of(cluster, properties)
-    pace = _Pace(given["rate"], given["limit"])
+    pace = _Pace(given["rate"])
     try:
         await Admin(cluster.kafka).describe_topic(topic)
         fields = await _fields(topic, cluster, given)
         with byte_progress(f"produce to {topic}") as show:
             async with open_producer(cluster.kafka, settings) as target:
                 async for records, problem in source.records(fields):
-                    stop = await pace.send(target, records) or (None if pace.is_complete else problem)
+                    stop = await pace.send(target, records) or problem
                     show(pace.acknowledged, source.progress.read, source.progress.total)
                     if stop:
                         raise stop
-                    if pace.is_complete:
-                        break
     except BaseException:
         click.echo(f"stopped after {counted(pace.acknowledged, 'record')} acknowledged in {topic}:", err=True)
         raise
@@ -201,30 +201,21 @@ class _Source(NamedTuple):
 
 
 class _Pace:
-    """Sends records at a rate, up to a number of them."""
+    """Sends records at a rate."""
 
-    def __init__(self, rate: float | None, limit: int | None) -> None:
+    def __init__(self, rate: float | None) -> None:
         self.acknowledged = 0
         self._rate = rate
-        self._left = limit
         self._due_at = 0.0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the number is reached."""
-        return self._left == 0
 
     async def send(self, target: Producer, records: Sequence[OutgoingRecord]) -> HeadraceError | None:
         """Send records and wait until they are acknowledged; return the first error."""
-        records = records[: self._left] if self._left is not None else records
         portion = len(records) if self._rate is None else max(1, int(self._rate / _TURNS_PER_SECOND))
         for start in range(0, len(records), portion or 1):
             sent = records[start : start + portion]
             await self._wait(len(sent))
             failed = [result for result in await target.produce(sent) if isinstance(result, HeadraceError)]
             self.acknowledged += len(sent) - len(failed)
-            if self._left is not None:
-                self._left -= len(sent)
             if failed:
                 return failed[0]
         return None

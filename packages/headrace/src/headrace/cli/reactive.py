@@ -14,7 +14,7 @@ import click
 from headrace.cli.api import Api, api_options
 from headrace.cli.completion import consumer_names
 from headrace.cli.global_options import HeadraceGroup
-from headrace.cli.options import MOMENT
+from headrace.cli.options import TARGET
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.routes import ControlEndpoints
@@ -55,9 +55,8 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--topic", help="Only this topic.")(number(why(run)))
 
 
-_wait = click.option(
-    "--wait", type=click.FloatRange(0, 50), default=10.0, show_default=True, help="Seconds to wait until it is done."
-)
+_WAIT = {"--wait": "headrace reactive status CONSUMER"}
+"""What `seek` and `skip` had: the API waits for 10 seconds."""
 
 
 @reactive.command()
@@ -116,48 +115,42 @@ _consumer_command(ControlEndpoints.pause, "pause", _PAUSE)
 _consumer_command(ControlEndpoints.resume, "resume", "Resume a consumer, or some of its partitions.")
 
 
-@reactive.command()
+@reactive.command(removed=_WAIT)
 @click.argument("consumer", shell_complete=consumer_names)
-@click.option("--to", default="", help="begin, end, an offset, a time such as 2026-01-31T12:00, or 2h (ago).")
+@click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T12:00, or 2h (ago).")
 @click.option("--cancel", default="", metavar="COMMAND", help="Cancel this pending seek or skip instead.")
 @_partition_options
-@_wait
 @api_options
-def seek(consumer: str, to: str, cancel: str, partitions: dict[str, Any], wait: float, api: Api, output: str) -> int:
+def seek(
+    consumer: str, target: dict[str, Any] | None, cancel: str, partitions: dict[str, Any], api: Api, output: str
+) -> int:
     """Move a consumer to another position. Deliveries in flight finish first.
 
     Example: headrace reactive seek orders --to 2026-01-31T12:00:00Z --partition 3
     """
-    if bool(to) == bool(cancel) or (cancel and partitions):
+    if bool(target) == bool(cancel) or (cancel and partitions):
         raise click.UsageError("pass --to POSITION, or --cancel COMMAND alone")
     if cancel:
         response = api.call(ControlEndpoints.cancel, name=consumer, id=cancel)
         print_result(response, f"cancelled for {', '.join(response['partitions'])}", output)
         return 0
-    to = "begin" if to == "beginning" else to
-    if to in ("begin", "end"):
-        target: dict[str, Any] = {"to": to}
-    else:
-        target = {"offset": int(to)} if to.isdecimal() else {"time": MOMENT(to).isoformat()}
-    body = {**partitions, **target}
-    return _print_results(api.call(ControlEndpoints.seek, body, {"waitSeconds": wait}, name=consumer), output)
+    return _print_results(api.call(ControlEndpoints.seek, {**partitions, **(target or {})}, name=consumer), output)
 
 
-@reactive.command()
+@reactive.command(removed=_WAIT)
 @click.argument("consumer", shell_complete=consumer_names)
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")
 @click.option("--topic", help="Its topic, if the consumer reads several.")
 @click.option("--reason", required=True, help="Shown in the audit.")
-@_wait
 @api_options
-def skip(consumer: str, wait: float, api: Api, output: str, **record: Any) -> int:
+def skip(consumer: str, api: Api, output: str, **record: Any) -> int:
     """Skip one record permanently, without a dead letter.
 
     Example: headrace reactive skip orders 4711 --partition 3 --reason "not an order, see issue 7"
     """
     given = {name: value for name, value in record.items() if value is not None}
-    return _print_results(api.call(ControlEndpoints.skip, given, {"waitSeconds": wait}, name=consumer), output)
+    return _print_results(api.call(ControlEndpoints.skip, given, name=consumer), output)
 
 
 @reactive.command("set")

@@ -22,7 +22,7 @@ from headrace.runtime.invisible import INVISIBLE, escaped
 
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 _LENGTH: Final = struct.Struct(">i")
-_STYLES: Final = {"time": "2", "key": "36", "headers": "33"}
+_STYLES: Final = {"time": "2", "key": "36"}
 TOKENS: Final = "topic %t, partition %p, offset %o, key %k, value %s, headers %h, time in ms %T, lengths %K %S %R"
 
 
@@ -99,7 +99,7 @@ def _header_text(value: bytes | None) -> str:
 
 
 class TextLines:
-    """One line per record: time, key, headers, value, as far as they were chosen."""
+    """One line per record: time, key, value, as far as they were chosen."""
 
     def __init__(self, columns: Sequence[str], *, stored: bool, terminal: bool, colour: bool) -> None:
         """Prepare; `stored` is whether values are text as they are stored."""
@@ -144,7 +144,6 @@ def _column(name: str, shown: ShownBatch) -> list[str]:
         "time": lambda: [*map(iso_ms, batch.timestamps_ms)],
         "key": lambda: [*map(line_of, shown.keys)],
         "headers": lambda: [*map(headers_of, batch.headers or repeat(None, len(batch)))],
-        "size": lambda: ["null" if value is None else str(len(value)) for value in batch.values],
         "value": lambda: [*map(line_of, shown.values)],
     }
     return makers[name]()
@@ -215,14 +214,12 @@ class JsonRecord(msgspec.Struct, omit_defaults=True, gc=False):
     """`create_time`, or `log_append_time`: that of the broker."""
     key: Shown
     headers: list[tuple[str, str | None]]
-    value: Shown | msgspec.UnsetType
+    value: Shown
     """Bytes that are not text are base64, and then the format is `binary`."""
     key_format: str | None = None
     value_format: str | None = None
     key_schema_id: int | None = None
     value_schema_id: int | None = None
-    value_size: int | None = None
-    """Bytes of a value that is not shown."""
 
 
 _NO_HEADERS: Final[list[tuple[str, str | None]]] = []
@@ -231,10 +228,8 @@ _NO_HEADERS: Final[list[tuple[str, str | None]]] = []
 class JsonLines:
     """One JSON object per record."""
 
-    def __init__(self, *, terminal: bool, values: bool) -> None:
-        """Prepare; without `values`, their sizes are written."""
+    def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
-        self._values = values
         self._encode = msgspec.json.Encoder().encode_lines
 
     def __call__(self, shown: ShownBatch) -> bytes:
@@ -242,10 +237,9 @@ class JsonLines:
         topic, partition = batch.topic_partition
         kind = "log_append_time" if shown.has_append_times else "create_time"
         headers = [_pairs(found) for found in batch.headers] if batch.headers else repeat(_NO_HEADERS, len(batch))
-        values: Sequence[Any] = shown.values if self._values else [msgspec.UNSET] * len(batch)
-        rows = zip(batch.offsets, batch.timestamps_ms, shown.keys, headers, values, strict=True)
+        rows = zip(batch.offsets, batch.timestamps_ms, shown.keys, headers, shown.values, strict=True)
         records = [JsonRecord(topic, partition, at, ms, kind, key, pairs, value) for at, ms, key, pairs, value in rows]
-        if not {*map(type, shown.keys), *map(type, values)} <= {str, type(None)}:
+        if not {*map(type, shown.keys), *map(type, shown.values)} <= {str, type(None)}:
             self._describe(records, batch)
         data = self._encode(records)
         return escaped(data.decode()).encode() if self._terminal else data
@@ -254,8 +248,6 @@ class JsonLines:
         for record, key, value in zip(records, batch.keys, batch.values, strict=True):
             record.key_format, record.key_schema_id = _described(record.key, key)
             record.value_format, record.value_schema_id = _described(record.value, value)
-            if not self._values:
-                record.value_size = None if value is None else len(value)
 
 
 def _described(shown: Any, data: bytes | None) -> tuple[str | None, int | None]:

@@ -25,6 +25,7 @@ from headrace.kafka import Admin
 from headrace.runs.dead_letters.counts import DeadLetterTopics
 
 _LIMIT_SECONDS: Final = 10.0
+_PAGE_SECONDS: Final = 2.0
 _KAFKA_SECONDS: Final = 5.0
 _COLUMNS: Final = 100
 _NEEDS_KAFKA: Final = ("cluster", "dead_letters", "instances")
@@ -58,11 +59,10 @@ class Poll(NamedTuple):
         return needs_of(self.parts)
 
 
-@click.command(cls=HeadraceCommand)
-@click.option("--watch", is_flag=True, help="Refresh in place, with records per second, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between pages.")
+@click.command(cls=HeadraceCommand, removed={"--interval": "headrace status --watch"})
+@click.option("--watch", is_flag=True, help="Refresh in place every 2 s, with records per second, until Ctrl-C.")
 @api_options
-def status(watch: bool, interval: float, api: Api, output: str) -> int:
+def status(watch: bool, api: Api, output: str) -> int:
     """Show one page: Kafka, services, consumers, functions, pipelines, tables, dead letters left, active instances.
 
     What needs a person is first, worst first, with the reason and the command that helps. If Headrace is unreachable,
@@ -82,7 +82,7 @@ def status(watch: bool, interval: float, api: Api, output: str) -> int:
     with contextlib.suppress(KeyboardInterrupt), _screen(output) as show:
         show(api.url, before, None)
         while True:
-            time.sleep(interval)
+            time.sleep(_PAGE_SECONDS)
             now = poll(api)
             show(api.url, now, before)
             before = now

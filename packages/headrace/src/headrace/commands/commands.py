@@ -33,7 +33,7 @@ class PartitionsRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=Tr
 class SeekRequest(PartitionsRequest, forbid_unknown_fields=True, kw_only=True):
     """PartitionsRequest to seek, and the target: exactly one of `to`, `offset` and `time`."""
 
-    to: Literal["begin", "end"] | None = None
+    to: Literal["earliest", "latest"] | None = None
     offset: int | None = None
     time: int | str | None = None
     """The first record with this timestamp or a later one: milliseconds since the epoch, or ISO 8601."""
@@ -197,21 +197,23 @@ class Commands:
         self, consumer: RunningConsumer, request: SeekRequest, partitions: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, int]:
         if sum(each is not None for each in (request.to, request.offset, request.time)) != 1:
-            raise InvalidRequest("set exactly one of to (begin or end), offset and time")
+            raise InvalidRequest("set exactly one of to (earliest or latest), offset and time")
         if not partitions:
             raise NotFound(f"{consumer.name} reads no topic yet")
         if request.offset is not None:
             for partition, (start, end) in partitions.items():
                 _check_offset(partition, request.offset, start, end, "cannot resume")
             return dict.fromkeys(partitions, request.offset)
-        if request.to == "begin":
+        if request.to == "earliest":
             return {partition: start for partition, (start, _) in partitions.items()}
         ends = await consumer.admin.end_offsets(partitions)
         if request.time is None:
             return ends
         milliseconds = _milliseconds(request.time)
         if milliseconds > self._clock.time() * 1000:
-            raise InvalidRequest(f"time {request.time} is in the future: use to: end to resume after the last record")
+            raise InvalidRequest(
+                f"time {request.time} is in the future: use to: latest to resume after the last record"
+            )
         return {**ends, **await consumer.admin.offsets_since(partitions, milliseconds)}
 
 

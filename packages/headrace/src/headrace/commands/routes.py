@@ -105,7 +105,7 @@ class ControlEndpoints:
         "seekConsumer",
         "Continue at another position in some or all partitions; records in flight finish first",
         responses=_COMMAND,
-        example={"to": "end", "reason": "the waiting records are obsolete"},
+        example={"to": "latest", "reason": "the waiting records are obsolete"},
         errors=(*_ERRORS, errors.OffsetsKeptElsewhere),
         audited="seek",
     )

@@ -187,10 +187,9 @@ async def post(what: str, servers: str, topic: str, records: int, port: int) -> 
     capacity = asyncio.Semaphore(in_flight)
     seen, start, tasks = 0, 0.0, set()
     client = BackendClient(f"http://127.0.0.1:{port}/", timeout_seconds=30, max_response_bytes=1_048_576)
-    json_type = [("Content-Type", "application/json")]
 
     async def send(body: bytes) -> None:
-        await client.post(body, json_type)
+        await client.post(body, "Content-Type: application/json\r\n")
         capacity.release()
 
     while seen < records:

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from headrace.errors import DestinationUnavailable
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS, BackendResponse
-from headrace.sidecar.reactive.client import BackendClient
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
 from tests.raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
 from tests.staged import staged
 from yaml_table import table
@@ -36,7 +35,7 @@ async def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
         fixed = {"Authorization": "Bearer s", "Content-Type": "text/plain"}
         with client_for(f"{server.url}/a b?q=1&r=%20ü", headers=fixed) as client:
             sent = [(name, value) for name, value in table(__file__, "headers_of_a_record")]
-            await client.post(b"body", sent)
+            await client.post(b"body", client.lines(sent))
             await client.get("/health?full=1")
     head, body = server.requests[0]
     assert body == b"body"
@@ -139,17 +138,6 @@ async def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> 
     assert [body for _, body in server.requests] == [b"1", b"2", b"2", b"3", b"4"]
 
 
-async def posted(client: BackendClient, body: bytes) -> BackendResponse:
-    """Post as a delivery does: at once on a kept connection, and otherwise, or again, on a new one."""
-    end = asyncio.get_running_loop().create_future()
-    if client.start(client.post_head((), body), body, end.set_result):
-        found = await end
-        if isinstance(found, BackendResponse):
-            return found
-        assert found.resend
-    return await client.post(body)
-
-
 MISBEHAVIOUR = {
     # What follows the response, and after how many milliseconds; what is sent before the first request
     "twice at once": (True, 0.0, b""),
@@ -192,7 +180,7 @@ async def test_a_response_belongs_to_one_request(case: str, in_flight: int, monk
                 nonlocal wrong, refused
                 for number in numbers:
                     try:
-                        wrong += (await posted(client, b"%d" % number)).status != 200 + number % 7
+                        wrong += (await client.post(b"%d" % number)).status != 200 + number % 7
                     except DestinationUnavailable as error:
                         assert "belong to no request" in error.description
                         refused += 1

@@ -13,7 +13,7 @@ from headrace.delivery.offset_map import SPAN_OFFSETS
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.records import Committed, Record, TopicPartition
-from headrace_devkit.testing.pump_harness import P0, P1, Harness, MovingClock, Prompt, running
+from headrace_devkit.testing.pump_harness import P0, P1, Harness, MovingClock, running
 
 
 async def test_records_without_key_wait_for_nothing() -> None:
@@ -54,9 +54,8 @@ async def test_a_key_is_free_soon_after_its_record() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_partitions_take_turns(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_take_turns(hangs: bool) -> None:
     """Of two busy partitions, neither waits until the other has no records, also while a record of its own hangs."""
-    monkeypatch.setattr(Prompt, "starts_all", hangs)
     async with running(Harness(ordering="key", max_in_flight=1 + hangs, max_records=1, clock=MovingClock())) as harness:
         harness.hold(*[0] * hangs)
         for partition, start in ((P0, 0), (P1, 1000)):

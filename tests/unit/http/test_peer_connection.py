@@ -55,7 +55,7 @@ async def test_a_kept_connection_that_is_closed_is_an_error_of_the_connection() 
         with pytest.raises(ConnectionError):
             await connection.send(GET)
         with pytest.raises(Broken) as caught:
-            await backend.ask([GET], time.monotonic() + 20)
+            await backend.send([GET], time.monotonic() + 20)
         assert caught.value.resend
 
 
@@ -68,6 +68,6 @@ async def test_a_response_in_another_protocol_is_an_error_of_the_connection(head
         _, backend = await asyncio.get_running_loop().create_connection(lambda: Connection(1000), host, port)
         with contextlib.closing(await PeerConnection.open(f"http://{host}:{port}", None)) as connection:
             with pytest.raises(Broken):
-                await backend.ask([GET], time.monotonic() + 20)
+                await backend.send([GET], time.monotonic() + 20)
             with pytest.raises(OSError, match="not valid HTTP"):
                 await connection.send(GET)

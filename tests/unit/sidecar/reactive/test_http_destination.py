@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable
 from email.utils import formatdate
 from typing import Any, get_args
 from unittest.mock import AsyncMock
@@ -40,8 +39,8 @@ class FakeClient:
         self.posts: list[tuple[bytes, dict[str, str]]] = []
         self.closed = False
 
-    async def post(self, body: bytes, headers: Iterable[tuple[str, str]]) -> BackendResponse:
-        self.posts.append((body, dict(headers)))
+    async def post(self, body: bytes, lines: str) -> BackendResponse:
+        self.posts.append((body, dict(line.split(": ", 1) for line in lines.splitlines())))
         return self.response
 
     def close(self) -> None:
@@ -186,6 +185,7 @@ def test_a_registry_that_is_down_costs_no_attempt(monkeypatch: pytest.MonkeyPatc
     async def prepare(_: Any, __: Any) -> None:
         raise RegistryUnavailable("it hangs")
 
+    monkeypatch.setattr(PayloadDecoder, "names_schemas", True)
     monkeypatch.setattr(PayloadDecoder, "prepare", prepare)
     with pytest.raises(DestinationUnavailable, match="waiting for the schema registry: it hangs"):
         deliver(destination(FakeClient(200)), TWO)

@@ -16,10 +16,10 @@ from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs
 from headrace.records import Header, Record, RecordBatch, TopicPartition
-from headrace.sidecar.reactive.client import BackendClient
 from headrace.sidecar.reactive.cloud_events import binary, structured
+from headrace.sidecar.reactive.delivery_lines import DeliveryLines
 from headrace.sidecar.reactive.envelope import PayloadDecoder
-from headrace.sidecar.reactive.single import SingleHeads, single
+from headrace.sidecar.reactive.http_destination import single
 from yaml_table import table
 
 DELIVERY = Delivery("g", TopicPartition("orders", 3), 5, [], 2)
@@ -27,6 +27,7 @@ PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CODECS = Codecs(None)  # type: ignore[arg-type]
 EVENT = {"specversion": "1.0", "id": "e 1", "source": "/shop/\u00e4", "type": "sold", "level": "7"}
 STRUCTURED: list[Header] = [("content-type", b"application/cloudevents+json; charset=UTF-8")]
+ANY_HEADERS = st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.none() | st.binary()))
 VISIBLE = re.compile(r"[!-~][ -~]*")
 
 
@@ -42,11 +43,22 @@ def record(
 
 
 def headers_of(sent: Record, read: PayloadDecoder | None = None, write: Any = single) -> dict[str, str]:
-    lines = write(read or stored(), DELIVERY, [sent])[1]
+    lines = sent_by(write, sent, read)[1]
     names = [name.lower() for name, _ in lines]
     assert len(names) == len(set(names))
     assert [line for line in lines if line[1] and not VISIBLE.fullmatch(line[1])] == []
     return dict(lines)
+
+
+def sent_by(
+    write: Any, sent: Record, read: PayloadDecoder | None = None, delivery: Delivery = DELIVERY
+) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return body and headers of the request that a mode makes."""
+    read = read or stored()
+    lines = DeliveryLines(read, lambda headers: "".join([f"{name}\0{value}\1" for name, value in headers]))
+    body, text = write(read, lines, delivery, RecordBatch.of([sent]))
+    found = [tuple(line.split("\0")) for line in text.split("\1")[:-1]]
+    return body, [(name, value) for name, value in found]
 
 
 def test_identity_and_place_are_headers() -> None:
@@ -57,22 +69,35 @@ def test_identity_and_place_are_headers() -> None:
 @pytest.mark.parametrize(("value_format", "value", "content_type"), table(__file__, "bodies"))
 def test_the_body_is_the_value_as_it_is_stored(value_format: str, value: str, content_type: str) -> None:
     """The format says what it is, and changes no byte; a null value differs from an empty one."""
-    body, lines = single(stored(value_format=value_format), DELIVERY, [record(value.encode("latin-1"))])
+    body, lines = sent_by(single, record(value.encode("latin-1")), stored(value_format=value_format))
     assert (body, dict(lines)["Content-Type"]) == (value.encode("latin-1"), content_type)
     assert "X-Headrace-Tombstone" not in dict(lines)
-    body, lines = single(stored(value_format=value_format), DELIVERY, [record(None)])
+    body, lines = sent_by(single, record(None), stored(value_format=value_format))
     assert (body, dict(lines)["X-Headrace-Tombstone"]) == (b"", "true")
 
 
 @pytest.mark.parametrize(("key_format", "key", "expected"), table(__file__, "keys"))
 def test_keys_are_written_by_their_format(key_format: str, key: str | None, expected: str | None) -> None:
-    """No key, no header; text is percent-encoded, bytes are base64, JSON is JSON text. A template has the same."""
+    """No key, no header; text is percent-encoded, bytes are base64, JSON is JSON text."""
     sent, read = record(key=None if key is None else key.encode("latin-1")), stored(key_format)
     assert headers_of(sent, read).get("X-Headrace-Key") == expected
-    client = BackendClient("http://h", timeout_seconds=1, max_response_bytes=1, headers={"X-A": '{1} "key"'})
-    body, lines = single(read, first := DELIVERY._replace(group='g "key" {0}', attempt=1), [sent])
-    heads = SingleHeads(read, client.post_start, client.lines)
-    assert heads.request(first, RecordBatch.of([sent])) == (client.post_head(lines, body), body)
+
+
+@given(ANY_HEADERS, st.none() | st.text(), st.text(min_size=1), st.integers(1, 3), st.sampled_from(["", "job {1}"]))
+def test_what_records_share_is_in_a_template(
+    headers: list[Header], key: str | None, group: str, attempt: int, replay: str
+) -> None:
+    """Lines from a template that earlier records have filled are those of a new one, whatever the values are."""
+    read, lines = stored(), DeliveryLines(stored(), lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
+    marked = f'{group}"offset"{{0}}'
+    for number in range(3):
+        sent = RecordBatch.of(
+            [Record("orders", 3, number, number, None if key is None else key.encode(), b"{}", lambda: headers)]
+        )
+        delivery = Delivery(marked, TopicPartition("orders", 3), number % 2, [], attempt, replay)
+        fresh = DeliveryLines(read, lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
+        assert lines.of_record(delivery, sent) == fresh.of_record(delivery, sent)
+        assert f"X-Headrace-Offset: {number}\r\n" in lines.of_record(delivery, sent)
 
 
 class Decoded:
@@ -85,9 +110,9 @@ class Decoded:
 def test_a_value_with_a_schema_is_sent_as_json() -> None:
     """Its stored bytes mean nothing to who has no registry."""
     read = PayloadDecoder(CODECS.for_reading("string"), "string", Decoded(), "avro")  # type: ignore[arg-type]
-    body, lines = single(read, DELIVERY, [record(b"\x00\x00\x00\x00\x01\x02")])
+    body, lines = sent_by(single, record(b"\x00\x00\x00\x00\x01\x02"), read)
     assert (body, dict(lines)["Content-Type"]) == (b'{"n":1}', "application/json")
-    assert single(read, DELIVERY, [record(None)])[0] == b""
+    assert sent_by(single, record(None), read)[0] == b""
 
 
 @pytest.mark.parametrize("sent", [record(b"{"), record(b""), record(b"\xff"), record(key=b"\xff")])
@@ -95,12 +120,9 @@ def test_a_value_with_a_schema_is_sent_as_json() -> None:
 def test_what_does_not_fit_its_format_is_not_sent(sent: Record, write: Any) -> None:
     """It cannot be delivered to a backend that expects that format, or it would break the request."""
     with pytest.raises(DecodeError):
-        write(stored(), DELIVERY, [sent])
+        sent_by(write, sent, stored())
     with pytest.raises(DecodeError):
-        structured(stored(), DELIVERY, [record(b'1, "x": 2', as_binary())])
-
-
-ANY_HEADERS = st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.none() | st.binary()))
+        sent_by(structured, record(b'1, "x": 2', as_binary()), stored())
 
 
 @given(ANY_HEADERS, st.binary(), st.none() | st.binary())
@@ -138,13 +160,13 @@ def as_binary(content_type: bytes | None = b"application/json") -> list[Header]:
 
 
 def event(sent: Record, read: PayloadDecoder | None = None) -> Any:
-    body, lines = structured(read or stored(), DELIVERY, [sent])
+    body, lines = sent_by(structured, sent, read or stored())
     assert lines[0] == ("Content-Type", "application/cloudevents+json")
     return json.loads(body)
 
 
 def request(sent: Record, read: PayloadDecoder | None = None) -> tuple[bytes, dict[str, str]]:
-    body, lines = binary(read or stored(), DELIVERY, [sent])
+    body, lines = sent_by(binary, sent, read or stored())
     return body, {name: value for name, value in lines if name.startswith("ce-") or name == "Content-Type"}
 
 
@@ -156,7 +178,7 @@ def test_a_record_is_wrapped_into_an_event() -> None:
     sent = record(b'{"n": 1.00}', [("a", b"\xff")], b"k", 1767225600001)
     expected = {**WRAPPED, "recordheaders": '[["a","/w=="]]', "datacontenttype": "application/json", "data": {"n": 1.0}}
     assert event(sent) == expected
-    assert b'"data":{"n": 1.00}' in structured(stored(), DELIVERY, [sent])[0]
+    assert b'"data":{"n": 1.00}' in sent_by(structured, sent, stored())[0]
     body, found = request(sent)
     assert body == b'{"n": 1.00}'
     assert found["Content-Type"] == "application/json"
@@ -257,7 +279,7 @@ def test_a_value_that_is_not_the_event_it_claims_to_be_is_not_sent(value: bytes)
     """The reason names no value."""
     for write in (structured, binary):
         with pytest.raises(DecodeError, match="content-type says application/cloudevents") as raised:
-            write(stored(), DELIVERY, [record(value, STRUCTURED)])
+            sent_by(write, record(value, STRUCTURED), stored())
         assert "shop" not in raised.value.description
 
 

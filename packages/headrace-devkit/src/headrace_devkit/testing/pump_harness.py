@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
-from headrace.delivery.outcomes import ACK, Cancellable, DeadLetter, Delivery, Destination, Reply, Result
+from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
-from headrace.errors import DeadLetterFailed, DeliveryError, DestinationUnavailable
+from headrace.errors import DeadLetterFailed, DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace_devkit.testing.manual_clock import ManualClock
 
@@ -28,45 +28,6 @@ def kind_of(reply: Reply) -> str:
     if reply.permanent:
         return "permanent"
     return "failure" if reply.reached else "not taken"
-
-
-class Prompt:
-    """A destination that starts four of five deliveries itself, without a worker."""
-
-    starts_all = False
-
-    def __init__(self, inner: Destination) -> None:
-        self.pump: Pump
-        self._inner = inner
-        self._count = 0
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        return await self._inner.deliver(delivery)
-
-    def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
-        """Start a delivery, or leave it to `deliver`; one of seven that were started is left to it after all."""
-        self._count += 1
-        if not (self.starts_all or self._count % 5):
-            return None
-        waiting = [done]
-
-        def once(result: Result | None) -> None:
-            if waiting:
-                waiting.pop()(result)
-
-        task = self.pump.spawn(self._run(delivery, once), "prompt")
-        task.add_done_callback(lambda _: once(None))  # a task that is cancelled before its first step never runs
-        return task
-
-    async def _run(self, delivery: Delivery, done: Callable[[Result | None], None]) -> None:
-        result: Result | None = None
-        try:
-            if self.starts_all or self._count % 7:
-                result = await self.deliver(delivery)
-        except DeliveryError as cause:
-            result = cause
-        finally:
-            done(result)
 
 
 class MovingClock(ManualClock):
@@ -104,14 +65,12 @@ class Harness:
         self.epoch = 2
         self.fed: dict[TopicPartition, list[Record]] = {P0: [], P1: []}
         letters = None if given.pop("without_letters", False) else self
-        to = Prompt(self)
         batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
         policy = {"attempts": attempts, "first_delay_seconds": 1, "max_delay_seconds": 8, **given.pop("retry", {})}
         hooks = PumpHooks(**given.pop("hooks", {}))
         config = DeliveryConfig(ordering=ordering, batch=batch, retry=RetryConfig.model_validate(policy), **given)
-        self.pump = Pump("pump", "g", to, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
+        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
         self.pump.connect(self, self)
-        to.pump = self.pump
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         self.deliveries.append(delivery)

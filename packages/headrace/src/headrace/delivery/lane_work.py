@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from headrace.delivery.outcomes import Cancellable
 from headrace.delivery.pump_context import Batch, Work
 from headrace.records import Record, RecordBatch
 from headrace.runtime import Clock
@@ -27,24 +26,21 @@ class Begun(NamedTuple):
 
 
 class WorkInFlight:
-    """Work of a lane that is being done now, by a task or by the destination itself."""
+    """Work of a lane that is being done now, by a task."""
 
-    __slots__ = ("is_cancelled", "runs", "since", "work")
+    __slots__ = ("since", "task", "work")
 
     def __init__(self, work: Work, since: float) -> None:
         self.work = work
         self.since = since
         """When it began, by the monotonic clock."""
-        self.runs: Cancellable | None = None
-        """Who does it."""
-        self.is_cancelled = False
-        """Whether its result no longer counts."""
+        self.task: asyncio.Task[None] | None = None
+        """Does it."""
 
     def cancel(self) -> None:
-        """Stop it; who does it ends later."""
-        self.is_cancelled = True
-        if self.runs:
-            self.runs.cancel()
+        """Stop it; its task ends later."""
+        if self.task:
+            self.task.cancel()
 
 
 class InFlight:
@@ -55,6 +51,8 @@ class InFlight:
         """The work, in the order in which it began."""
         self.delivered: list[RecordBatch] = []
         """What was delivered and is about to be completed."""
+        self.begun_at = 0.0
+        """When the last work began, by the monotonic clock."""
         self.idle = asyncio.Event()
         """Set while no record is in flight."""
         self.idle.set()
@@ -68,19 +66,16 @@ class InFlight:
         """How many records are in flight."""
         return sum(len(each.work.records) for each in self.each)
 
-    @property
-    def begun_at(self) -> float:
-        """When the last of it began, by the monotonic clock; 0 if nothing is in flight."""
-        return max((each.since for each in self.each), default=0.0)
-
     def begin(self, running: WorkInFlight) -> None:
         """Record that work begins."""
         self.each[running] = None
+        self.begun_at = running.since
         self.idle.clear()
 
     def replace(self, running: WorkInFlight, work: Work) -> None:
         """Record that other work follows at once; a drain does not see the lane idle in between."""
-        running.work, running.since = work, self._clock.monotonic()
+        running.work = work
+        running.since = self.begun_at = self._clock.monotonic()
 
     def leave(self, running: WorkInFlight) -> None:
         """Record that work is over."""

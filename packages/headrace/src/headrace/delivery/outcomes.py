@@ -7,9 +7,9 @@ function implement `Destination`; the writer of dead letters and the retry topic
 import enum
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
-from headrace.errors import DeliveryError, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.records import CommitOffsets, Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 
@@ -147,42 +147,6 @@ class Destination(Protocol):
             DeliveryError: The destination as a whole failed. No attempt is used up. The delivery is repeated after a
                 pause until it succeeds or its partition is revoked.
         """
-
-
-class Cancellable(Protocol):
-    """Something that is being done, such as a task."""
-
-    def cancel(self) -> object:
-        """Stop it; it ends later."""
-
-
-Result = Sequence[Reply] | DeliveryError
-"""What `Destination.deliver` returns or raises."""
-
-
-@runtime_checkable
-class PromptDestination(Destination, Protocol):
-    """A destination that can start most deliveries at once, without a task."""
-
-    def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
-        """Start a delivery; None if it must be delivered with `deliver` instead.
-
-        Later `done` is called once: with the result, or with None if it must be delivered with `deliver` after all. It
-        is also called after `cancel`, with anything.
-        """
-
-
-class NeverPrompt:
-    """A destination that needs a task for each delivery."""
-
-    def __init__(self, destination: Destination) -> None:
-        self._destination = destination
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        return await self._destination.deliver(delivery)
-
-    def begin(self, _delivery: Delivery, _done: Callable[[Result | None], None]) -> None:
-        return None
 
 
 class DeadLetter(NamedTuple):

@@ -1,12 +1,10 @@
 """Begins deliveries in turns, makes their attempts, and applies the results.
 
-Partitions take turns, and a busy one leaves slots for idle ones. A destination that can start a delivery at once does,
-and the end of one begins the next. Where a delivery is one record, the next record of the lane follows in its slot.
-Otherwise a worker makes the attempt: a task. Writing dead letters is also the work of a worker.
+Partitions take turns, and a busy one leaves slots for idle ones. A task makes the attempt, and writes dead letters.
+Where a delivery is one record, the next record of the lane follows in its slot, in the same task.
 """
 
 import asyncio
-import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,11 +25,8 @@ from headrace.delivery.outcomes import (
     Delivery,
     Destination,
     EpochOf,
-    NeverPrompt,
     Outcome,
-    PromptDestination,
     Reply,
-    Result,
 )
 from headrace.delivery.policy import Judged, judge, last_error, records_of
 from headrace.delivery.pump_context import BROKEN_OFF, Batch, DeadLetterBatch, PumpContext, Work
@@ -47,6 +42,8 @@ _RESERVED = 4
 _SLOT_SECONDS = 0.02
 """A lane that needs a slot gets it after this time, sooner if many wait. Delivered records are completed as soon."""
 _TAKEN = [ACK]
+Result = Sequence[Reply] | DeliveryError
+"""What `Destination.deliver` returns or raises."""
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
 
 
@@ -86,7 +83,7 @@ class Deliverer:
         """
         # Settings
         self._context = context
-        self._destination = destination if isinstance(destination, PromptDestination) else NeverPrompt(destination)
+        self._destination = destination
         self._dead_letters = DeadLetterWrites(context, dead_letters, self._complete)
         self._epoch_of = epoch_of
         self._spawn = spawn
@@ -132,8 +129,9 @@ class Deliverer:
 
     def begin_one(self) -> bool:
         running = self._next()
-        if running and not self._starts(running):
-            self._hand_over(running)
+        if running:
+            running.task = self._spawn(self._work(running), "delivery")
+            running.task.add_done_callback(lambda _: self._over(running))  # it may be cancelled before it begins
         return running is not None
 
     def _queue(self, lane: Lane) -> None:
@@ -186,36 +184,46 @@ class Deliverer:
             self._writing -= 1
         self._queue(lane)
 
-    # Deliveries that the destination starts at once ------------------------------------------------------------------
+    # Work ------------------------------------------------------------------------------------------------------------
 
-    def _starts(self, running: _LaneWork) -> bool:
-        """Start a delivery without a task, if the destination can; `_answered` follows in a later turn of the loop."""
-        batch = running.work
-        if isinstance(batch, DeadLetterBatch) or batch.is_suspect or not batch.records.offsets:
-            return False
-        done = functools.partial(self._answered, running)
-        running.runs = self._destination.begin(self._delivery(running, batch), done)
-        return running.runs is not None
+    async def _work(self, running: _LaneWork) -> None:
+        """Deliver records, and write those that failed for good as dead letters.
 
-    def _answered(self, running: _LaneWork, result: Result | None) -> None:
+        Where a delivery is one record, the next record of the lane follows in the same slot.
+        """
+        lane = running.lane
         try:
-            running.runs = None
-            if self._goes_on(running, result):
-                return None
-            self.complete_delivered(running.lane)
-            if running.is_cancelled:
-                pass
-            elif result is None:
-                return self._hand_over(running)
-            elif dead_letters := self._result(running, result):
-                running.lane.in_flight.replace(running, dead_letters)
-                return self._hand_over(running)
-        except Exception as cause:  # noqa: BLE001 boundary: a defect ends the service, as in a worker
-            self._spawn(_failed(cause), "delivery")
-        self._over(running)
-        return None
+            while isinstance(batch := running.work, Batch):
+                if self._context.breaker.stops(running.attempt_id):
+                    return lane.requeue(batch)
+                if not batch.records.offsets:
+                    return None
+                delivery = self._delivery(running, batch)
+                try:
+                    if batch.is_suspect:
+                        result: Result = await self._deliver_alone(running, delivery)
+                    else:
+                        result = await self._destination.deliver(delivery)
+                except DeliveryError as error:
+                    result = error
+                if self._goes_on(running, result):
+                    continue
+                self.complete_delivered(lane)
+                dead_letters = self._result(running, batch, result)
+                if not dead_letters:
+                    return None
+                lane.in_flight.replace(running, dead_letters)
+            with self._limit.writing() if running.attempt_id else nullcontext():
+                await self._dead_letters.write(lane, batch)
+        finally:
+            self._over(running)
 
-    def _goes_on(self, running: _LaneWork, result: Result | None) -> bool:
+    def _over(self, running: _LaneWork) -> None:
+        if running in running.lane.in_flight.each:
+            self._leave(running)
+            self.begin()
+
+    def _goes_on(self, running: _LaneWork, result: Result) -> bool:
         """Deliver the next record of a lane in the same slot, if there is one and nothing speaks against it.
 
         Records that were delivered are completed together, a little later, which costs much less for each.
@@ -223,7 +231,6 @@ class Deliverer:
         lane, context, now = running.lane, self._context, self._context.clock.monotonic()
         if (
             result != _TAKEN
-            or running.is_cancelled
             or self._limit.free_for(self) < 0
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
@@ -236,9 +243,7 @@ class Deliverer:
         lane.in_flight.delivered.append(running.work.records)
         running.work = lane.take()
         running.attempt_id = context.breaker.begin()
-        running.since = now
-        if not self._starts(running):
-            self._hand_over(running)
+        running.since = lane.in_flight.begun_at = now
         return True
 
     def _keeps_slot(self, running: _LaneWork, now: float) -> bool:
@@ -250,8 +255,10 @@ class Deliverer:
             return False
         if turns:
             first = next(iter(turns))
-            has_fewer = len(first.in_flight.each) < len(running.lane.in_flight.each) - 1
-            if has_fewer or now - first.in_flight.begun_at > _SLOT_SECONDS:  # or all that it has hangs
+            in_flight = first.in_flight
+            if not in_flight.each or len(in_flight.each) < len(running.lane.in_flight.each) - 1:
+                return False
+            if now - in_flight.begun_at > _SLOT_SECONDS:  # all that it has hangs
                 return False
             turns.move_to_end(first)
         running.slot_since = now
@@ -273,43 +280,7 @@ class Deliverer:
                 self._complete(lane, records, Outcome.DELIVERED)
                 self._queue(lane)
 
-    # Workers ---------------------------------------------------------------------------------------------------------
-
-    def _hand_over(self, running: _LaneWork) -> None:
-        self.complete_delivered(running.lane)
-        running.runs = worker = self._spawn(self._work(running), "delivery")
-        worker.add_done_callback(lambda _: self._over(running))
-
-    async def _work(self, running: _LaneWork) -> None:
-        lane, work = running.lane, running.work
-        if isinstance(work, DeadLetterBatch):
-            dead_letters: DeadLetterBatch | None = work
-        elif self._context.breaker.stops(running.attempt_id):
-            lane.requeue(work)
-            dead_letters = None
-        elif dead_letters := await self._attempt(running, work):
-            lane.in_flight.replace(running, dead_letters)
-        if dead_letters:
-            with self._limit.writing() if running.attempt_id else nullcontext():
-                await self._dead_letters.write(lane, dead_letters)
-
-    def _over(self, running: _LaneWork) -> None:
-        self._leave(running)
-        self.begin()
-
     # One attempt -----------------------------------------------------------------------------------------------------
-
-    async def _attempt(self, running: _LaneWork, batch: Batch) -> DeadLetterBatch | None:
-        """Deliver a batch; return the dead letters to write."""
-        if not batch.records:
-            return None
-        delivery = self._delivery(running, batch)
-        try:
-            if batch.is_suspect:
-                return self._result(running, await self._deliver_alone(running, delivery))
-            return self._result(running, await self._destination.deliver(delivery))
-        except DeliveryError as error:
-            return self._result(running, error)
 
     def _delivery(self, running: _LaneWork, batch: Batch) -> Delivery:
         reach("delivery.before")
@@ -317,13 +288,12 @@ class Deliverer:
         epoch = self._epoch_of(lane.partition) if self._epoch_of else lane.tracker.epoch
         return Delivery(context.group, lane.partition, epoch, batch.records, batch.attempt, self._replay)
 
-    def _result(self, running: _LaneWork, result: Result) -> DeadLetterBatch | None:
+    def _result(self, running: _LaneWork, batch: Batch, result: Result) -> DeadLetterBatch | None:
         """Apply the result of a delivery; return the dead letters to write.
 
         A destination that is down uses up no attempt.
         """
-        lane, batch, attempt_id = running.lane, running.work, running.attempt_id
-        assert isinstance(batch, Batch)
+        lane, attempt_id = running.lane, running.attempt_id
         if isinstance(result, DeliveryError):
             return self._not_taken(lane, batch, attempt_id, result)
         reach("delivery.after")
@@ -494,7 +464,3 @@ class Deliverer:
         how_counted = Outcome.DELIVERED if how is Outcome.AWAITING_ACK else how
         self._context.counts.completed[how_counted] += len(records.offsets)
         self._on_completed(lane, records, how, replies)
-
-
-async def _failed(cause: Exception) -> None:
-    raise cause

@@ -37,7 +37,7 @@ class _Response(Protocol):
 
 class _Client(Protocol):
     def get(self, path: str) -> Awaitable[_Response]: ...
-    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Awaitable[_Response]: ...
+    def post(self, body: bytes, lines: str = "") -> Awaitable[_Response]: ...
     def close(self) -> None: ...
 
 
@@ -76,7 +76,7 @@ class PassThrough:
         )
         try:
             if request.method == "POST":
-                response = await client.post(body, [("Content-Type", JSON)])
+                response = await client.post(body, f"Content-Type: {JSON}\r\n")
             else:
                 path = urlsplit(url).path
                 response = await client.get(f"{path}?{query}" if query else path)

@@ -8,7 +8,6 @@ Source: RFC 9112.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
@@ -46,10 +45,6 @@ class Broken(Exception):
         self.closed = closed
 
 
-Done = Callable[[BackendResponse | Broken], None]
-"""Takes the end of one request: its response, or why there is none."""
-
-
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time and may be kept for the next one."""
 
@@ -74,7 +69,8 @@ class Connection(asyncio.Protocol):
         self._repeated = repeated
         self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._done: Done | None = None
+        self._waiter: asyncio.Future[BackendResponse] | None = None
+        """Gets the response of the request in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
         self._usual = b"", BackendResponse(0, {}, b"")
@@ -89,53 +85,39 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._response: BackendResponse | None = None
 
-    def send(self, request: Sequence[bytes], end: float, done: Done) -> None:
-        """Send a request; `done` gets its response, or `Broken`, later, and until `end` of the loop's clock."""
+    def send(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
+        """Send a request; the future has its response, or `Broken`, until `end` of the loop's clock."""
+        waiter: asyncio.Future[BackendResponse] = self.loop.create_future()
         self.reusable = False
         self._end = end
-        self._done = done
-        if self.refusal:  # with TLS, a write to a closed connection would raise nothing
-            self.loop.call_soon(functools.partial(self._fail, self.refusal, resend=True))
-            return
+        self._waiter = waiter
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
+        if self.refusal:  # with TLS, a write to a closed connection would raise nothing
+            self._fail(self.refusal, resend=True)
+            return waiter
         try:
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
-            why = f"it closed the connection without a response ({cause})"
-            self.loop.call_soon(functools.partial(self._fail, why, resend=True))
-
-    def ask(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
-        """Send a request; the future has its response, or `Broken`. The connection ends if the future is cancelled."""
-        waiter: asyncio.Future[BackendResponse] = self.loop.create_future()
-
-        def done(found: BackendResponse | Broken) -> None:
-            if isinstance(found, Broken) and not waiter.done():
-                waiter.set_exception(found)
-            elif not waiter.done():
-                waiter.set_result(cast(BackendResponse, found))
-
-        def waited(_: asyncio.Future[BackendResponse]) -> None:
-            if self._done is done:
-                self.abort()
-
-        waiter.add_done_callback(waited)
-        self.send(request, end, done)
+            self._fail(f"it closed the connection without a response ({cause})", resend=True)
         return waiter
+
+    def cancel(self, waiter: asyncio.Future[BackendResponse]) -> None:
+        """Close if this response has not arrived: its request was cancelled."""
+        if self._waiter is waiter:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once; a request in flight ends with `Broken`, later."""
         self.reusable = False
         self._transport.abort()
 
-    cancel = abort
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._done is None:
+        if self._waiter is None:
             self._spoil(is_response=self.loop.time() - self.idle_since < _SAME_EXCHANGE_SECONDS)
             return
         is_first = not (self._status or self._bare_bytes)
@@ -177,7 +159,7 @@ class Connection(asyncio.Protocol):
         self.refusal = self.refusal or "it closed the connection without a response"
         if self._timer:
             self._timer.cancel()
-        if self._done:
+        if self._waiter:
             is_silent = not (self._status or self._bare_bytes)
             when = "without a response" if is_silent else "before its response was complete"
             self._fail(
@@ -231,15 +213,15 @@ class Connection(asyncio.Protocol):
         return Broken(f"its response is larger than {self._max_body_bytes} bytes; shorten it")
 
     def _finish(self, response: BackendResponse, keep: bool) -> None:
-        done = self._done
-        if done is None:
+        waiter = self._waiter
+        if waiter is None:
             return
         early = self._transport.get_write_buffer_size()
         if early and (self.idle_since or response.status < 300):
             why = "it responded before it had the whole request; read all of it first"
             self._fail(why, resend=self.idle_since > 0)
             return
-        self._done = None
+        self._waiter = None
         if self._status:
             self._begin()
         # A server that responds before it has the whole request does not read the rest as its body.
@@ -247,7 +229,8 @@ class Connection(asyncio.Protocol):
         self.idle_since = self.loop.time()
         if self._released:
             self._released(self)
-        done(response)
+        if not waiter.done():
+            waiter.set_result(response)
 
     def _spoil(self, *, is_response: bool) -> None:
         """Close: bytes arrived that belong to no request."""
@@ -257,12 +240,13 @@ class Connection(asyncio.Protocol):
             self._repeated()
 
     def _fail(self, why: str, *, resend: bool = False, closed: bool = False) -> None:
-        if done := self._done:
-            self._done = None
+        if waiter := self._waiter:
+            self._waiter = None
             self.abort()
             if self._released:
                 self._released(self)
-            done(Broken(why, resend=resend, closed=closed))
+            if not waiter.done():
+                waiter.set_exception(Broken(why, resend=resend, closed=closed))
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -271,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         self._timer = None
-        if not self._done:
+        if not self._waiter:
             return
         if self.loop.time() < self._end:
             self._set_timer()

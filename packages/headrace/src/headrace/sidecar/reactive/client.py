@@ -19,7 +19,7 @@ from headrace.config.backend import FRAMING, HEADER_NAME, BackendConfig, connect
 from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
-from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection, Done
+from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, BackendResponse, Broken, Connection
 from headrace.sidecar.reactive.token import Token, token_headers
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,7 @@ _LONG_REST_SECONDS: Final = 0.1
 """The same for a server that has sent a second response within the last `_REPEAT_MEMORY_SECONDS`."""
 _REPEAT_MEMORY_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 16_384
-_MANY: Final = 8
-"""Requests in flight from which on those of one turn are sent together."""
+"""A smaller body is sent in one piece with its head."""
 
 
 class ConnectionPool:
@@ -71,8 +70,6 @@ class ConnectionPool:
         """Connections whose rest has begun in this period."""
         self._rested: deque[Connection] = deque()
         """Connections whose rest ends with this period."""
-        self._misses = 0
-        """Requests that found no connection; each opens one more."""
         self._open: set[Connection] = set()
         self._is_polite = False
         """Whether a connection was silent before its first request."""
@@ -80,42 +77,31 @@ class ConnectionPool:
         """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
-    def start(self, request: Sequence[bytes], seconds: float, done: Done) -> Connection | None:
-        """Send a request on a kept connection, as `Connection.send`, in this turn of the loop or the next one.
-
-        Where many are in flight, those of one turn are sent together: sent one by one, each would wake the server.
-
-        Returns:
-            The connection; None if none is kept.
-        """
-        if kept := self._kept():
-            end = kept.loop.time() + seconds
-            if len(self._open) - len(self._idle) - len(self._resting) - len(self._rested) < _MANY:
-                kept.send(request, end, done)
-            else:
-                asyncio.get_running_loop().call_soon(kept.send, request, end, done)
-        else:
-            self._misses += 1
-        return kept
-
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
         """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.
 
         The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
         """
-        if self._misses:
-            self._misses -= 1
-        elif kept := self._kept():
+        kept = self._kept()
+        while True:
+            connection = kept or await self._new(end)
+            waiter = connection.send(request, end)
             try:
-                return await kept.ask(request, end)
+                return await waiter
+            except asyncio.CancelledError:
+                connection.cancel(waiter)
+                raise
             except Broken as cause:
-                if not cause.resend:
+                if kept is None or not cause.resend:
                     raise
+            kept = None
+
+    async def _new(self, end: float) -> Connection:
         connection = await self._connect(end)
         if not self._is_polite:
             await asyncio.sleep(_REST_SECONDS)
             self._is_polite = not connection.refusal
-        return await connection.ask(request, end)
+        return connection
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail."""
@@ -250,35 +236,19 @@ class BackendClient:
         fixed = headers or {}
         self._fixed = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n{self.lines(list(fixed.items()))}"
         self._starts = {name.lower(): "" for name in [*fixed, *(["authorization"] if token else [])]}
-        self.post_start = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
+        self._post = f"POST {_target(parts.path, parts.query)} HTTP/1.1\r\n{self._fixed}"
         """How the head of every POST begins."""
 
-    def post(self, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> Coroutine[Any, Any, BackendResponse]:
+    def post(self, body: bytes, lines: str = "") -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to a POST; it is repeated at once only if a kept connection turns out to be closed.
 
         Args:
-            headers: Headers of this request. In values, control characters and those outside ASCII are
-                percent-encoded. A header is left out if its name is not valid, frames the request, or is set for
-                every request.
+            lines: Headers of this request, from `lines`.
 
         Raises:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
-        return self._send(f"{self.post_start}{self.lines(headers)}Content-Length: {len(body)}\r\n", body)
-
-    def post_head(self, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
-        """Return the head of a POST."""
-        return f"{self.post_start}{self.lines(headers)}Content-Length: {len(body)}\r\n\r\n".encode()
-
-    def start(self, head: bytes, body: bytes, done: Callable[[BackendResponse | Broken], None]) -> Connection | None:
-        """Send a request at once, on a kept connection; None if there is none, or a token is needed.
-
-        Its end is passed to `done`, later. If it has to be sent again, that is `Broken.resend`.
-        """
-        if self._token:
-            return None
-        request = (head + body,) if len(body) < _SMALL_BYTES else (head, body)
-        return self._connections.start(request, self._timeout_seconds, done)
+        return self._send(f"{self._post}{lines}Content-Length: {len(body)}\r\n", body)
 
     def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to `GET path` of the same server, with or without a query.
@@ -291,7 +261,7 @@ class BackendClient:
 
     def options(self) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to an OPTIONS request for the URL, which changes nothing; raises like `get`."""
-        return self._send(f"OPTIONS{self.post_start.removeprefix('POST')}", b"")
+        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail as unavailable."""
@@ -307,9 +277,11 @@ class BackendClient:
     async def _send(self, head: str, body: bytes) -> BackendResponse:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
-            if self._token is None:
-                return await self._connections.request((f"{head}\r\n".encode(), body), end)
-            return await self._send_with(self._token, head, body, end)
+            if self._token:
+                return await self._send_with(self._token, head, body, end)
+            start = f"{head}\r\n".encode()
+            request = (start + body,) if len(body) < _SMALL_BYTES else (start, body)
+            return await self._connections.request(request, end)
         except Broken as cause:
             raise self.unavailable(cause) from cause
 
@@ -329,7 +301,11 @@ class BackendClient:
         return response
 
     def lines(self, headers: Sequence[tuple[str, str]]) -> str:
-        """Return the lines of headers, as `post` sends them."""
+        """Return the lines of headers of a request.
+
+        In values, control characters and those outside ASCII are percent-encoded. A header is left out if its name is
+        not valid, frames the request, or is set for every request.
+        """
         values = "".join([value for _, value in headers])
         if not (values.isascii() and values.isprintable()):  # all at once, since nearly all are
             headers = [(name, quote(value, _PRINTABLE, errors="replace")) for name, value in headers]

@@ -6,7 +6,6 @@ Tracing.
 
 import base64
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -15,9 +14,9 @@ import msgspec
 from headrace.delivery.outcomes import Delivery
 from headrace.errors import DecodeError
 from headrace.formats.plain import JsonCodec
-from headrace.records import Record
+from headrace.records import Record, RecordBatch
+from headrace.sidecar.reactive.delivery_lines import DeliveryLines, headers_text, safe, trace_of
 from headrace.sidecar.reactive.envelope import PayloadDecoder
-from headrace.sidecar.reactive.single import Request, delivery_headers, headers_text, safe, trace_of
 from headrace.sidecar.record_json import delivery_id
 
 _REQUIRED: Final = ("specversion", "id", "source", "type")
@@ -42,25 +41,26 @@ class CloudEvent(NamedTuple):
     data: bytes | None
 
 
-def structured(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
-    """Return the request of mode `cloudevents_structured`."""
-    record = records[0]
-    event = _json_of(_event_of(payloads, delivery, record))
-    head = ("Content-Type", "application/cloudevents+json")
-    return _encode(event), [head, *delivery_headers(payloads, delivery, record)]
+def structured(
+    payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
+) -> tuple[bytes, str]:
+    """Return body and header lines of mode `cloudevents_structured`."""
+    event = _json_of(_event_of(payloads, delivery, records[0]))
+    return _encode(event), lines.of_record(delivery, records, "application/cloudevents+json")
 
 
-def binary(payloads: PayloadDecoder, delivery: Delivery, records: Sequence[Record]) -> Request:
-    """Return the request of mode `cloudevents_binary`."""
-    record = records[0]
-    event = _event_of(payloads, delivery, record)
-    lines = [
+def binary(
+    payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
+) -> tuple[bytes, str]:
+    """Return body and header lines of mode `cloudevents_binary`."""
+    event = _event_of(payloads, delivery, records[0])
+    more = [
         (f"ce-{name}", safe(str(value).lower() if isinstance(value, bool) else str(value)))
         for name, value in event.attributes.items()
     ]
     if event.data is not None:
-        lines.append(("Content-Type", event.content_type))
-    return event.data or b"", lines + delivery_headers(payloads, delivery, record)
+        more.append(("Content-Type", event.content_type))
+    return event.data or b"", lines.of_record(delivery, records, more=more)
 
 
 def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> CloudEvent:

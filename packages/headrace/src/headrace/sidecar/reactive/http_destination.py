@@ -2,24 +2,23 @@
 
 import functools
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
 from headrace.delivery.delivery_span import begin_delivery, delivery_span
-from headrace.delivery.outcomes import ACK, Cancellable, Delivery, Reply, Result
-from headrace.errors import DecodeError, DeliveryError, DestinationUnavailable, RegistryUnavailable
+from headrace.delivery.outcomes import ACK, Delivery, Reply
+from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry import tracing
-from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.reactive import cloud_events
-from headrace.sidecar.reactive.backend_connection import BackendResponse, Broken
+from headrace.sidecar.reactive.backend_connection import BackendResponse
 from headrace.sidecar.reactive.client import MAX_RESPONSE_BYTES, client_of
+from headrace.sidecar.reactive.delivery_lines import DeliveryLines
 from headrace.sidecar.reactive.envelope import PayloadDecoder, array_of, replies_of
-from headrace.sidecar.reactive.single import Request, SingleHeads, replay_header, single
 
 _EXCERPT_BYTES: Final = 2000
 _MOST_SUSPECTS: Final = 1000
@@ -57,45 +56,20 @@ class HttpDestination(Service):
         self._payloads = payloads
         self._clock = clock
         write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
-        self._request = functools.partial(write, payloads)
-        client = self.client
-        self._singles = SingleHeads(payloads, client.post_start, client.lines) if write is single else None
+        self._request = functools.partial(write, payloads, DeliveryLines(payloads, self.client.lines))
 
     async def stop(self) -> None:
         self.client.close()
 
-    def begin(self, delivery: Delivery, done: Callable[[Result | None], None]) -> Cancellable | None:
-        """Post as `deliver` does, in this turn of the loop; None if a schema, a span, a token or a check is needed."""
-        records = RecordBatch.of(delivery.records)
-        if tracing.tracer or self._payloads.names_schemas or (self._suspects and _position(records) in self._suspects):
-            return None
-        try:
-            request = self._singles.request(delivery, records) if self._singles else None
-            if request is None:
-                body, headers = self._request(delivery, records)
-                request = self.client.post_head(headers, body), body
-        except DecodeError:
-            return None
-        return self.client.start(*request, functools.partial(self._responded, records, done))
-
-    def _responded(
-        self, records: RecordBatch, done: Callable[[Result | None], None], found: BackendResponse | Broken
-    ) -> None:
-        result: Result | None
-        if not isinstance(found, Broken):
-            try:
-                result = self._replies(found, records)
-            except DeliveryError as cause:
-                result = cause
-        elif found.resend:
-            result = None
-        else:
-            result = self._suspected(_position(records), self.client.unavailable(found))
-        done(result)
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+    def deliver(self, delivery: Delivery) -> Coroutine[Any, Any, Sequence[Reply]]:
         """Post the records that can be decoded; the others are dead letters at once."""
         records = RecordBatch.of(delivery.records)
+        if self._payloads.names_schemas or tracing.tracer:
+            return self._load_and_deliver(delivery, records)
+        return self._deliver(delivery, records)
+
+    async def _load_and_deliver(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
+        """Fetch the schemas that the records name, and begin the span of the delivery, before it."""
         try:
             await self._payloads.prepare(records)
         except RegistryUnavailable as cause:
@@ -108,33 +82,23 @@ class HttpDestination(Service):
         return replies.found
 
     async def _deliver(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
+        """Post records; before one that is alone and a suspect, check whether the backend responds at all."""
         try:
-            body, headers = self._request(delivery, records)
+            body, lines = self._request(delivery, records)
         except DecodeError:
             return await self._deliver_sound(delivery, records)
-        return self._replies(await self._post(body, headers, records), records)
-
-    async def _post(self, body: bytes, headers: Sequence[tuple[str, str]], records: RecordBatch) -> BackendResponse:
-        """Post; before a record that is alone and a suspect, check whether the backend responds at all."""
-        if tracing.tracer and (span := current_span.get()):
-            headers = [*tracing.tracer.without(headers), *span.headers()]
-        position = _position(records)
+        position = (records.topic_partition, records.offsets[0]) if len(records.offsets) == 1 else None
         is_alive = position in self._suspects and await self._is_alive()
         try:
-            return await self.client.post(body, headers)
+            response = await self.client.post(body, lines)
         except DestinationUnavailable as error:
-            raise self._suspected(position, error, is_alive=is_alive) from error.__cause__
-
-    def _suspected(
-        self, position: tuple[TopicPartition, int] | None, error: DestinationUnavailable, *, is_alive: bool = False
-    ) -> DestinationUnavailable:
-        """Note a record that was alone when the backend closed the connection."""
-        if position and error.broken_off:
-            error.is_alive = is_alive
-            self._suspects[position] = None
-            while len(self._suspects) > _MOST_SUSPECTS:
-                del self._suspects[next(iter(self._suspects))]
-        return error
+            if position and error.broken_off:
+                error.is_alive = is_alive
+                self._suspects[position] = None
+                while len(self._suspects) > _MOST_SUSPECTS:
+                    del self._suspects[next(iter(self._suspects))]
+            raise
+        return self._replies(response, records)
 
     async def _is_alive(self) -> bool:
         try:
@@ -151,15 +115,14 @@ class HttpDestination(Service):
             except DecodeError as error:
                 replies[record.offset] = Reply("DecodeError", error.description, reached=False, permanent=True)
         if sound := RecordBatch.of([record for record in records if record.offset not in replies]):
-            response = await self._post(*self._request(delivery, sound), sound)
-            replies.update(zip(sound.offsets, self._replies(response, sound), strict=True))
+            replies.update(zip(sound.offsets, await self._deliver(delivery, sound), strict=True))
         return [replies[offset] for offset in records.offsets]
 
     def _replies(self, response: BackendResponse, sent: RecordBatch) -> list[Reply]:
         """Return what a response means for each record; raise if it concerns the whole backend or is not valid."""
         status = response.status
         if status < 300:
-            return replies_of(response.body, sent) if self._results else [ACK] * len(sent)
+            return replies_of(response.body, sent) if self._results else [ACK] * len(sent.offsets)
         if self._retry.action_of_status(status) == "unavailable":
             wait = retry_after_seconds(response.headers.get("retry-after", ""), self._clock.time())
             url = self.client.url
@@ -169,22 +132,25 @@ class HttpDestination(Service):
         return [Reply(f"HTTP {status}", excerpt, status)] * len(sent)
 
 
-def _position(records: RecordBatch) -> tuple[TopicPartition, int] | None:
-    """Return the position of a record that is alone."""
-    return (records.topic_partition, records.offsets[0]) if len(records) == 1 else None
+Request = tuple[bytes, str]
+"""Body and header lines of one POST."""
 
 
-def _records(payloads: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
+def _records(payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch) -> Request:
     body = array_of(delivery, records, payloads.keys.texts(records.keys), payloads.values.texts(records.values))
-    return body, [_JSON, *replay_header(delivery)]
+    return body, lines.of_array(delivery)
 
 
-def _rows(_: PayloadDecoder, delivery: Delivery, records: RecordBatch) -> Request:
-    return b"[%b]" % b",".join(value or b"null" for value in records.values), [_JSON, *replay_header(delivery)]
+def _rows(_: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch) -> Request:
+    return b"[%b]" % b",".join(value or b"null" for value in records.values), lines.of_array(delivery)
 
 
-_JSON: Final = ("Content-Type", "application/json")
-_WRITERS: Final[dict[str, Callable[[PayloadDecoder, Delivery, RecordBatch], Request]]] = {
+def single(payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch) -> Request:
+    """Return the request of mode `single`: its body is the value of the record."""
+    return payloads.body(records.values[0]), lines.of_record(delivery, records, payloads.content_type)
+
+
+_WRITERS: Final[dict[str, Callable[[PayloadDecoder, DeliveryLines, Delivery, RecordBatch], Request]]] = {
     "results": _records,
     "status": _records,
     "single": single,

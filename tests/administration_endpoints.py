@@ -3,7 +3,6 @@
 from typing import Any
 
 from headrace.admin.process.modules import Modules
-from headrace.admin.process.pass_through import PassThrough
 from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
@@ -14,6 +13,8 @@ from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.sidecar.reactive.client import BackendClient
 from headrace_dialects.light4j.chaos import Chaos
 from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
+from headrace_dialects.light4j.light_sections import LightSections
+from headrace_dialects.light4j.pass_through import PassThrough
 
 
 def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
@@ -21,11 +22,15 @@ def administration(config: HeadraceConfig | None = None, **reloads: Any) -> Admi
     config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
     modules = {name: Reload("does it", reload) for name, reload in reloads.items()}
     levels, mask = LogLevels(clock), SecretMask(config)
-    backend = PassThrough(config.admin.pass_through, BackendClient)
-    return AdministrationEndpoints(lambda: config, levels, logs, Modules(lambda: modules), lambda: None, mask, backend)
+    return AdministrationEndpoints(lambda: config, levels, logs, Modules(lambda: modules), lambda: None, mask)
 
 
 def assaults(config: HeadraceConfig) -> ChaosEndpoints:
     """Return the endpoints of assaults, which disturb nothing."""
     chaos = Chaos(SystemClock(), lambda disturbance: None)
-    return ChaosEndpoints(lambda: config, chaos, PassThrough(config.admin.pass_through, BackendClient))
+    return ChaosEndpoints(lambda: config, chaos, pass_through(config))
+
+
+def pass_through(config: HeadraceConfig) -> PassThrough:
+    """Return what sends requests on to the backends of a configuration."""
+    return PassThrough(config.section(LightSections).admin.pass_through, BackendClient)

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from headrace.config.administration import AdminConfig
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig, forbidden_address
 from headrace.config.consumers import ReactiveConsumerConfig
+from headrace_dialects.light4j.light_sections import AdminConfig
 
 HOSTS = yaml.safe_load(Path(__file__).with_name("hosts.yaml").read_text())
 

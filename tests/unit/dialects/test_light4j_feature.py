@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from headrace import feature
 from headrace.app.app import App
 from headrace.config import whole_file
-from headrace.config.administration import AdminConfig
+from headrace.config.administration import HealthConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
 from headrace.errors import EnvironmentProblem
@@ -44,28 +44,36 @@ async def test_it_adds_endpoints_and_no_consumer() -> None:
     assert App(WholeFile(), ManualClock()).process.parts["light4j"].services() == []
 
 
-def test_it_adds_a_key_to_a_section_of_the_core() -> None:
-    """The core alone rejects the key, and a process has it whatever else is installed."""
+def test_it_adds_a_section() -> None:
+    """The core alone rejects it, and a process has it whatever else is installed."""
     tree = {"admin": {"chaos": "loopback", "pass_through": ["http://127.0.0.1:1"]}}
     admin = WholeFile.model_validate(tree).section(LightSections).admin
     assert (admin.chaos, admin.pass_through) == ("loopback", ["http://127.0.0.1:1"])
-    with pytest.raises(ValidationError, match="chaos"):
+    with pytest.raises(ValidationError, match="admin"):
         HeadraceConfig.model_validate(tree)
 
 
-def test_two_features_cannot_add_keys_to_one_section(monkeypatch: pytest.MonkeyPatch) -> None:
+class OtherHealth(HealthConfig):
+    other: int = 1
+
+
+class OtherAdmin(HeadraceConfig):
+    admin: OtherHealth = OtherHealth()
+
+
+class WiderHealth(HeadraceConfig):
+    health: OtherHealth = OtherHealth()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("other", "section"), [(OtherAdmin, "admin"), (WiderHealth, "health")])
+def test_a_feature_cannot_take_the_section_of_another_or_of_the_core(
+    monkeypatch: pytest.MonkeyPatch, other: type[HeadraceConfig], section: str
+) -> None:
     """One of them would lose its keys without a word."""
-
-    class OtherAdmin(AdminConfig):
-        other: int = 1
-
-    class OtherSections(HeadraceConfig):
-        admin: OtherAdmin = OtherAdmin()
-
-    models = {"light4j": LightSections, "other": OtherSections}
+    models = {"light4j": LightSections, "other": other}
     monkeypatch.setattr(feature, "features", lambda: [Feature(name=name, section=name) for name in models])
     monkeypatch.setattr(feature, "imported", models.__getitem__)
     spec = importlib.util.spec_from_file_location("whole_file_of_two", whole_file.__file__)
     assert spec and spec.loader
-    with pytest.raises(EnvironmentProblem, match="feature other and another add keys to admin: uninstall one"):
+    with pytest.raises(EnvironmentProblem, match=f"feature other adds the section {section}, whose name is taken"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

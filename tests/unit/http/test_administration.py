@@ -28,7 +28,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS
 from headrace_dialects.light4j.chaos import AssaultRequest, Chaos
 from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
-from tests.administration_endpoints import administration, assaults
+from tests.administration_endpoints import administration, assaults, pass_through
 from tests.raw_server import always, served
 from tests.running_server import RunningServer
 from tests.unit.http.test_openapi import request
@@ -53,7 +53,7 @@ async def test_hostile_requests(server: RunningServer) -> None:
 
 async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other URL is contacted, however it is written; no redirect is followed; an answer is small, whole and soon."""
-    monkeypatch.setattr("headrace.admin.process.pass_through._SECONDS", 0.3)
+    monkeypatch.setattr("headrace_dialects.light4j.pass_through._SECONDS", 0.3)
 
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -64,14 +64,14 @@ async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: 
     answers = [always(answer.encode()) for answer in table(__file__, "refused_answers")]
     async with served(*answers, endless) as backend:
         base = f"http://127.0.0.1:{backend.port}"
-        endpoints = administration(WholeFile.model_validate({"admin": {"pass_through": [base]}}))
+        backends = pass_through(WholeFile.model_validate({"admin": {"pass_through": [base]}}))
 
         async def ask(value: str) -> None:
             headers = {b"x-adm-passthrough": value.encode()}
             request: Any = SimpleNamespace(
                 headers=headers, method="GET", path="/adm/modules", query=b"a=b", parameters={}
             )
-            await AdministrationEndpoints.modules.handler(endpoints, Call(request, None, None))
+            await backends.answer(Call(request, None, None))
 
         for form in table(__file__, "other_backends"):
             with pytest.raises(RequestError, match="does not list"):

@@ -36,7 +36,7 @@ queries: section tables, section sql, section queries, section ksqldb, command s
 queries: path /query, path /close-query, path /tables, path /ksqldb
 console: section console, command console
 dialects: folder light-4j, path /consumers/deadLetter/, path /consumers/active/audit, path /adm/messagereplaymetadata
-dialects: section admin.chaos, section metrics, path /adm/chaosmonkey
+dialects: section admin, section metrics, path /adm/chaosmonkey
 devkit: command init, command dev, hook development
 demo: command demo
 """

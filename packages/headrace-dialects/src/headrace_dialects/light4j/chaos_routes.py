@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from headrace.admin.process.pass_through import PassThrough
 from headrace.config.backend import is_this_machine
 from headrace.config.model import HeadraceConfig
-from headrace.errors import Forbidden, NotFound, RequestBodyMissing, RequestError
+from headrace.errors import Forbidden, InvalidRequest, NotFound, RequestBodyMissing
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, caller_name
 from headrace.http.messages import HttpResponse
 from headrace_dialects.light4j.chaos import ASSAULTS, Assault, AssaultRequest, AssaultView, Chaos
 from headrace_dialects.light4j.light_sections import LightSections
+from headrace_dialects.light4j.pass_through import PassThrough
 
 
 class ChaosEndpoints:
@@ -25,7 +25,7 @@ class ChaosEndpoints:
         self._backend = backend
 
     @Endpoint(
-        "GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", ADMINISTER, {200: JSON}, errors=(RequestError,)
+        "GET", "/adm/chaosmonkey", "getAssaults", "Assaults that run", ADMINISTER, {200: JSON}, errors=(InvalidRequest,)
     )
     async def assaults(self, call: Call[None, None]) -> HttpResponse:
         self._backend.refuse(call)
@@ -38,7 +38,7 @@ class ChaosEndpoints:
         "Start an assault on this process, which ends by itself",
         ADMINISTER,
         example={"seconds": 30, "level": 2, "milliseconds": 500},
-        errors=(*JSON_BODY, RequestBodyMissing, RequestError, Forbidden, NotFound),
+        errors=(*JSON_BODY, RequestBodyMissing, InvalidRequest, Forbidden, NotFound),
         audited="assault",
     )
     async def assault(self, call: Call[AssaultRequest, None]) -> AssaultView:
@@ -57,7 +57,7 @@ class ChaosEndpoints:
         allowed = self._config().section(LightSections).admin.chaos
         client = call.request.client_address
         if allowed == "none":
-            raise RequestError("assaults are switched off here: set admin.chaos to loopback or anywhere")
+            raise InvalidRequest("assaults are switched off here: set admin.chaos to loopback or anywhere")
         if allowed == "loopback" and not (client and is_this_machine(client)):
             raise Forbidden("only callers on this machine may start assaults (admin.chaos)")
 

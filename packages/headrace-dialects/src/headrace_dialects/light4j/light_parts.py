@@ -12,6 +12,7 @@ from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts
 from headrace.sidecar.active.active_parts import ActiveParts
 from headrace.sidecar.active.instances import ActiveInstances
+from headrace.sidecar.reactive.client import BackendClient
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.chaos import Assault, Chaos, Disturbance
 from headrace_dialects.light4j.chaos_routes import ChaosEndpoints
@@ -21,6 +22,7 @@ from headrace_dialects.light4j.influxdb import InfluxLines
 from headrace_dialects.light4j.light_sections import LightSections
 from headrace_dialects.light4j.metadata_replays import MetadataReplays
 from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
+from headrace_dialects.light4j.pass_through import PassThrough
 from headrace_dialects.light4j.redelivery import Redelivery
 from headrace_dialects.light4j.redelivery_routes import RedeliveryEndpoints
 
@@ -41,11 +43,13 @@ class LightParts(Parts):
             self._services.append(InfluxPush(influxdb, context.metrics, lines, context.clock))
         config, running, runs = context.config, needed.of(ConsumersParts).running, needed.of(RunParts)
         replays = MetadataReplays(runs.jobs, runs.replays, running, producing=config.producer.enabled)
+        pass_through = PassThrough(sections.admin.pass_through, BackendClient)
+        needed.of(AdministrationParts).administration.before = pass_through.answer
         self.endpoints: list[object] = [
             AuditEndpoints(context.audit, config.http.max_records),
             RedeliveryEndpoints(Redelivery(run_context_of(context), running, socket.gethostname())),
             MetadataEndpoints(runs.jobs, replays),
-            ChaosEndpoints(lambda: process.in_force, self._chaos, needed.of(AdministrationParts).pass_through),
+            ChaosEndpoints(lambda: process.in_force, self._chaos, pass_through),
         ]
         if instances := needed.of(ActiveParts).instances:
             self.endpoints.append(_active_dead_letters(context, needed, instances))

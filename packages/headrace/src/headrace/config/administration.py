@@ -1,12 +1,11 @@
-"""Health for programs that watch this process, and the dangerous parts of its administration."""
+"""Health for programs that watch this process."""
 
-from typing import Annotated, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
 from headrace.config.backend import forbidden_host
-from headrace.config.registrations import plain_url
 from headrace.config.section import PositiveSeconds, Section, Url
 
 
@@ -28,11 +27,3 @@ class HealthConfig(Section):
         if why := forbidden_host(urlsplit(self.downstream_url or "").hostname or ""):
             raise ValueError(f"downstream_url is refused: {why}")
         return self
-
-
-class AdminConfig(Section):
-    """Administration of this process over HTTP; it always requires the scope `admin`."""
-
-    pass_through: list[Annotated[Url, AfterValidator(plain_url)]] = []
-    """Base URLs of backends whose administration `X-Adm-PassThrough` reaches; without any, such requests are refused.
-    The caller's credentials are not sent on."""

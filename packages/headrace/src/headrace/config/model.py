@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.config.administration import AdminConfig, HealthConfig
+from headrace.config.administration import HealthConfig
 from headrace.config.audit import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
@@ -73,8 +73,6 @@ class HeadraceConfig(Section):
     """Runtime control of consumers and jobs."""
     health: HealthConfig = HealthConfig()
     """Health requests."""
-    admin: AdminConfig = AdminConfig()
-    """Administration of this process."""
     state_dir: Path = Path(".headrace/state")
     """Folder of what must outlast this process, such as checkpoints and tables, relative to this file."""
     processes: Annotated[int, Field(ge=1, le=16), Number] | Literal["auto"] = 1

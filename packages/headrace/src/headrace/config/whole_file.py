@@ -1,4 +1,4 @@
-"""The model of the whole `headrace.yaml`: the core's sections, and the sections and keys that features add."""
+"""The model of the whole `headrace.yaml`: the core's sections, and those that features add."""
 
 from typing import Any, Final
 
@@ -11,12 +11,14 @@ from headrace.feature import features, imported
 
 def _whole_file() -> type[HeadraceConfig]:
     models: list[type[HeadraceConfig]] = []
-    extended: dict[str, Any] = {}
     taken = {*dir(HeadraceConfig), *HeadraceConfig.model_fields}
     for feature in features():
         if feature.section:
             model = imported(feature.section)
-            for key in model.model_fields.keys() - HeadraceConfig.model_fields.keys():
+            for key, field in model.model_fields.items():
+                core = HeadraceConfig.model_fields.get(key)
+                if core and core.annotation is field.annotation:
+                    continue
                 if key in taken:
                     raise EnvironmentProblem(
                         f"feature {feature.name} adds the section {key}, whose name is taken: uninstall it"
@@ -27,18 +29,12 @@ def _whole_file() -> type[HeadraceConfig]:
                 if name in taken:
                     raise EnvironmentProblem(f"feature {feature.name} has a check {name}, as another has: uninstall it")
                 taken.add(name)
-            for key, field in HeadraceConfig.model_fields.items():
-                wider = model.model_fields[key]
-                if wider.annotation is not field.annotation:
-                    if key in extended:
-                        raise EnvironmentProblem(f"feature {feature.name} and another add keys to {key}: uninstall one")
-                    extended[key] = (wider.annotation, wider)
             models.append(model)
     if not models:
         return HeadraceConfig
     about = {"title": HeadraceConfig.__name__}  # of the JSON Schema, whatever is installed
     named: Any = {"__module__": __name__, "__doc__": "The whole file.", "__cls_kwargs__": about}
-    return create_model("WholeFile", __base__=tuple(models), **named, **extended)
+    return create_model("WholeFile", __base__=tuple(models), **named)
 
 
 WholeFile: Final = _whole_file()

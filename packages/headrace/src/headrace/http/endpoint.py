@@ -206,6 +206,10 @@ class Call(Generic[Body, Query]):
         return found
 
 
+Before = Callable[[Call[Any, Any]], Awaitable[HttpResponse | None]]
+"""Responds in place of an endpoint; None leaves the request to it."""
+
+
 def endpoints_of(family: type) -> list[Endpoint]:
     """Return the endpoints that a class declares."""
     return [one for one in vars(family).values() if isinstance(one, Endpoint)]
@@ -246,18 +250,24 @@ class ServedEndpoint(NamedTuple):
 
 
 def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[ServedEndpoint]:
-    """Return the endpoints of an object; its mapping `direct`, if it has one, has direct handlers by endpoint id."""
+    """Return the endpoints of an object.
+
+    Its mapping `direct`, if it has one, has direct handlers by endpoint id; its `before` may respond in place of each.
+    """
     direct: Mapping[str, DirectHandler] = getattr(family, "direct", {})
+    before: Before | None = getattr(family, "before", None)
     found: list[ServedEndpoint] = []
     for endpoint in endpoints_of(type(family)):
         assert endpoint.handler
         handler = MethodType(endpoint.handler, family)
-        serve = handler if endpoint.whole else _served(endpoint, handler, settings, audit)
+        serve = handler if endpoint.whole else _served(endpoint, handler, settings, audit, before)
         found.append(ServedEndpoint(endpoint, serve, direct.get(endpoint.id)))
     return found
 
 
-def _served(endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None) -> Serve:
+def _served(
+    endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None, before: Before | None
+) -> Serve:
     kind = endpoint.request.get(JSON)
 
     async def serve(request: HttpRequest) -> None:
@@ -268,7 +278,7 @@ def _served(endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: A
             query = decode_query(request, endpoint.query) if endpoint.query else None
         call = Call(request, body, query)
         try:
-            response = await handler(call)
+            response = (before and await before(call)) or await handler(call)
         except HeadraceError as error:
             if call.event:
                 report(call.event._replace(reason=call.event.reason or error.description, outcome="FAILURE"))

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from headrace.admin.process.modules import Modules
-from headrace.admin.process.pass_through import PassThrough
 from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.process_context import ProcessContext
@@ -12,7 +11,6 @@ from headrace.runtime.feature_parts import NeededParts, Parts, Reload
 from headrace.runtime.telemetry.log_levels import ROOT, LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.runtime.tls import WatchedFiles
-from headrace.sidecar.reactive.client import BackendClient
 
 
 class AdministrationParts(Parts):
@@ -20,25 +18,21 @@ class AdministrationParts(Parts):
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._process = process = context.process
-        config = context.config
         self._logs = RecentLogs()
         self._levels = LogLevels(context.clock)
-        secrets = SecretMask(config)
+        secrets = SecretMask(context.config)
         process.on_read.append(secrets.add)
-        self.pass_through = PassThrough(config.admin.pass_through, BackendClient)
-        """Sends requests on to the administration of a backend."""
-        self.endpoints = [
-            AdministrationEndpoints(
-                lambda: process.in_force,
-                self._levels,
-                self._logs,
-                Modules(self._modules),
-                process.signals.drain_requested.set,  # a request during the drain is no second signal
-                secrets,
-                self.pass_through,
-                process.others,
-            )
-        ]
+        self.administration = AdministrationEndpoints(
+            lambda: process.in_force,
+            self._levels,
+            self._logs,
+            Modules(self._modules),
+            process.signals.drain_requested.set,  # a request during the drain is no second signal
+            secrets,
+            process.others,
+        )
+        """Its endpoints."""
+        self.endpoints = [self.administration]
 
     async def open(self) -> None:
         logging.getLogger().addHandler(self._logs)

@@ -7,6 +7,5 @@ FEATURE = Feature(
     parts="headrace.admin.process.administration_parts:AdministrationParts",
     endpoints=["headrace.admin.process.routes:AdministrationEndpoints"],
     tags={"Administration": ["/adm/server", "/adm/logger", "/adm/modules", "/adm/shutdown"]},
-    # It passes requests on to backends by the client of reactive consumers.
-    needs=["reactive", "active"],
+    needs=["active"],
 )

@@ -11,12 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from headrace.admin.process.modules import ALL, Modules, ModuleView, Reloads
-from headrace.admin.process.pass_through import DESCRIBED, PASSED_ON, PassThrough
 from headrace.admin.process.server_info import ServerInfo, server_info
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.errors import InvalidRequest, RequestBodyMissing
-from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Call, CallEvent, Endpoint, Errors
+from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Before, Call, CallEvent, Endpoint, Errors
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.http.other_processes import OtherProcesses
 from headrace.runtime import run_blocking
@@ -28,11 +27,8 @@ Level = Literal["DEBUG", "INFO", "WARN", "ERROR"]
 _LEVELS: Final = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 _NAMES: Final = {level: name for name, level in _LEVELS.items()}
 _WINDOW_MS: Final = 600_000
-_LOCAL: Final[Errors] = (InvalidRequest,)
-_BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing, InvalidRequest)
+_BODY: Final[Errors] = (*JSON_BODY, RequestBodyMissing)
 _adm = functools.partial(Endpoint, rule=ADMINISTER)
-_passed = functools.partial(_adm, headers=DESCRIBED)
-"""Operations that can be passed on to a backend."""
 
 
 class LoggerChange(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -118,48 +114,31 @@ class AdministrationEndpoints:
     _modules: Modules
     _shut_down: Callable[[], None]
     _mask: SecretMask
-    _backend: PassThrough
     _others: OtherProcesses | None = None
     """The other processes of the run, if there are several."""
+    before: Before | None = None
+    """What responds in place of an operation, if a feature sets it."""
 
-    @_passed(
-        "GET",
-        "/adm/server/info",
-        "getServerInfo",
-        "Version, machine, libraries and settings",
-        responses={200: ServerInfo},
-        errors=PASSED_ON,
-    )
-    async def info(self, call: Call[None, None]) -> ServerInfo | HttpResponse:
-        passed = await self._backend.answer(call)
-        return passed if passed else await run_blocking(server_info, self._config())
+    @_adm("GET", "/adm/server/info", "getServerInfo", "Version, machine, libraries and settings")
+    async def info(self, call: Call[None, None]) -> ServerInfo:
+        return await run_blocking(server_info, self._config())
 
-    @_passed(
-        "GET",
-        "/adm/logger",
-        "getLoggers",
-        "Loggers that have a level",
-        responses={200: list[LoggerLevel]},
-        errors=PASSED_ON,
-    )
-    async def loggers(self, call: Call[None, None]) -> list[LoggerLevel] | HttpResponse:
-        return await self._backend.answer(call) or self._states()
+    @_adm("GET", "/adm/logger", "getLoggers", "Loggers that have a level")
+    async def loggers(self, call: Call[None, None]) -> list[LoggerLevel]:
+        return self._states()
 
-    @_passed(
+    @_adm(
         "POST",
         "/adm/logger",
         "setLoggers",
         "Change levels of loggers, for a time or until the process ends",
-        responses={200: list[LoggerLevel]},
         request={JSON: list[LoggerChange]},
         example=[{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 600}],
-        errors=(*_BODY, *PASSED_ON),
+        errors=_BODY,
         audited="change log levels",
         decoded=False,
     )
-    async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel] | HttpResponse:
-        if passed := await self._backend.answer(call, call.body):
-            return passed
+    async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel]:
         changes, names = _decode(call.body, _decode_changes), self._levels.names
         for change in changes:
             if change.name not in names:
@@ -181,16 +160,11 @@ class AdministrationEndpoints:
     def _states(self) -> list[LoggerLevel]:
         return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
 
-    @_passed(
-        "GET",
-        "/adm/logger/content",
-        "getLoggerContent",
-        "Latest records of the log, by logger",
-        responses={200: JSON},
-        errors=PASSED_ON,
+    @_adm(
+        "GET", "/adm/logger/content", "getLoggerContent", "Latest records of the log, by logger", responses={200: JSON}
     )
     async def content(self, call: Call[None, ContentQuery]) -> HttpResponse:
-        return await self._backend.answer(call) or HttpResponse(await run_blocking(self._content, call.query))
+        return HttpResponse(await run_blocking(self._content, call.query))
 
     def _content(self, query: ContentQuery) -> dict[str, LoggerContent]:
         end = int(time.time() * 1000) if query.end_time is None else query.end_time
@@ -207,32 +181,22 @@ class AdministrationEndpoints:
                 logger.logs.append(LogEntry(record.timestamp, _name_of(record.level), text, record.correlation_id))
         return found
 
-    @_passed(
-        "GET",
-        "/adm/modules",
-        "getModules",
-        "What a running process reloads, and what needs a restart",
-        responses={200: ModuleList},
-        errors=PASSED_ON,
-    )
-    async def modules(self, call: Call[None, None]) -> ModuleList | HttpResponse:
-        return await self._backend.answer(call) or ModuleList([*self._modules.list()])
+    @_adm("GET", "/adm/modules", "getModules", "What a running process reloads, and what needs a restart")
+    async def modules(self, call: Call[None, None]) -> ModuleList:
+        return ModuleList([*self._modules.list()])
 
-    @_passed(
+    @_adm(
         "POST",
         "/adm/modules",
         "reloadModules",
         "Reload parts of the process by their names, or ALL",
-        responses={200: Reloads},
         request={JSON: list[str]},
         example=[ALL],
-        errors=(*_BODY, *PASSED_ON),
+        errors=_BODY,
         audited="reload",
         decoded=False,
     )
-    async def reload(self, call: Call[bytes, None]) -> Reloads | HttpResponse:
-        if passed := await self._backend.answer(call, call.body):
-            return passed
+    async def reload(self, call: Call[bytes, None]) -> Reloads:
         names, known = _decode(call.body, _decode_names), {ALL, *(module.name for module in self._modules.list())}
         for name in names:
             if name not in known:
@@ -251,11 +215,9 @@ class AdministrationEndpoints:
         "/adm/shutdown",
         "shutDown",
         "End the process as SIGTERM does: it accepts no new work and finishes what is in flight",
-        errors=_LOCAL,
         audited="shut down",
     )
     async def shut_down(self, call: Call[None, None]) -> ShutdownReport:
-        self._backend.refuse(call)
         call.event = CallEvent("process")
         self._shut_down()
         return ShutdownReport(int(time.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)

@@ -11,18 +11,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headrace.config.registrations import refused_address
-from headrace.errors import DestinationRefused, DestinationUnavailable, InvalidRequest
-from headrace.http.endpoint import JSON, Call, CallEvent, Errors
+from headrace.errors import DestinationRefused, InvalidRequest
+from headrace.http.endpoint import JSON, Call, CallEvent
 from headrace.http.messages import HttpResponse
 from headrace.http.request import HttpRequest
 from headrace.runtime.telemetry.correlation import correlation_id
 
 HEADER: Final = "X-Adm-PassThrough"
-DESCRIBED: Final = {
-    HEADER: "`true` sends the request to the first backend of `admin.pass_through`, and one of these URLs to this one."
-}
-PASSED_ON: Final[Errors] = (InvalidRequest, DestinationUnavailable, DestinationRefused)
-"""Errors of operations that can be passed on."""
+_PASSED_ON: Final = ("/adm/server/info", "/adm/logger", "/adm/logger/content", "/adm/modules")
 _SECONDS: Final = 10.0
 _MAX_BYTES: Final = 1_048_576
 _SHOWN: Final = 100
@@ -54,15 +50,18 @@ class PassThrough:
         self._allowed = [url.rstrip("/") for url in allowed]
         self._client_of = client_of
 
-    async def answer(self, call: Call[Any, Any], body: bytes = b"") -> HttpResponse | None:
+    async def answer(self, call: Call[Any, Any]) -> HttpResponse | None:
         """Return the response of the backend that a request asks for; None if it asks for none.
 
         Raises:
-            InvalidRequest: The settings allow no such backend.
+            InvalidRequest: The settings allow no such backend, or the request is for this process alone.
             DestinationUnavailable: It did not respond completely, within the limits of time and size.
             DestinationRefused: It responded with an error, a redirect, or something other than JSON.
         """
-        base, request = self._requested(call), call.request
+        request = call.request
+        if request.path not in _PASSED_ON:
+            self.refuse(call)
+        base = self._requested(call)
         if not base:
             return None
         url, query = base + request.path, request.query.decode("latin-1")
@@ -76,7 +75,7 @@ class PassThrough:
         )
         try:
             if request.method == "POST":
-                response = await client.post(body, f"Content-Type: {JSON}\r\n")
+                response = await client.post(call.body, f"Content-Type: {JSON}\r\n")
             else:
                 path = urlsplit(url).path
                 response = await client.get(f"{path}?{query}" if query else path)

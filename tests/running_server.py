@@ -325,16 +325,13 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
     )
     active = active_of(kafka, codecs)
-    trigger = SimpleNamespace(name="in", group="g", topics=["t"])
-    function: Any = SimpleNamespace(name="t", replica_bounds=(0, 1), kafka_triggers=[trigger])
-    lag_of = calls(kafka, {TopicPartition("t", 0): SimpleNamespace(lag=7)})
     reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     return [
         DocumentEndpoints(written),
         JobEndpoints(work, work, work),
         MetadataEndpoints(work, SimpleNamespace(begin=awaits(kafka, VIEW))),
         ControlEndpoints(control, control, control),
-        FunctionEndpoints([function], lag_of, reloads),
+        FunctionEndpoints(reloads),
         PipelineEndpoints({"t": pipeline_of(kafka)}),
         *query_endpoints(),
         ActiveStatusEndpoints(active, "here"),

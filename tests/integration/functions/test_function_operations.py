@@ -1,7 +1,8 @@
-"""Operating functions: scale hints, metrics, reload, dead letters, environments."""
+"""Operating functions: metrics and reload."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace_devkit.testing import HeadraceProcess, MakeTopic, StartHeadrace
+from headrace_devkit.testing import MakeTopic, StartHeadrace
 from headrace_devkit.testing.forked import ForkedHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
@@ -32,39 +33,27 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_the_scale_hint_follows_the_lag_of_a_function_that_does_not_run(
+def test_the_metrics_of_a_function_are_true(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, write: Callable[..., str]
 ) -> None:
-    """From zero by what waits in Kafka, bounded by partitions and replicas; back to zero when all is committed."""
+    """Calls, commits, assignments and times are counted."""
     source = topic(2)
-    file = write("work", source, HANDLER, spec={"minReplicas": 0, "maxReplicas": 5})
-    watcher = headrace({**site.config, "watched_functions": [file]})
-
-    def hint(query: str = "", process: HeadraceProcess = watcher) -> Any:
-        response = site.ask(f"{process.url}/adm/functions/work/scale{query}")
-        return response.body if response.status == 200 else {}
-
-    site.wait_until(lambda: hint(), "the lag is known")
-    assert (hint()["desiredReplicas"], hint()["lag"]) == (0, 0)
+    file = write("work", source, HANDLER)
     site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"{}") for n in range(20)))
-    site.wait_until(lambda: hint().get("lag") == 20, "the lag of the stopped function")
-    assert hint()["triggers"] == {"in": 20}
-    assert [hint(f"?lagPerReplica={n}")["desiredReplicas"] for n in (1, 19, 1000)] == [2, 2, 1]
     runner = headrace({**site.config, "functions": [file]})
-    site.wait_until(lambda: hint().get("lag") == 0, "everything is committed")
-    assert hint()["desiredReplicas"] == 0
-    site.wait_until(lambda: hint("", runner).get("lag") == 0, "the process that runs it answers as well")
-    page = str(site.ask(f"{runner.url}/metrics").body)
+
+    def value(metric: str) -> float:
+        found = re.findall(metric + r"[^}]*} (\S+)", str(site.ask(f"{runner.url}/metrics").body))
+        return float(found[0]) if found else 0.0
+
+    of_function = r'handled_events_total{[^}]*function="work"[^}]*result="success"'
+    site.wait_until(lambda: value(of_function) == 20, "every call is counted")
     for metric in (
         'headrace_consumer_events_total{consumer="work.in",event="commit"',
         'headrace_consumer_events_total{consumer="work.in",event="assignment_change"',
         'headrace_function_event_seconds_sum{consumer="work.in"',
     ):
-        [value] = re.findall(metric + r"[^}]*} (\S+)", page)
-        assert float(value) > 0, metric
-    assert re.search(r'handled_events_total{[^}]*function="work"[^}]*result="success"[^}]*} 20', page)
-    assert site.ask(f"{watcher.url}/adm/functions/wrok/scale").status == 404
-    assert site.ask(f"{watcher.url}/adm/functions/work/scale?lagPerReplica=0").status == 400
+        site.wait_until(functools.partial(value, metric), metric)
 
 
 class RunFunction(ForkedHeadrace):

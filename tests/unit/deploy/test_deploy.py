@@ -91,10 +91,10 @@ def test_manifests_are_valid(part: str) -> None:
             trigger = manifest["spec"]["triggers"][0]
             assert ("Deployment", manifest["spec"]["scaleTargetRef"]["name"]) in named
             assert ("TriggerAuthentication", trigger["authenticationRef"]["name"]) in named
-            host, name = re.match(
-                r"https://([\w-]+)\.default\.svc:8082/adm/functions/([\w-]+)/scale\?", trigger["metadata"]["url"]
-            ).groups()
-            assert {("Service", host), ("Deployment", name)} <= named
+            [text] = [each["data"]["function.yaml"] for each in found if "function.yaml" in each.get("data", ())]
+            [of_function] = yaml.safe_load(text)["spec"]["triggers"].values()
+            about, attributes = trigger["metadata"], of_function["attributes"]
+            assert (about["consumerGroup"], [about["topic"]]) == (attributes["consumerGroup"], attributes["topics"])
 
 
 @pytest.mark.parametrize("part", parts())

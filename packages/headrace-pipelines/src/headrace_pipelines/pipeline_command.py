@@ -83,7 +83,7 @@ def run(file: Path, cluster: ClusterSettings, output: str) -> int:
     if spec.trigger.once:
         return asyncio.run(_run_once(spec, cluster, settings, output))
     alone: dict[str, Any] = {"kafka": cluster.kafka, "pipelines": [file], "reactive_consumers": {}, "functions": []}
-    return run_everything(settings.model_copy(update=alone | {"watched_functions": []}), announce=click.echo)
+    return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
 async def _run_once(spec: PipelineSpec, cluster: ClusterSettings, settings: HeadraceConfig, output: str) -> int:

@@ -1,4 +1,4 @@
-"""Functions: their workers, rate, calls, how many processes they need, and their last failures."""
+"""Functions: their workers, rate, calls, and their last failures."""
 
 from __future__ import annotations
 
@@ -35,12 +35,6 @@ _LIST: Final = (
     TableColumn("lag", "Lag", "number"),
     TableColumn("why", "Why"),
 )
-_NEEDS: Final = (
-    TableColumn("function", "Function"),
-    TableColumn("desired", "Processes needed", "number"),
-    TableColumn("bounds", "Bounds"),
-    TableColumn("lag", "Lag", "number"),
-)
 Values = dict[str, dict[str, float]]
 """Metric to consumer to value."""
 
@@ -51,8 +45,6 @@ async def functions(view: View) -> None:
     shown = _Functions(view)
     await view.follow(CONSUMERS, shown.consumers)
     await view.follow("/metrics", shown.metrics, seconds=_SECONDS, optional=True)
-    for name in shown.names:
-        await view.follow(f"/adm/functions/{quote(name, safe='')}/scale", shown.scale, seconds=_SECONDS, optional=True)
     await view.follow(_LOG, shown.log, seconds=_SECONDS, optional=True)
 
 
@@ -63,11 +55,10 @@ class _Functions:
         self._view = view
         self._listed: list[Mapping[str, Any]] = []
         self._values: Values = {}
-        self._hints: dict[str, Mapping[str, Any]] = {}
         self._table = Table("Functions", _LIST, empty="no function with a Kafka trigger runs in this process")
-        self._needs = Table(
-            "Processes needed",
-            _NEEDS,
+        self._files = Table(
+            "Files",
+            (TableColumn("function", "Function"),),
             empty="no function",
             buttons={"Reload": lambda name: _reload(view, name)},
             refusal=view.session.problem_with("admin"),
@@ -82,25 +73,13 @@ class _Functions:
     def consumers(self, found: Mapping[str, Any]) -> None:
         """Take their consumers."""
         self._listed = [one for one in found["consumers"] if one["kind"] == "function"]
+        self._files.show({"function": name} for name in self.names)
         self._draw()
 
     def metrics(self, found: object) -> None:
         """Take the metrics of their workers."""
         self._values = values_of(str(found))
         self._draw()
-
-    def scale(self, found: Mapping[str, Any]) -> None:
-        """Take how many processes one of them needs."""
-        self._hints[found["function"]] = found
-        self._needs.show(
-            {
-                "function": one["function"],
-                "desired": number(one["desiredReplicas"]),
-                "bounds": f"{one['minReplicas']} to {one['maxReplicas']}",
-                "lag": number(one["lag"]),
-            }
-            for one in self._hints.values()
-        )
 
     def log(self, found: Mapping[str, Any]) -> None:
         """Take what the log has of them."""

@@ -54,7 +54,7 @@ def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
     with collected_warnings():  # the start logs them
         load_function(file, settings, check_handler=True)
     alone: dict[str, Any] = {"functions": [file], "reactive_consumers": {}, "pipelines": []}
-    alone |= {"watched_functions": [], "functions_reload": reload or settings.functions_reload}
+    alone["functions_reload"] = reload or settings.functions_reload
     return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 

@@ -56,9 +56,6 @@ class HeadraceConfig(Section):
     """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)
     """Function files (Nuclio's `function.yaml`), relative to this file."""
-    watched_functions: list[Path] = Field(default_factory=list)
-    """Function files that other processes run, relative to this file. This process only reports their lag, for scale
-    hints while no process runs them."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""
     functions_secrets_dir: Path | None = None

@@ -41,7 +41,7 @@ class ConsumerSet:
         self.created_topics: dict[str, InternalTopic] = {}
         """Topics to create, by name."""
         self.other_groups: dict[str, GroupTopics] = {}
-        """Groups of pipelines, and of functions that other processes run."""
+        """Groups of pipelines."""
         self.formats: set[str] = set()
         """Formats of keys and values."""
         self.requirements: list[tuple[KafkaConfig, TopicRequirement]] = []

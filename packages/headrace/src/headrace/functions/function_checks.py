@@ -16,12 +16,11 @@ def _schema() -> dict[str, Any]:
 
 
 class FunctionChecks(FeatureChecks):
-    """Function files, those that run and those that are only watched."""
+    """Function files."""
 
     schemas: Mapping[str, Callable[[], dict[str, Any]]] = {"function": _schema}
 
     def loaders(self, config: HeadraceConfig | None) -> Mapping[str, Callable[[Path], object]]:
         from headrace.functions.load import load_function
 
-        load = functools.partial(load_function, config=config)
-        return {"functions": functools.partial(load, check_handler=True), "watched_functions": load}
+        return {"functions": functools.partial(load_function, config=config, check_handler=True)}

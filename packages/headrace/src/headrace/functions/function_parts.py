@@ -1,4 +1,4 @@
-"""The functions of one process: those that it runs, and those that it only watches."""
+"""The functions of one process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
 
 if TYPE_CHECKING:  # what a configuration does not name is not imported
+    from headrace.functions.reload import FunctionReload
     from headrace.functions.running_functions import RunningFunctions
     from headrace.functions.spec import FunctionSpec
     from headrace.functions.triggers.http_requests import FunctionRequests
@@ -32,22 +33,24 @@ class FunctionParts(Parts):
         self._context = context
         config, parts = context.config, needed.of(ConsumersParts)
         self._running: RunningFunctions | None = None
-        if config.functions or config.watched_functions:
+        if config.functions:
             from headrace.functions.running_functions import RunningFunctions
 
             specs = _load(config)
             parts.internal.add(trigger for spec in specs for trigger in spec.kafka_triggers)
             parts.consumers.requirements += _requirements(config, specs)
             self._running = RunningFunctions(context, parts.consumers, specs, parts.internal)
-        known, reloads = (self._running.known, self._running.reloads) if self._running else ((), {})
-        self.endpoints = [FunctionEndpoints(known, parts.lag.of, reloads, context.process.others)]
+        self.endpoints = [FunctionEndpoints(self._reloads, context.process.others)]
 
     def services(self) -> Sequence[Service]:
         return self._running.services if self._running else ()
 
     def reloads(self) -> Mapping[str, Reload]:
-        running = self._running.reloads if self._running else {}
-        return {f"function {name}": Reload(_RELOAD, one.reload) for name, one in running.items()}
+        return {f"function {name}": Reload(_RELOAD, one.reload) for name, one in self._reloads.items()}
+
+    @property
+    def _reloads(self) -> Mapping[str, FunctionReload]:
+        return self._running.reloads if self._running else {}
 
     def listeners(self, http: HttpConfig) -> Sequence[tuple[HttpConfig, FunctionRequests, str]]:
         if not self._running or not self._running.listening:

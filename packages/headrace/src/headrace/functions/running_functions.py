@@ -6,7 +6,6 @@ from pathlib import Path
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.consumers.consumer_set import INTERNAL, ConsumerSet
-from headrace.consumers.lag import GroupTopics
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
@@ -16,7 +15,6 @@ from headrace.errors import FunctionInvalid
 from headrace.functions.destination import FunctionDestination, RecordSizeLimit
 from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
-from headrace.functions.load import load_function
 from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.http import HttpTrigger
@@ -65,8 +63,6 @@ class RunningFunctions:
         """Downstream first."""
         for file, spec in zip(config.functions, specs, strict=True):
             self.services += self._function(spec, file)
-        self.known = [*specs, *map(self._watched_function, config.watched_functions)]
-        """Functions that this process runs or watches."""
 
     def _function(self, spec: FunctionSpec, file: Path) -> list[Service]:
         made: list[Service] = []
@@ -98,15 +94,6 @@ class RunningFunctions:
             self.listening.append((workers, trigger, self._destination(trigger, workers)))
 
         return TriggerParts(consume, listen, functools.partial(self._destination, workers=workers))
-
-    def _watched_function(self, file: Path) -> FunctionSpec:
-        spec = load_function(file, self._config)
-        for trigger in spec.kafka_triggers:
-            admin = self._consumers.topics_of(trigger.kafka.cluster(self._config.kafka), trigger.group).admin
-            self._consumers.other_groups[trigger.group] = GroupTopics(
-                admin, trigger.topics, frozenset(trigger.kafka.partitions)
-            )
-        return spec
 
     def _acknowledged_trigger(
         self,

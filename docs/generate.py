@@ -208,24 +208,24 @@ def _number(setting: Schema, kind: str) -> str:
 
 
 def producer_keys_page() -> str:
-    """Return the table of the keys that Java's producer and light-4j know."""
+    """Return the table of the keys of Java's producer."""
     text = [
-        "Where the keys of Kafka's Java producer and of light-4j's `kafka-producer.yml` are in `headrace.yaml`.",
+        "Where the keys of Kafka's Java producer are in `headrace.yaml`.",
         "One that is written into `producer`, its `properties` or `kafka.properties` is refused with the last column",
         "of this table, unless that names the map itself.\n",
     ]
-    return _keys_page("Producer keys", text, "Java's producer, light-4j", PRODUCER_KEYS)
+    return _keys_page("Producer keys", text, "Java's producer", PRODUCER_KEYS)
 
 
 def consumer_keys_page() -> str:
-    """Return the table of the keys that Java's consumer, light-4j and Nuclio's Kafka trigger know."""
+    """Return the table of the keys of Java's consumer."""
     text = [
-        "Where the keys of Java's consumer, of light-4j's `kafka-consumer.yml` and of Nuclio's Kafka trigger are.",
-        "The settings are those of a reactive consumer (`reactive_consumers.<name>`), or begin with the section of",
-        "`headrace.yaml` they are in; functions keep Nuclio's names in their trigger.",
+        "Where the keys of Java's consumer are. The settings are those of a reactive consumer",
+        "(`reactive_consumers.<name>`), or begin with the section of `headrace.yaml` they are in. Other keys:",
+        "[light-4j](light4j-keys.md), [Nuclio](function-keys.md).",
         "Connection, TLS and SASL are in [producer keys](producer-keys.md); they are the same for both.\n",
     ]
-    return _keys_page("Consumer keys", text, "Java's consumer, light-4j, Nuclio", CONSUMER_KEYS)
+    return _keys_page("Consumer keys", text, "Java's consumer", CONSUMER_KEYS)
 
 
 def light4j_keys_page() -> str:

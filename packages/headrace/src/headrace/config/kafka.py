@@ -22,7 +22,7 @@ _LAST_PORT: Final = 65_535
 
 
 class Key(NamedTuple):
-    """The setting that replaces a key of Java's clients, of light-4j's files, or of Nuclio's triggers."""
+    """The setting that replaces a key of Java's clients."""
 
     light_4j: str
     """Its default in light-4j; empty if the file does not have it."""

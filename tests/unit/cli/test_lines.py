@@ -15,7 +15,7 @@ from headrace.cli import completion, record_input
 from headrace.cli.log_positions import POSITION, LogBounds
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
-from headrace.cli.record_input import ByteCount, read_lines, read_rows
+from headrace.cli.record_input import ByteCount, read_lines
 from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
 from headrace.cli.record_values import AutoValues, open_codecs, values_of
 from headrace.cli.replay_jobs import print_job
@@ -175,22 +175,6 @@ def test_lines_come_out_whole_however_the_bytes_arrive(monkeypatch: pytest.Monke
             return found
 
         assert asyncio.run(feed()) == [[b"a"], [b"bc"]]
-
-
-def test_rows_of_a_slow_pipe_come_out_as_they_arrive() -> None:
-    """Also one whose cell has the end of a line in it, which is one row however the bytes arrive."""
-    read, write = os.pipe()
-    with os.fdopen(read, "rb") as file, os.fdopen(write, "wb", buffering=0) as pipe:
-
-        async def feed() -> list[dict[str, str]]:
-            chunks = read_rows(file, ByteCount([file]))
-            pipe.write('a,b\r\n1,"é\r\nx"\n2,'.encode())
-            found = await anext(chunks)
-            pipe.write(b"3")
-            pipe.close()
-            return found + await anext(chunks)
-
-        assert asyncio.run(feed()) == [{"a": "1", "b": "é\r\nx"}, {"a": "2", "b": "3"}]
 
 
 def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:

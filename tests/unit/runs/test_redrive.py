@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import Origin, origin_of
-from headrace.delivery.retry_topics import delayed_of
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
@@ -201,15 +200,14 @@ def known() -> Origins:
 
 
 @pytest.mark.parametrize(("topic", "group", "left"), table(__file__, "a_letter_goes_back_only_to_an_origin"))
-@pytest.mark.parametrize("target", [Target(), Target("retry_topic", "orders", 10)])
 def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
-    fake: FakeKafka, topic: str, group: str, left: str, target: Target
+    fake: FakeKafka, topic: str, group: str, left: str
 ) -> None:
     """Its consumer reads the topic and writes its dead letters here; others are left with the reason."""
     fake.partitions |= {"a": 2, "p1": 2}
     fake.letter(1, topic=topic, group=group)
     fake.letter(2)
-    done = run(fake, target, origins=known())
+    done = run(fake, origins=known())
     assert done.records == (1 if left else 2)
     assert [why.endswith(left) or left in why for why in done.unproved] == ([True] if left else [])
     assert sum(done.unproved.values()) == len(done.unproved)
@@ -254,13 +252,11 @@ def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) ->
 
 
 def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
-    """Letters of a topic that was deleted stay where they are, as do all when the named target is not there."""
+    """Letters of a topic that was deleted stay where they are."""
     fake.letter(1)
     del fake.partitions["orders"]
     with pytest.raises(TopicNotFound, match="topic orders does not exist"):
         run(fake)
-    with pytest.raises(TopicNotFound, match="topic gone does not exist"):
-        run(fake, Target("retry_topic", "gone", 10))
     assert fake.ended() == set()
 
 
@@ -327,23 +323,6 @@ def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
     assert fake.ended() == {0}
     (mark,) = fake.logs[TopicPartition(COMPLETED_TOPIC, 0)]
     assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
-
-
-def test_a_retry_topic_gets_the_record_as_it_waits_there(fake: FakeKafka) -> None:
-    """What goes to a retry topic is what a consumer would have put there, due after the delay, with a new deadline."""
-    fake.partitions["billing.retry.60s"] = 2
-    fake.letter(3, headers=[("a", b"1")])
-    fake.letter(4, group="other")
-    clock = Impatient()
-    assert run(fake, Target("retry_topic", "billing.retry.60s", 60), clock, groups=["billing"]).records == 1
-    (record,) = fake.produced
-    headers = record.headers or []
-    waiting = delayed_of(Record(record.topic, 0, 0, 0, record.key, record.value, headers.copy))
-    assert (waiting.origin.topic, waiting.origin.partition, waiting.origin.offset) == ("orders", 1, 3)
-    assert waiting.origin.headers[:2] == [("a", b"1"), ("headrace.redrive.count", b"1")]
-    assert (waiting.attempts, waiting.first_failed_at) == (5, 0.0)
-    assert 0 <= clock.time() + 60 - waiting.due < 2
-    assert record.partition == 1
 
 
 def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:

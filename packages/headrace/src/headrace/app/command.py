@@ -17,7 +17,7 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import make_context
 from headrace.runs.dead_letter_jobs import DeadLetterJobRequest, Kind
 from headrace.runs.redrive import OnProgress
-from headrace.runs.redrive_spec import Redriven, Target
+from headrace.runs.redrive_spec import Redriven
 from headrace.runs.run_parts import dead_letter_jobs_of
 from headrace.runtime import Service, Supervisor, SystemClock
 from headrace.runtime.telemetry.correlation import caller
@@ -35,7 +35,7 @@ class CommandRuns:
     the configuration, if it has one.
     """
 
-    def __init__(self, config: HeadraceConfig, by: str, redrive_to: Target) -> None:
+    def __init__(self, config: HeadraceConfig, by: str) -> None:
         """Make it; nothing is started or contacted.
 
         Raises:
@@ -48,7 +48,7 @@ class CommandRuns:
         audit = config.audit if config.audit.to == "topic" else AuditConfig(to="none")
         context = make_context(config.model_copy(update={"audit": audit, "producer": ProducerConfig()}), clock)
         context = dataclasses.replace(context, inner_producer=Producer(config.kafka, ProducerConfig(), "command"))
-        self._runs = dead_letter_jobs_of(context, {}, internal, redrive_to)
+        self._runs = dead_letter_jobs_of(context, {}, internal)
         self._audit, self._running = context.audit, asyncio.Lock()
         services: list[Service | None] = [context.inner_producer, context.audit_producer, context.audit]
         self._supervisor = Supervisor([each for each in services if each], clock, _DRAIN_SECONDS)

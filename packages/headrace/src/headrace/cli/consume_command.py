@@ -3,9 +3,10 @@
 import contextlib
 import functools
 import gc
+import os
 import re
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import click
@@ -25,7 +26,7 @@ from headrace.cli.log_positions import (
 )
 from headrace.cli.options import AliasedOption, ParsedType, with_options
 from headrace.cli.output import progress
-from headrace.cli.record_output import TOKENS, JsonLines, OutputFile, RecordRenderer, ShownBatch, Template, TextLines
+from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
 from headrace.cli.record_selection import SqlCondition, grep
 from headrace.cli.record_values import AUTO, Shown, Values, first_problem, open_codecs, values_of
 from headrace.config.format_list import FORMATS
@@ -87,7 +88,6 @@ _how = with_options(
     click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".'),
     click.option("--times", is_flag=True, help="Print the timestamp first."),
     click.option("-f", "--template", help=f"Print by a format string, with \\n and \\t: {TOKENS}."),
-    click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="Write here, not to standard output."),
 )
 
 
@@ -98,6 +98,7 @@ _how = with_options(
         "--headers": r"headrace consume TOPIC -f '%k\t%h\t%s\n'",
         "--meta-only": r"headrace consume TOPIC -f '%t\t%p\t%o\t%T\t%k\t%h\t%S\n'",
         "-J": "headrace consume TOPIC --output json",
+        "--file": "headrace consume TOPIC > FILE",
     },
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
@@ -203,13 +204,22 @@ async def _shown(side: Values | None, batch: RecordBatch, column: str) -> Sequen
 
 
 @contextlib.contextmanager
-def _file_progress(doing: str, target: OutputFile) -> Iterator[Callable[[int, int | None], None]]:
+def _file_progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar on a terminal while records are written elsewhere."""
-    if target.is_terminal:
+    if sys.stdout.isatty():
         yield lambda done, total: None
         return
     with progress(doing) as show:
         yield show
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _has_colours() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class _Run(NamedTuple):
@@ -230,7 +240,6 @@ class _Run(NamedTuple):
     keys: bool
     times: bool
     template: str | None
-    file: Path | None
     output: str
 
     @property
@@ -262,13 +271,13 @@ class _Run(NamedTuple):
             if found:
                 raise click.UsageError(problem)
 
-    def renderer(self, target: OutputFile) -> RecordRenderer:
+    def renderer(self) -> RecordRenderer:
         """Return what writes the records.
 
         Raises:
             click.UsageError: The template is not valid.
         """
-        terminal = target.is_terminal
+        terminal = sys.stdout.isatty()
         if self.template is not None:
             try:
                 return Template(self.template, terminal=terminal)
@@ -278,35 +287,32 @@ class _Run(NamedTuple):
             return JsonLines(terminal=terminal)
         columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
         is_stored = self.value_format in (AUTO, _TEXT) and not self.pattern
-        return TextLines(columns, stored=is_stored, terminal=terminal, colour=target.has_colours)
+        return TextLines(columns, stored=is_stored, terminal=terminal, colour=terminal and _has_colours())
 
     async def print_records(self) -> None:
         """Read and print."""
-        target = OutputFile(self.file, keep=self.follows, committed=bool(self.group))
-        renderer = self.renderer(target)
+        renderer = self.renderer()
         admin = Admin(self.cluster.kafka)
         found = await find_topics(admin, self.topics)
         name = ", ".join(topic.name for topic in found[:3]) + (", ..." if len(found) > 3 else "")
         async with open_codecs(self.cluster.registry) as codecs:
             printer = self.printer(codecs, renderer)
-            with target.opened() as file:
-                if self.group:
-                    await self._read_as_member(printer, [topic.name for topic in found], file)
-                    return
-                bounds = await LogBounds.of(admin, chosen_partitions(found, self.partitions or ()), self.isolation)
-                starts = await bounds.at(admin, self.start)
-                ends = None if self.follows else await bounds.at(admin, self.stop) if self.stop else bounds.ends
-                total = None if ends is None else sum(max(0, end - starts[p]) for p, end in ends.items())
-                properties = {**_PROPERTIES, "isolation.level": self.isolation}
-                reading = read_columns(self.cluster.kafka, starts, ends, properties, _MOST_RECORDS)
-                with _file_progress(f"consume {name}", target) as show:
-                    async with contextlib.aclosing(reading) as parts, self._reporting_outages():
-                        async for part in parts:
-                            file.write(await printer.render(part))
-                            file.flush()
-                            show(printer.read, total)
-                            if printer.is_complete:
-                                return
+            if self.group:
+                await self._read_as_member(printer, [topic.name for topic in found])
+                return
+            bounds = await LogBounds.of(admin, chosen_partitions(found, self.partitions or ()), self.isolation)
+            starts = await bounds.at(admin, self.start)
+            ends = None if self.follows else await bounds.at(admin, self.stop) if self.stop else bounds.ends
+            total = None if ends is None else sum(max(0, end - starts[p]) for p, end in ends.items())
+            properties = {**_PROPERTIES, "isolation.level": self.isolation}
+            reading = read_columns(self.cluster.kafka, starts, ends, properties, _MOST_RECORDS)
+            with _file_progress(f"consume {name}") as show:
+                async with contextlib.aclosing(reading) as parts, self._reporting_outages():
+                    async for part in parts:
+                        _write(await printer.render(part))
+                        show(printer.read, total)
+                        if printer.is_complete:
+                            return
         if not printer.printed:
             chosen = self.where or self.pattern
             click.echo(f"no records in {name}" + (" meet the condition" if chosen else self._where(bounds)), err=True)
@@ -315,7 +321,7 @@ class _Run(NamedTuple):
         is_whole = self.start.kind == "beginning" and not self.stop
         return "" if is_whole else f" between these positions: {bounds}"
 
-    async def _read_as_member(self, printer: Printer, topics: Sequence[str], file: Any) -> None:
+    async def _read_as_member(self, printer: Printer, topics: Sequence[str]) -> None:
         properties = {"isolation.level": self.isolation}
         otherwise: Literal["earliest", "latest"] = "latest" if self.start.kind == "end" else "earliest"
         reader = MemberReader(self.cluster.kafka, self.group or "", topics, properties, otherwise=otherwise)
@@ -323,8 +329,7 @@ class _Run(NamedTuple):
         click.echo(text, err=True)
         async with self._reporting_outages(), reader, contextlib.aclosing(reader.parts(_MOST_RECORDS)) as parts:
             async for part in parts:
-                file.write(await printer.render(part))
-                file.flush()
+                _write(await printer.render(part))
                 if printer.next_offsets and (problem := await reader.commit(printer.next_offsets)):
                     click.echo(f"not committed, so these records may be read again: {problem}", err=True)
                 printer.next_offsets.clear()

@@ -28,7 +28,7 @@ from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.trust import certificates_of, trust
 from headrace.config.whole_file import WholeFile
 from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import ConfigError, Conflict, HeadraceError, LeaseTaken
+from headrace.errors import Conflict, HeadraceError, LeaseTaken
 from headrace.kafka import Admin
 from headrace.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
 from headrace.runs.dead_letters.pages import (
@@ -39,7 +39,7 @@ from headrace.runs.dead_letters.pages import (
     ScanOptions,
     State,
 )
-from headrace.runs.redrive_spec import TO_ORIGIN, Redriven, Target
+from headrace.runs.redrive_spec import Redriven
 from headrace.runs.routes import JobEndpoints
 from headrace.runs.selection import Selection
 from headrace.runtime import LoopThread, SystemClock
@@ -202,7 +202,6 @@ _RUN = (
 _ENDPOINTS = {"redrive": JobEndpoints.redrive, "drop": JobEndpoints.drop, "quarantine": JobEndpoints.quarantine}
 _VERBS = {
     "redrive": ("redrive", "would go back", "back and acknowledged"),
-    "retry_topic": ("redrive", "would be sent", "sent and acknowledged"),
     "quarantine": ("quarantine", "would be moved", "moved and acknowledged"),
     "drop": ("drop", "would be dropped", "dropped"),
 }
@@ -222,23 +221,14 @@ class _RunOptions(NamedTuple):
     exactly_once: bool = False
 
 
-@dlq.command()
+@dlq.command(
+    removed=dict.fromkeys(("--to-retry-topic", "--consumer"), "headrace dlq redrive TOPIC --to-backend CONSUMER")
+)
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
-@click.option(
-    "--to-retry-topic", type=click.IntRange(1), metavar="DELAY", help="Send them to a retry topic of --consumer."
-)
-@click.option("--consumer", help="Reactive consumer in the file of -c; only dead letters of its group are sent.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
 @with_options(_RATE, _EXACTLY_ONCE, *_RUN)
-def redrive(
-    topic: str,
-    to_backend: str | None,
-    to_retry_topic: int | None,
-    consumer: str | None,
-    max_redrives: int,
-    **chosen: Any,
-) -> int:
+def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any) -> int:
     """Send dead letters back to their original partitions, with the key, value and headers they had.
 
     A dead letter is saved as completed when its record is acknowledged, so a redrive may be repeated for what is left:
@@ -255,18 +245,12 @@ def redrive(
     Example: headrace dlq redrive orders.dlq --error "HTTP 400" --since 2h --rate 100
     """
     options, request = _RunOptions(**chosen), {"maxRedrives": max_redrives}
-    if to_backend:
-        if to_retry_topic or options.exactly_once:
-            raise click.UsageError("--to-backend allows only conditions, --rate and --dry-run")
-        url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file, management=True)
-        return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
-    if not to_retry_topic and not consumer:
+    if not to_backend:
         return _run("redrive", topic, request, options)
-    if options.url is not None:
-        raise click.UsageError("--to-retry-topic does not work with --url: remove it")
-    target, group = _retry_topic(options.cluster, consumer, to_retry_topic)
-    selection = msgspec.structs.replace(options.selection, groups=[group])
-    return _run("redrive", topic, request, options._replace(selection=selection), target)
+    if options.exactly_once:
+        raise click.UsageError("--to-backend allows only conditions, --rate and --dry-run")
+    url = options.url or os.environ.get("HEADRACE_URL") or address_of(options.cluster.file, management=True)
+    return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
 
 
 @dlq.command(removed={"--rate": "headrace dlq quarantine TOPIC"})
@@ -299,26 +283,7 @@ def drop(topic: str, reason: str, yes: bool, **chosen: Any) -> int:
     return _run("drop", topic, {"reason": reason}, _RunOptions(**chosen))
 
 
-def _retry_topic(cluster: ClusterSettings, name: str | None, delay_seconds: int | None) -> tuple[Target, str]:
-    """Return a consumer's retry topic, and its group."""
-    if not cluster.file or not name or not delay_seconds:
-        raise click.UsageError(
-            "a retry topic needs --to-retry-topic DELAY, --consumer NAME, and -c with the consumer's file"
-        )
-    consumer = cluster.file.reactive_consumers.get(name)
-    if consumer is None:
-        known = ", ".join(cluster.file.reactive_consumers) or "none"
-        raise ConfigError(f"the file does not have a reactive consumer {name}; it has: {known}")
-    if delay_seconds not in consumer.retry.topics:
-        known = ", ".join(map(str, consumer.retry.topics)) or "none"
-        raise ConfigError(f"consumer {name} has no retry topic of {delay_seconds} s; its retry.topics: {known}")
-    topic = consumer.retry.topic_names(consumer.group)[consumer.retry.topics.index(delay_seconds)]
-    return Target("retry_topic", topic, delay_seconds), consumer.group
-
-
-def _run(
-    kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOptions, redrive_to: Target = TO_ORIGIN
-) -> int:
+def _run(kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOptions) -> int:
     """Run it here, or as a job of the Headrace at the URL; wait until it is finished and print the result."""
     selection, dry_run = options.selection, options.dry_run
     texts = [*selection.keys, *selection.headers.values()]
@@ -327,7 +292,7 @@ def _run(
     body = {**msgspec.to_builtins(selection), **request}
     body |= {"dryRun": dry_run, "rate": options.rate, "exactlyOnce": options.exactly_once}
     if options.url is None:
-        done = _run_here(kind, topic, body, options, redrive_to)
+        done = _run_here(kind, topic, body, options)
     else:
         own = certificates_of(options.cluster.file) if options.url.startswith(address_of(options.cluster.file)) else []
         api = Api(options.url, 2 * DRY_RUN_SECONDS, tls=trust(options.ca, own))
@@ -348,11 +313,11 @@ def _run(
     if options.output == "json":
         print_json({"topic": topic, "dry_run": dry_run, **msgspec.structs.asdict(done)})
     else:
-        _print_run("retry_topic" if redrive_to.kind == "retry_topic" else kind, topic, body, done)
+        _print_run(kind, topic, body, done)
     return 1 if done.too_large or done.unproved else 0
 
 
-def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions, redrive_to: Target) -> Redriven:
+def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions) -> Redriven:
     """Run it inside the command; an interrupt ends it early, with the completed offsets saved."""
     from headrace.app.command import CommandRuns  # imports all that a process needs, unlike other commands
 
@@ -362,7 +327,7 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
     config = (options.cluster.file or WholeFile()).model_copy(update={"kafka": options.cluster.kafka})
 
     async def start() -> CommandRuns:
-        runs = CommandRuns(config, f"{getpass.getuser()}@{socket.gethostname()}", redrive_to)
+        runs = CommandRuns(config, f"{getpass.getuser()}@{socket.gethostname()}")
         await runs.start()
         return runs
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
 
-from headrace.admin.cluster.group_administration import GroupAdministration, OffsetsRequest
+from headrace.admin.cluster.group_administration import GroupAdministration, GroupView, OffsetsRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.completion import group_names
 from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import TARGET
-from headrace.cli.output import print_rows
+from headrace.cli.output import print_json, print_rows
 from headrace.config.topic_names import kind_by_name
-from headrace.consumers.lag import lag_of
 from headrace.kafka import Admin
 from headrace.runtime import SystemClock
 
@@ -36,28 +36,37 @@ async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings,
 
     Example: headrace groups describe billing
     """
-    admin = Admin(cluster.kafka)
-    known = [] if group and not of_all else await admin.list_groups()
-    rows: list[dict[str, Any]] = []
+    administration = _administration(cluster)
+    known = [] if group and not of_all else await administration.summaries()
     if not group and not of_all:
-        rows = [{"group": one.name, "state": one.state, "members": one.members} for one in known]
-        print_rows(rows, output, "no consumer groups yet")
+        print_rows(msgspec.to_builtins(known), output, "no consumer groups yet")
         return
-    for name in [one.name for one in known] if of_all else group:
-        lags = await lag_of(admin, name)
-        member_of = {p: member.client for member in await admin.group_members(name) for p in member.partitions}
-        rows += [
-            {
-                "group": name,
-                **entry.partition._asdict(),
-                "member": member_of.get(entry.partition),
-                "committed": entry.committed,
-                "end": entry.end,
-                "lag": entry.lag,
-            }
-            for entry in lags
-        ]
+    views = [await administration.show(name) for name in ([one.group for one in known] if of_all else group)]
+    if output == "json":
+        print_json(msgspec.to_builtins(views))
+        return
+    rows = [row for view in views for row in _rows(view)]
     print_rows(rows, output, "no group has committed an offset yet")
+
+
+def _rows(view: GroupView) -> list[dict[str, Any]]:
+    member_of = {name: member.client for member in view.members for name in member.partitions}
+    return [
+        {
+            "group": view.group,
+            "topic": one.topic,
+            "partition": one.partition,
+            "member": member_of.get(f"{one.topic}-{one.partition}"),
+            "committed": one.committed,
+            "end_offset": one.end_offset,
+            "lag": one.lag,
+        }
+        for one in view.offsets
+    ]
+
+
+def _administration(cluster: ClusterSettings) -> GroupAdministration:
+    return GroupAdministration(Admin(cluster.kafka), kind_by_name, SystemClock())
 
 
 @groups.command(
@@ -84,12 +93,8 @@ async def reset(
     Example: headrace groups reset billing --shift -100 --yes
     """
     request = OffsetsRequest(partitions=list(partitions) or None, dry_run=not yes, **others, **(target or {}))
-    done = await GroupAdministration(Admin(cluster.kafka), kind_by_name, SystemClock()).reset(group, request)
-    rows = [
-        {"topic": one.topic, "partition": one.partition, "before": one.before, "after": one.after, "lag": one.lag}
-        for one in done.offsets
-    ]
-    print_rows(rows, output, "no partitions")
+    done = await _administration(cluster).reset(group, request)
+    print_rows(msgspec.to_builtins(done.offsets), output, "no partitions")
     if not yes:
         active = f"stop its {done.members} active members, then " if done.members else ""
         click.echo(f"preview only: to set these offsets, {active}pass --yes", err=True)

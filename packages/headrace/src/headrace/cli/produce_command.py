@@ -1,4 +1,4 @@
-"""`headrace produce`: write lines, JSON objects, rows of CSV or files as records."""
+"""`headrace produce`: write lines, JSON objects or files as records."""
 
 import asyncio
 import functools
@@ -23,9 +23,7 @@ from headrace.cli.record_input import (
     of_file,
     of_line,
     of_object,
-    of_row,
     read_lines,
-    read_rows,
     read_whole,
 )
 from headrace.cli.record_output import unescaped
@@ -45,7 +43,6 @@ Make = Callable[[RecordFields, Any], OutgoingRecord | None]
 _KINDS: Final[dict[str, tuple[Make, str]]] = {
     "lines": (of_line, "line"),
     "ndjson": (of_object, "line"),
-    "csv": (of_row, "row"),
     "file": (of_file, "file"),
 }
 
@@ -64,12 +61,10 @@ _what = with_options(
         type=click.Choice([*_KINDS]),
         default="lines",
         show_default=True,
-        help="Lines, JSON objects with key, value, headers, partition and timestamp, rows of CSV, or whole files.",
+        help="Lines, JSON objects with key, value, headers, partition and timestamp, or whole files.",
     ),
     click.option("-D", "--separator", type=_DELIMITER, default="\\n", show_default=True, help="Between records."),
-    click.option(
-        "--keys", is_flag=True, help="Each line is key, separator, value; in CSV the first column is the key."
-    ),
+    click.option("--keys", is_flag=True, help="Each line is key, separator, value."),
     click.option(
         "-K", "--key-separator", type=_DELIMITER, help="Between key and value, by default a tab; means --keys."
     ),
@@ -172,7 +167,7 @@ class _Source(NamedTuple):
             and has_keys,
             f"--separator and --key-separator are of --input lines: leave them out of {kind}": separators
             and kind != "lines",
-            f"--keys is of --input lines and csv: leave it out of {kind}": has_keys and kind in ("ndjson", "file"),
+            f"--keys is of --input lines: leave it out of {kind}": has_keys and kind != "lines",
             "--schema-file and --schema-id name two schemas: leave one out": given["schema_file"]
             and given["schema_id"],
             f"--schema-file needs --value-format {_WITH_SCHEMA}": given["schema_file"] and not given["value_format"],
@@ -193,8 +188,6 @@ class _Source(NamedTuple):
                 before += len(items)
 
     def _items(self, file: IO[bytes]) -> AsyncIterator[list[Item]]:
-        if self.kind == "csv":
-            return read_rows(file, self.progress)
         if self.kind == "file":
             return read_whole(file, self.progress)
         return read_lines(file, self.progress, self.separator)

@@ -1,13 +1,11 @@
-"""What `headrace produce` reads: lines, JSON objects, rows of CSV or whole files, each of which becomes a record."""
+"""What `headrace produce` reads: lines, JSON objects or whole files, each of which becomes a record."""
 
 import asyncio
-import csv
 import functools
 import io
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from itertools import islice
 from typing import IO, Any, Final, NamedTuple
 
 import msgspec
@@ -22,10 +20,9 @@ from headrace.runtime import run_blocking
 
 _CHUNK_BYTES: Final = 1_048_576
 MAX_LINE_BYTES: Final = 16_777_216
-_ROWS: Final = 500
 _BINARY: Final = "binary"
 Item = Any
-"""A line, a row of CSV, or the content of a file."""
+"""A line, or the content of a file."""
 
 
 class Encoding(NamedTuple):
@@ -109,7 +106,6 @@ class NdjsonRecord(msgspec.Struct, forbid_unknown_fields=True):
     timestamp_type: str = ""
     key_schema_id: int | None = None
     value_schema_id: int | None = None
-    value_size: int | None = None
 
 
 _decode_object = msgspec.json.Decoder(NdjsonRecord).decode
@@ -160,25 +156,6 @@ def _from_json(encoding: Encoding, raw: msgspec.Raw, name: str | None) -> bytes 
     if text == b"null":
         return None
     return BinaryCodec().encode(text) if name == _BINARY else encoding.of_json(text)
-
-
-def of_row(fields: RecordFields, row: dict[str, str]) -> OutgoingRecord:
-    """Return the record of a row of CSV: an object, whose first column is the key if rows have keys."""
-    key = next(iter(row.values())).encode() if fields.key_separator is not None else None
-    value = msgspec.json.encode({name: _cell(text) for name, text in row.items()})
-    return fields.record(fields.key if key is None else fields.keys.of_text(key), fields.values.of_json(value))
-
-
-def _cell(text: str) -> Any:
-    """Return a number or switch as JSON, an empty cell as null, and anything else as text."""
-    if not text:
-        return None
-    if text in ("true", "false") or text[0] in "-0123456789":
-        try:
-            return msgspec.Raw(JsonCodec().decode(text.encode()))
-        except HeadraceError:
-            return text
-    return text
 
 
 def of_file(fields: RecordFields, content: bytes) -> OutgoingRecord:
@@ -247,66 +224,6 @@ async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n"
         await asyncio.sleep(0)
     if rest:
         yield [rest]
-
-
-class _CsvLines:
-    """The lines of a CSV file as texts, with their ends; it tells whether one is there without waiting."""
-
-    def __init__(self, file: IO[bytes], count: ByteCount) -> None:
-        self._file = file
-        self._count = count
-        self._lines: list[bytes] = []
-        """The next one is the last."""
-        self._rest = b""
-        self._encoding = "utf-8-sig"
-
-    def __iter__(self) -> "_CsvLines":
-        return self
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def __next__(self) -> str:
-        while not self._lines:
-            data = self._file.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
-            self._count.read += len(data)
-            self._lines = (self._rest + data).splitlines(keepends=True)[::-1]
-            if not self._lines:
-                raise StopIteration
-            self._rest = self._lines.pop(0) if data and self._lines[0][-1:] != b"\n" else b""
-            if len(self._rest) > MAX_LINE_BYTES:
-                raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: the input must be CSV")
-        text = self._lines.pop().decode(self._encoding)
-        self._encoding = "utf-8"
-        return text
-
-
-async def read_rows(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[dict[str, str]]]:
-    """Yield the available rows of a CSV file by the names in its first row, without waiting for more.
-
-    Raises:
-        InvalidRequest: It is not CSV with a first row of names, or a row is longer or shorter than that.
-    """
-    lines = _CsvLines(file, count)
-    reader = csv.reader(lines, strict=True)
-
-    def available() -> list[list[str]]:
-        rows = [*islice(reader, 1)]
-        while rows and lines and len(rows) < _ROWS:
-            rows += islice(reader, 1)
-        return rows
-
-    try:
-        names: list[str] = await run_blocking(next, reader, [])
-        if not names or len(set(names)) < len(names):
-            raise InvalidRequest("the first row must have the names of the columns, each once")
-        while rows := await run_blocking(available):
-            if wrong := [row for row in rows if row and len(row) != len(names)]:
-                text = f"a row before line {reader.line_num + 1} has {len(wrong[0])} cells, and the first {len(names)}"
-                raise InvalidRequest(f"{text}: {','.join(wrong[0])[:60]}")
-            yield [dict(zip(names, row, strict=True)) for row in rows if row]
-    except (csv.Error, UnicodeDecodeError) as cause:
-        raise InvalidRequest(f"line {reader.line_num}: not CSV in UTF-8: {cause}") from cause
 
 
 async def read_whole(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[bytes]]:

@@ -1,20 +1,14 @@
 """Records as `headrace consume` prints them: lines of text, a template with kcat's tokens, or JSON."""
 
-import asyncio
-import contextlib
-import os
 import re
 import struct
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
-from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.cli.record_values import Shown
-from headrace.errors import EnvironmentProblem
 from headrace.formats.plain import schema_id_of
 from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, RecordBatch
@@ -258,60 +252,3 @@ def _described(shown: Any, data: bytes | None) -> tuple[str | None, int | None]:
 
 def _pairs(headers: Sequence[Header] | None) -> list[tuple[str, str | None]]:
     return [(name, None if data is None else data.decode(errors="backslashreplace")) for name, data in headers or ()]
-
-
-class OutputFile:
-    """Where records are printed: standard output, or a file that has its name when it is complete."""
-
-    def __init__(self, path: Path | None, *, keep: bool, committed: bool) -> None:
-        """Prepare.
-
-        Args:
-            path: None for standard output.
-            keep: Whether an interrupted file is complete, too.
-            committed: Whether no later read returns the same records.
-        """
-        self._path = path
-        # A device or a named pipe must not be replaced.
-        is_special = path is not None and path.exists() and not path.is_file()
-        self._part = path if is_special or not path else path.with_name(f"{path.name}.part")
-        self._keep = keep
-        self._committed = committed
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a person sees it at once."""
-        return self._path is None and sys.stdout.isatty()
-
-    @property
-    def has_colours(self) -> bool:
-        """Whether it is a terminal of a person who has not refused colours (NO_COLOR)."""
-        return self.is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
-        """Provide the file; it is named `PATH.part` until it is complete.
-
-        Raises:
-            EnvironmentProblem: It cannot be written, or has committed records of an earlier read.
-        """
-        if not self._path or not self._part:
-            yield sys.stdout.buffer
-            return
-        if self._committed and self._part.is_file() and self._part.stat().st_size:
-            raise EnvironmentProblem(
-                f"{self._part} has records of a read that was cut off, and the group has committed them: move it away"
-            )
-        try:
-            with self._part.open("wb") as file:
-                try:
-                    yield file
-                except asyncio.CancelledError:
-                    if not self._keep:
-                        raise
-                    file.flush()
-                    self._part.replace(self._path)
-                    raise
-            self._part.replace(self._path)
-        except OSError as cause:
-            raise EnvironmentProblem(f"{self._path}: cannot be written: {cause.strerror}") from cause

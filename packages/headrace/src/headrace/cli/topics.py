@@ -13,7 +13,6 @@ from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_result, print_rows
 from headrace.config.topic_names import kind_by_name
 from headrace.kafka import Admin
-from headrace.records import TopicPartition
 
 _SHOWN_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes")
 
@@ -37,7 +36,7 @@ async def describe_(topic: str | None, cluster: ClusterSettings, output: str) ->
     Example: headrace topics describe orders
     """
     if topic is not None:
-        await _describe(topic, Admin(cluster.kafka), output)
+        await _describe(topic, TopicAdministration(Admin(cluster.kafka), kind_by_name), output)
         return
     found = await Admin(cluster.kafka).list_topics()
     rows = [
@@ -52,25 +51,21 @@ async def describe_(topic: str | None, cluster: ClusterSettings, output: str) ->
     print_rows(rows, output, "no topics yet: headrace topics create NAME")
 
 
-async def _describe(topic: str, admin: Admin, output: str) -> None:
-    info, offsets = await admin.describe_topic(topic), await admin.topic_offsets(topic)
+async def _describe(topic: str, administration: TopicAdministration, output: str) -> None:
+    view = await administration.show(topic)
+    if output == "json":
+        print_json(msgspec.to_builtins(view))
+        return
     rows = [
         {
-            "partition": partition.partition,
-            "leader": partition.leader,
-            "replicas": list(partition.replicas),
-            "in_sync": list(partition.in_sync),
-            "first_offset": offsets[TopicPartition(topic, partition.partition)][0],
-            "end_offset": offsets[TopicPartition(topic, partition.partition)][1],
-            "problem": partition.problem or None,
+            **msgspec.to_builtins(one),
+            "replicas": [replica.broker for replica in one.replicas],
+            "in_sync": [replica.broker for replica in one.replicas if replica.in_sync],
         }
-        for partition in info.partitions
+        for one in view.partitions
     ]
-    configs = await admin.topic_configs(topic)
-    if output == "json":
-        print_json({"topic": topic, "partitions": rows, "configs": configs})
-        return
     print_rows(rows, output, "")
+    configs = {one.name: one.value for one in (await administration.configs(topic)).configs}
     click.echo("\n" + "\n".join(f"{name}={configs[name]}" for name in _SHOWN_CONFIGS if name in configs))
 
 

@@ -17,7 +17,7 @@ from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.dead_letters.pages import Scan, ScanOptions
 from headrace.runs.jobs import Job, JobRunner, Jobs, JobView, SaveProgress, spec_of
 from headrace.runs.redrive import Redrive
-from headrace.runs.redrive_spec import TO_ORIGIN, Redriven, RedriveOptions, RedriveSpec, Target
+from headrace.runs.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.runs.redrive_writers import Sent
 from headrace.runs.replay import RunContext
 from headrace.runs.replay_requests import Replays
@@ -63,22 +63,10 @@ class DryRunReport(Redriven, frozen=True, rename="camel"):
 class DeadLetterJobs:
     """Starts such jobs, and makes their runners; any process can run them."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        replays: Replays,
-        origins: Origins,
-        on_sent: Sent | None = None,
-        *,
-        redrive_to: Target = TO_ORIGIN,
-    ) -> None:
-        """Prepare; `on_sent` gets records that were written, or not.
-
-        `redrive_to` is where a redrive sends dead letters that go to no consumer.
-        """
+    def __init__(self, context: RunContext, replays: Replays, origins: Origins, on_sent: Sent | None = None) -> None:
+        """Prepare; `on_sent` gets records that were written, or not."""
         self.replays = replays
         self._context, self._origins, self._on_sent = context, origins, on_sent
-        self._redrive_to = redrive_to
 
     def make(self, job: Job) -> JobRunner | None:
         """Return the runner of a job; None for a replay or redrive whose target does not run here."""
@@ -175,7 +163,7 @@ class DeadLetterJobs:
             raise InvalidRequest("lastRetry is only for a backend: name its consumer in toConsumer, or remove it")
         if kind == "drop" and not request.reason:
             raise InvalidRequest("reason is missing: dropped dead letters are not delivered, so give the reason")
-        target = self._redrive_to if kind == "redrive" else Target(kind, reason=request.reason)
+        target = Target() if kind == "redrive" else Target(kind, reason=request.reason)
         options = RedriveOptions(
             dry_run=request.dry_run,
             exactly_once=request.exactly_once,

@@ -73,7 +73,6 @@ class _Planner:
             TopicNotFound: A target does not exist.
         """
         spec, tally, target, partitions = self._spec, self._tally, self._spec.target, self._partitions
-        now = self._clock.time()
         has_conditions = spec.select.has_conditions
         items: list[Item] = []
         for record in self._left(records):
@@ -93,7 +92,7 @@ class _Planner:
             if topic := target.topic_for(spec.topic, origin):
                 if topic not in partitions:
                     await self.learn(topic)
-                outgoing = target.outgoing(record, topic, own, origin, now)
+                outgoing = target.outgoing(record, topic, own, origin)
                 if not 0 <= (outgoing.partition or 0) < partitions[topic]:
                     # The topic was created again with fewer partitions: the key chooses.
                     outgoing = msgspec.structs.replace(outgoing, partition=None)
@@ -178,8 +177,6 @@ class Redrive:
         """
         spec = self._spec
         spec.check()
-        if spec.target.topic:
-            await self._planner.learn(spec.target.topic)
         if spec.options.dry_run:
             await self._completed.load()
             return await self._pass(DryRunWriter(self._tally), stop, on_progress)

@@ -5,9 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from headrace.delivery.dead_letter import MAX_REDRIVES, PREFIX, Origin, redriven_headers, restored
-from headrace.delivery.outcomes import DeadLetter, Reply
-from headrace.delivery.retry_topics import delayed_headers
+from headrace.delivery.dead_letter import MAX_REDRIVES, PREFIX, Origin, redriven_headers
 from headrace.errors import InvalidRequest
 from headrace.records import Header, OutgoingRecord, Record
 from headrace.runs.dead_letters.origins import QUARANTINE
@@ -17,28 +15,22 @@ from headrace.runs.selection import Selection
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where dead letters go."""
 
-    kind: Literal["origin", "retry_topic", "quarantine", "drop"] = "origin"
-    topic: str = ""
-    """The retry topic of `retry_topic`; empty for the other kinds."""
-    delay_seconds: int = 0
-    """Of the retry topic."""
+    kind: Literal["origin", "quarantine", "drop"] = "origin"
     reason: str = ""
     """Why dead letters are dropped or in quarantine; stored with them."""
 
     @property
     def returns(self) -> bool:
         """Whether a record that is sent there may become a dead letter again."""
-        return self.kind in ("origin", "retry_topic")
+        return self.kind == "origin"
 
     def topic_for(self, source: str, origin: Origin) -> str:
         """Return the topic a dead letter goes to; empty for none."""
         if self.kind == "origin":
             return origin.partition.topic
-        if self.kind == "quarantine":
-            return source + QUARANTINE
-        return self.topic
+        return source + QUARANTINE if self.kind == "quarantine" else ""
 
-    def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin, now: float) -> OutgoingRecord:
+    def outgoing(self, record: Record, topic: str, own: Sequence[Header], origin: Origin) -> OutgoingRecord:
         """Return the record to write for a dead letter; `own` are the headers that its record had when it failed."""
         if self.kind == "quarantine":
             position = f"{record.topic}:{record.partition}:{record.offset}"
@@ -49,14 +41,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
             ]
             return OutgoingRecord(topic, record.key, record.value, headers, record.partition)
         headers = redriven_headers(own, origin)
-        if self.kind == "retry_topic":
-            failed = Reply(origin.error)
-            dead_letter = DeadLetter(restored(record), origin.group, origin.attempts, failed, 0.0, 0.0)
-            headers += delayed_headers(dead_letter, now + self.delay_seconds)
         return OutgoingRecord(topic, record.key, record.value, headers, origin.partition.partition)
-
-
-TO_ORIGIN = Target()
 
 
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +67,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     topic: str
     select: Selection = Selection()
-    target: Target = TO_ORIGIN
+    target: Target = Target()
     options: RedriveOptions = RedriveOptions()
     topic_id: str = ""
     """Id of the topic at the time of the request; empty for any."""
@@ -91,8 +76,6 @@ class RedriveSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     def check(self) -> None:
         """Raise InvalidRequest if dead letters of the topic would return to it."""
-        if self.target.topic == self.topic:
-            raise InvalidRequest(f"{self.topic} is the dead letter topic itself: choose another target")
         if self.target.kind == "quarantine" and self.topic.endswith(QUARANTINE):
             raise InvalidRequest(f"{self.topic} is already a quarantine topic: redrive or drop its dead letters")
 

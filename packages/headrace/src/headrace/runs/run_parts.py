@@ -13,7 +13,6 @@ from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.dead_letters.pages import DeadLetterPages
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runs.jobs import Jobs
-from headrace.runs.redrive_spec import TO_ORIGIN, Target
 from headrace.runs.replay import RunContext
 from headrace.runs.replay_requests import Replays, conflict
 from headrace.runs.routes import JobEndpoints
@@ -44,13 +43,13 @@ class RunParts(Parts):
 
 
 def dead_letter_jobs_of(
-    context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics, redrive_to: Target = TO_ORIGIN
+    context: ProcessContext, consumers: RunningConsumers, internal: InternalTopics
 ) -> DeadLetterJobs:
-    """Return the maker of runs that redrive, move and drop dead letters; without a consumer, to `redrive_to`."""
+    """Return the maker of runs that redrive, move and drop dead letters."""
     run_context = run_context_of(context)
     replays = Replays(run_context, consumers, internal)
     on_sent = context.audit.produced if context.audit else None
-    return DeadLetterJobs(run_context, replays, Origins(internal), on_sent, redrive_to=redrive_to)
+    return DeadLetterJobs(run_context, replays, Origins(internal), on_sent)
 
 
 def run_context_of(context: ProcessContext) -> RunContext:

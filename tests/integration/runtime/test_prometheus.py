@@ -127,4 +127,4 @@ def test_an_alert_fires_while_the_backend_is_broken(
             return without
 
         site.wait_until(lambda: empty() == set(), "series for every query")
-    assert len(exposed) > 40
+    assert len(exposed) > 35

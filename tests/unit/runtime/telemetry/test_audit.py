@@ -322,7 +322,7 @@ async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: p
     """It is counted, and the next event is written."""
 
     def fail() -> Iterator[AuditEvent]:
-        yield harness.audit._event("CONTROL", "SUCCESS")
+        yield harness.audit.event("CONTROL", "SUCCESS")
         raise ValueError("a defect")
 
     async with Harness(to="file") as harness:

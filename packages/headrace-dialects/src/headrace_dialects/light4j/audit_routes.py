@@ -12,7 +12,8 @@ from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON, RECORDS_BODY, Call, Endpoint, Rule, require
 from headrace.http.request_checks import check_count
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_events import AuditEvent, ClientReport
+from headrace.runtime.telemetry.audit_events import AuditEvent, key_hash
+from headrace.runtime.telemetry.correlation import caller, new_correlation_id
 
 Id = Annotated[str, Meta(max_length=1000)]
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -68,12 +69,15 @@ class AuditEndpoints:
     async def report(self, call: Call[bytes, None]) -> list[AuditEvent]:
         results = _results(call.body)
         check_count(results, self._max_results)
-        reported = [_reported(index, result) for index, result in enumerate(results)]
-        for topic in {one.topic for one in reported}:
+        records = [_record_of(index, result) for index, result in enumerate(results)]
+        for topic in {record.topic for record in records}:
             require(call.request, (READ, WRITE), "consume", topic)
         if self._audit is None:
             raise AuditNotTaken("audit.to is none; set it to file or topic")
-        return self._audit.reported(reported)
+        events = [_event_of(self._audit, record, result) for record, result in zip(records, results, strict=True)]
+        if not self._audit.offer(events):
+            raise errors.ProducerQueueFull("too many audit events are waiting to be written: send this again")
+        return events
 
 
 def _results(body: bytes) -> list[AuditedResult]:
@@ -87,20 +91,28 @@ def _results(body: bytes) -> list[AuditedResult]:
         ) from cause
 
 
-def _reported(index: int, result: AuditedResult) -> ClientReport:
+def _record_of(index: int, result: AuditedResult) -> AuditedRecord:
     record = result.record or result.consumer_record
     if record is None:
         raise AuditNotTaken(
             f"result {index} has no record, nothing was audited; send the record as it was fetched", index=index
         )
-    headers = record.headers or {}
-    return ClientReport(
-        record.topic,
-        record.partition,
-        record.offset,
-        result.processed is True,
-        None if result.key is None else str(result.key),
-        headers.get("X-Correlation-Id") or result.correlation_id or "",
-        headers.get("X-Traceability-Id") or result.traceability_id or "",
-        result.timestamp,
+    return record
+
+
+def _event_of(audit: Audit, record: AuditedRecord, result: AuditedResult) -> AuditEvent:
+    headers, identity = record.headers or {}, new_correlation_id().decode()
+    event = audit.event(
+        "ACTIVE_CONSUMER",
+        "SUCCESS" if result.processed is True else "FAILURE",
+        id=identity,
+        caller=caller.get(),
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        key=None if result.key is None else key_hash(str(result.key).encode()),
+        correlation_id=headers.get("X-Correlation-Id") or result.correlation_id or identity,
+        traceability_id=headers.get("X-Traceability-Id") or result.traceability_id or "",
     )
+    event.timestamp = event.timestamp if result.timestamp is None else result.timestamp
+    return event

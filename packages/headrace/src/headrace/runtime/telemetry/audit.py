@@ -13,12 +13,11 @@ from itertools import islice
 from typing import Any, Final
 
 from headrace.config.audit import AuditConfig
-from headrace.errors import HeadraceError, InternalError, ProducerQueueFull
+from headrace.errors import HeadraceError, InternalError
 from headrace.records import OutgoingRecord, Produce, Produced, Record
 from headrace.runtime import Clock, Deadline, Readiness, Service, TokenBucket, next_slice
 from headrace.runtime.telemetry.audit_events import (
     AuditEvent,
-    ClientReport,
     Consumption,
     Line,
     RangeEvent,
@@ -202,7 +201,7 @@ class Audit(Service):
         written = list(map(type, results)).count(Produced)
         if which == "failed" and written == len(results):
             return
-        common = self._event(audit_type, "SUCCESS", caller=caller.get() if who is None else who)
+        common = self.event(audit_type, "SUCCESS", caller=caller.get() if who is None else who)
         if written and which == "summary":
             self._put_list(written_ranges(common, records, results))
         elif written and which == "all":
@@ -254,7 +253,7 @@ class Audit(Service):
         which, well = self._which, how == "delivered"
         if which == "none" or (well and not self.takes_delivered):
             return
-        common = self._event(
+        common = self.event(
             who.audit_type, "SUCCESS", group=who.group, replay=who.replay, caller=who.caller, action=who.action
         )
         if well and which == "summary":
@@ -266,25 +265,11 @@ class Audit(Service):
         events = consumed_events(common, records, ends)
         self.put(events, len(records), size_bytes + _RECORD_BYTES * len(records))
 
-    def reported(self, reports: Sequence[ClientReport]) -> list[AuditEvent]:
-        """Audit a client's reports on records that it fetched, whatever `audit.records` is; return the events.
-
-        Raises:
-            ProducerQueueFull: The queue is full; nothing is audited.
-        """
-        if not self._queue.has_capacity(_EVENT_BYTES * len(reports)):
-            raise ProducerQueueFull("too many audit events are waiting to be written: send this again")
-        events: list[AuditEvent] = []
-        for topic, partition, offset, processed, key, correlation, traceability, timestamp in reports:
-            event = self._event("ACTIVE_CONSUMER", "SUCCESS" if processed else "FAILURE", caller=caller.get())
-            event.topic, event.partition, event.offset = topic, partition, offset
-            event.id = new_correlation_id().decode()
-            event.correlation_id, event.traceability_id = correlation or event.id, traceability
-            event.key = None if key is None else key_hash(key.encode())
-            event.timestamp = event.timestamp if timestamp is None else timestamp
-            events.append(event)
-        self._put_list(events)
-        return events
+    def offer(self, events: Sequence[AuditEvent]) -> bool:
+        """Queue events if they fit, whatever `audit.records` is; others are not counted, because their sender knows."""
+        if fit := self._queue.has_capacity(_EVENT_BYTES * len(events)):
+            self._put_list(events)
+        return fit
 
     def refused(self, action: str, address: str, error: HeadraceError) -> None:
         """Audit a request that its caller may not make; above 100 in a second, the rest is dropped."""
@@ -305,7 +290,7 @@ class Audit(Service):
 
     def _put_one(self, audit_type: str, audit_status: str, **fields: Any) -> None:
         fields.update(id=new_correlation_id().decode(), caller=caller.get(), correlation_id=correlation_id.get())
-        self._put_list([self._event(audit_type, audit_status, **fields)])
+        self._put_list([self.event(audit_type, audit_status, **fields)])
 
     def _put_list(self, events: Sequence[AuditEvent]) -> None:
         if events:
@@ -329,7 +314,8 @@ class Audit(Service):
         elif self.put([event], 1, _EVENT_BYTES + _RANGE_BYTES * len(event.ranges or ())):
             self._ranges[key] = event
 
-    def _event(self, audit_type: str, audit_status: str, **fields: Any) -> RangeEvent:
+    def event(self, audit_type: str, audit_status: str, **fields: Any) -> RangeEvent:
+        """Return an event of now, which nobody has queued."""
         now = int(self._clock.time() * 1000)
         return RangeEvent(
             service_id=self.service_id, audit_type=audit_type, audit_status=audit_status, timestamp=now, **fields
@@ -380,7 +366,7 @@ class Audit(Service):
     async def _report_missing(self) -> None:
         """Write the number of missing events. If that event is lost too, the next one reports all of them."""
         missing = self._missing
-        event = self._event("DROPPED", "FAILURE", reason="events that are missing before this one")
+        event = self.event("DROPPED", "FAILURE", reason="events that are missing before this one")
         event.id, event.count = new_correlation_id().decode(), missing - self._reported_missing
         if not await self._store([event.line], is_report=True):
             self._reported_missing = missing

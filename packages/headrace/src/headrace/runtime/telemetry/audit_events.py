@@ -109,19 +109,6 @@ WrittenRecord = tuple[str, int, str, str, int, int, str | None, str, str]
 correlation id, traceability id."""
 
 
-class ClientReport(NamedTuple):
-    """The report of a client on a record that it fetched."""
-
-    topic: str
-    partition: int
-    offset: int
-    processed: bool
-    key: str | None
-    correlation_id: str
-    traceability_id: str
-    timestamp: int | None
-
-
 def key_hash(key: bytes | None) -> str | None:
     """Return the first half of the SHA-256 of a record's key, which events show instead of it."""
     return None if key is None else hashlib.sha256(key).hexdigest()[:32]

@@ -1,19 +1,16 @@
-"""A Grafana dashboard and Prometheus' alert rules, made of the catalogue of metrics and two tables.
+"""A Grafana dashboard and Prometheus' alert rules, made of two tables and the catalogue of metrics.
 
 Source: Grafana's JSON model of dashboards, schema version 39; Prometheus' format of rule files.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from headrace.runtime.telemetry.metrics import CATALOGUE, MetricSpec
+from headrace.runtime.telemetry.metrics import CATALOGUE
 
-_UNITS: Final = {"seconds": "s", "bytes": "bytes", "ms": "ms", "s since 1970": "s", "percent": "percent"}
-_OTHERS: Final = "All other metrics"
 _METRIC: Final = re.compile(r"\b((?:headrace|nuclio_processor|process|python)_[a-z_]+)(\{)?")
 _PER_LINE: Final = 3
 _WIDTH: Final = 24 // _PER_LINE
@@ -52,19 +49,15 @@ def alert_rules(runbooks: str) -> dict[str, Any]:
 
 
 def dashboard() -> dict[str, Any]:
-    """Return a dashboard, as Grafana imports it; every metric of the catalogue is in a query."""
+    """Return a dashboard, as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
-    for title, rows in _rows():
-        row: dict[str, Any] = {"type": "row", "title": title, "collapsed": title == _OTHERS, "panels": []}
-        row |= {"id": len(panels) + 1, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}}
-        panels.append(row)
-        own = [_panel(*cells, number=len(panels) + 1 + index, index=index, y=y + 1) for index, cells in enumerate(rows)]
-        if row["collapsed"]:
-            row["panels"] = own
-        else:
-            panels += own
-        y += 1 + _HEIGHT * -(-len(own) // _PER_LINE)
+    for title, rows in _table("panels.yaml").items():
+        row: dict[str, Any] = {"type": "row", "title": title, "collapsed": False, "panels": []}
+        panels.append({**row, "id": len(panels) + 1, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}})
+        first = len(panels) + 1
+        panels += [_panel(*cells, number=first + index, index=index, y=y + 1) for index, cells in enumerate(rows)]
+        y += 1 + _HEIGHT * -(-len(rows) // _PER_LINE)
     return {
         "uid": "headrace",
         "title": "Headrace",
@@ -80,27 +73,7 @@ def dashboard() -> dict[str, Any]:
 
 def queries(found: dict[str, Any]) -> list[str]:
     """Return the queries of a dashboard, with its variables."""
-    panels = [inner for panel in found["panels"] for inner in (panel, *panel.get("panels", ()))]
-    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
-
-
-def _rows() -> Iterator[tuple[str, list[list[str]]]]:
-    table: dict[str, list[list[str]]] = _table("panels.yaml")
-    yield from table.items()
-    shown = " ".join(cells[1] for rows in table.values() for cells in rows)
-    yield _OTHERS, [_by_type(spec) for spec in CATALOGUE if not re.search(rf"\b{spec.name}(_bucket|_count|\b)", shown)]
-
-
-def _by_type(spec: MetricSpec) -> list[str]:
-    """Return the panel of a metric that the table does not have."""
-    labels = ", ".join(("instance", *spec.labels))
-    legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *spec.labels))
-    if spec.type == "histogram":
-        query = f"histogram_quantile(0.95, sum by (le, {labels}) (rate({spec.name}_bucket[$__rate_interval])))"
-        return [spec.name, query, "s", legend]
-    if spec.type == "counter":
-        return [spec.name, f"sum by ({labels}) (rate({spec.name}[$__rate_interval]))", "cps", legend]
-    return [spec.name, spec.name, _UNITS.get(spec.unit, "short"), legend]
+    return [target["expr"] for panel in found["panels"] for target in panel.get("targets", ())]
 
 
 def _panel(title: str, query: str, unit: str, legend: str, *, number: int, index: int, y: int) -> dict[str, Any]:

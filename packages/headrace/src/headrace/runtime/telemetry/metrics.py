@@ -1,7 +1,7 @@
 """The metrics: their catalogue, and the numbers of one process.
 
-Requests and audit events are counters and a histogram of the metrics library. Pumps, queues and flows have counts of
-their own, which are read when `/metrics` is read.
+All are plain numbers, because a counter of the metrics library costs eight times as much. Pumps, queues and flows have
+counts of their own, which are read when `/metrics` is read.
 """
 
 import csv
@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UntypedMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -86,9 +78,6 @@ DELIVERY_COUNTS: Final[Mapping[str, tuple[str, _Labels]]] = {
 """The name of a count of a pump or a flow: its metric, and its labels after `kind` and `consumer`."""
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # no series with the time of each first sample
-
-
 class Snapshot(NamedTuple):
     """All numbers at one time."""
 
@@ -108,9 +97,8 @@ class Metrics(Collector):
     """The numbers of one process; call its methods on the loop, once per batch."""
 
     def __init__(self) -> None:
-        self._requested_records = self._acknowledged_records = 0  # plain numbers: a counter costs eight times as much
-        spec = BY_NAME["headrace_audit_events_total"]
-        self._audit_events = Counter(spec.name, spec.help, spec.labels, registry=None)
+        self._requested_records = self._acknowledged_records = 0
+        self._audit_events: dict[_Labels, int] = defaultdict(int)
         self._requests: dict[tuple[str, int], DurationHistogram] = defaultdict(DurationHistogram)
         """By route and status."""
         self._clients: dict[_Labels, int] = defaultdict(int)
@@ -132,7 +120,7 @@ class Metrics(Collector):
 
     def audit_events(self, outcome: str, events: int) -> None:
         """Count events of the audit that were `written`, `lost` on the way, or `dropped` because the queue was full."""
-        self._audit_events.labels(outcome).inc(events)
+        self._audit_events[outcome,] += events
 
     def watch_deliveries(self, kind: str, consumer: str, read: Callable[[], Mapping[str, int]]) -> None:
         """Show the counts of a pump or a flow, read for each `/metrics`; several of one consumer are added up."""
@@ -165,16 +153,12 @@ class Metrics(Collector):
         return Snapshot([*self._registry.collect()])
 
     def collect(self) -> Iterable[Metric]:
-        families = {family.name: family for family in self._audit_events.collect()}
         samples = self._samples()
         for spec in CATALOGUE:
-            name = spec.name.removesuffix("_total")
-            if name not in families:
-                family: Any = _FAMILIES[spec.type](name, spec.help, labels=spec.labels)
-                families[name] = family
-                for labels, value in samples[spec.name].items():
-                    family.add_metric(labels, *(_buckets(value) if isinstance(value, DurationHistogram) else (value,)))
-            yield families[name]
+            family: Any = _FAMILIES[spec.type](spec.name.removesuffix("_total"), spec.help, labels=spec.labels)
+            for labels, value in samples[spec.name].items():
+                family.add_metric(labels, *(_buckets(value) if isinstance(value, DurationHistogram) else (value,)))
+            yield family
 
     def _samples(self) -> Mapping[str, Mapping[_Labels, Measured]]:
         """Return the present numbers: metric to label values to number."""
@@ -183,6 +167,7 @@ class Metrics(Collector):
             labels = dict(key.labels)
             found[key.metric][tuple(labels[name] for name in BY_NAME[key.metric].labels)] = value
         found[_CLIENTS] |= self._clients
+        found["headrace_audit_events_total"] |= self._audit_events
         found["headrace_http_request_seconds"] = {
             (route, str(status)): durations for (route, status), durations in self._requests.items()
         }

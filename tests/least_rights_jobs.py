@@ -68,7 +68,7 @@ class Replay(Job):
         self.scenario.site.write_json(self.scenario("orders"), {"n": number})
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
-        window = {"partition": 0, "offsets": {"start": number, "end": number + 1}}
+        window = {"partition": 0, "first": number, "last": number}
         return [
             (
                 "/adm/replays",

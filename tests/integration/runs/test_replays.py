@@ -73,7 +73,7 @@ def test_a_window_goes_to_the_backend_once_more(
     before, first = all_offsets(site, name), {entry["deliveryId"] for entry in backend.records}
     epochs = {(entry["partition"], entry["epoch"]) for entry in backend.records}
 
-    request = {"partition": 1, "offsets": {"start": 5, "end": 15}}
+    request = {"partition": 1, "first": 5, "last": 14}
     dry = site.ask(f"{process.url}/adm/replays", {"topic": name, "to": {"consumer": name}, "dryRun": True, **request})
     assert (dry.status, dry.body["total"], dry.body["dryRun"]) == (200, 10, True)
     begun = begin(site, process, name, **request)
@@ -116,14 +116,14 @@ def test_what_fails_in_a_replay_is_a_dead_letter_that_says_so(
     headers = dict(letter.headers)
     assert (headers["headrace.dlq.replay"], headers["headrace.dlq.offset"]) == (failed["id"].encode(), b"3")
 
-    again = begin(site, process, name, deadLetter=True)
+    again = begin(site, process, f"{name}.dlq", to={"consumer": name})
     wait_for(site, process, again["id"])
     *letters, last = site.records(f"{name}.dlq")
     assert len(letters) == 1
     assert dict(last.headers)["headrace.dlq.offset"] == b"3"
     assert dict(last.headers)["headrace.dlq.topic"] == name.encode()
     backend.response = PlannedResponse()
-    good = begin(site, process, name, deadLetter=True)
+    good = begin(site, process, f"{name}.dlq", to={"consumer": name})
     wait_for(site, process, good["id"])
     assert [entry["deliveryId"] for entry in replayed(backend, good["id"])] == [f"{name}-push:{name}:0:3"] * 2
 
@@ -164,7 +164,7 @@ def test_a_window_goes_to_a_function(site: Scenario, topic: MakeTopic, headrace:
     (tmp_path / "copy_it.py").write_text(HANDLER)
     control = {"topic": f"_headrace-control-{name}"}
     process = headrace({**site.config, "control": control, "functions": [str(tmp_path / "function.yaml")]})
-    begun = begin(site, process, name, to={"function": "copy"}, partition=0, offsets={"start": 1, "end": 4})
+    begun = begin(site, process, name, to={"function": "copy"}, partition=0, first=1, last=3)
     wait_for(site, process, begun["id"])
     out = [json.loads(record.value or b"") for record in site.records(f"{name}-out")]
     assert out == [{"replay": begun["id"], "offset": n} for n in (1, 2, 3)]
@@ -180,7 +180,7 @@ def test_what_is_gone_from_the_log_is_said_and_not_fatal(
     process = push(name)
     site.wait_committed(f"{name}-push", name, 15)
     asyncio.run(_delete_before(site, name, 4))
-    begun = begin(site, process, name, partition=0, offsets={"start": 0, "end": 15})
+    begun = begin(site, process, name, partition=0, first=0, last=14)
     done = wait_for(site, process, begun["id"])
     assert done["message"].startswith("8 offsets of the window hold no record any more")
     assert [entry["offset"] for entry in replayed(backend, begun["id"])] == [*range(4, 10), 13]

@@ -138,7 +138,7 @@ def test_replays_redrives_and_control_operations_have_events(
     site.wait_committed(f"{name}-push", name, 2)
     assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/pause", {"reason": "ticket 12"}).status == 200
     assert site.ask(f"{process.url}/adm/reactive-consumers/{name}/resume", {}).status == 200
-    replay = {"topic": name, "partition": 0, "offsets": {"start": 0, "end": 1}, "to": {"consumer": name}}
+    replay = {"topic": name, "partition": 0, "first": 0, "last": 0, "to": {"consumer": name}}
     job = site.ask(f"{process.url}/adm/replays", replay).body["id"]
     assert site.ask(f"{process.url}/adm/dead-letters/{name}.dlq/redrive", {}).status == 202
     site.wait_until(lambda: len(events(site, f"{name}-audit", "REACTIVE_CONSUMER")) == 4, "both deliveries")

@@ -21,7 +21,7 @@ from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicP
 from headrace.runs.destinations import CopyToTopic, RestoredDelivery
 from headrace.runs.jobs import Job
 from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
-from headrace.runs.replay_requests import DryRun, Offsets, ReplayRequest, Replays, ReplayTarget, Times
+from headrace.runs.replay_requests import DryRun, ReplayRequest, Replays, ReplayTarget
 from headrace.runs.selection import Window
 from headrace.runs.window_run import Progress
 from headrace_devkit.testing import ManualClock
@@ -195,8 +195,9 @@ def window(offsets: tuple[int, int] | None = None, partition: int | None = None,
     request = ReplayRequest(
         topic="t",
         partition=partition,
-        offsets=Offsets(*offsets) if offsets else None,
-        time=Times(**{name: moment(at) for name, at in times.items()}) if times else None,
+        first=offsets[0] if offsets else None,
+        last=offsets[1] - 1 if offsets else None,
+        **{name: moment(at) for name, at in times.items()},
         to=ReplayTarget(topic="other"),
         dry_run=True,
     )

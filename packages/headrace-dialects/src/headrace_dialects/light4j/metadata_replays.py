@@ -5,7 +5,7 @@ import msgspec
 from headrace import errors
 from headrace.consumers.running_consumer import RunningConsumers
 from headrace.runs.jobs import Jobs, JobView
-from headrace.runs.replay_requests import Offsets, ReplayRequest, Replays, ReplayTarget
+from headrace.runs.replay_requests import ReplayRequest, Replays, ReplayTarget
 
 
 class ReplayMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -84,7 +84,8 @@ class MetadataReplays:
         return ReplayRequest(
             topic=source,
             partition=metadata.partition,
-            offsets=Offsets(metadata.start_offset, metadata.end_offset),
+            first=metadata.start_offset,
+            last=metadata.end_offset - 1,
             to=ReplayTarget(**to),
             last_retry=metadata.last_retry,
         )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.completion import topic_names
@@ -63,12 +64,11 @@ _step("resume", "Resume a paused job.")
 _step("stop", "Stop a job permanently; completed records stay completed.")
 
 
-@click.command(cls=HeadraceCommand)
+@click.command(cls=HeadraceCommand, removed={"--dead-letters": "headrace replay TOPIC.dlq --to-consumer NAME"})
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")
 @click.option("--to-topic", metavar="NAME", help="To this topic, unchanged.")
-@click.option("--dead-letters", is_flag=True, help="The original records of the dead letters of TOPIC.")
 @span_options
 @click.option("--rate", type=RATE, help="Maximum records per second.")
 @click.option("--last-retry", is_flag=True, help="Count records that fail, and write no dead letters for them.")
@@ -98,21 +98,8 @@ def _request(topic: str, span: Span, rate: float | None, **chosen: Any) -> dict[
     to = {kind: name for kind in ("consumer", "function", "topic") if (name := chosen[f"to_{kind}"])}
     if len(to) != 1:
         raise click.UsageError("pass exactly one of --to-consumer, --to-function and --to-topic")
-    request: dict[str, Any] = {
-        "topic": topic,
-        "to": to,
-        "rate": rate,
-        "partition": span.partition,
-        "deadLetter": chosen["dead_letters"],
-        "lastRetry": chosen["last_retry"],
-    }
-    if span.first is not None:
-        if span.last is None:
-            raise click.UsageError("--offsets takes the first and last offset, such as 17-40, and needs --partition")
-        request["offsets"] = {"start": span.first, "end": span.last + 1}
-    bounds = (("since", span.since), ("until", span.until))
-    times = {name: moment.isoformat() for name, moment in bounds if moment is not None}
-    return {**request, "time": times} if times else request
+    where = msgspec.to_builtins(span)
+    return {**where, "topic": topic, "to": to, "rate": rate, "lastRetry": chosen["last_retry"]}
 
 
 def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:

@@ -11,21 +11,7 @@ from headrace.kafka import Admin, check_topic
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.runs.jobs import Job, JobRunner, Jobs, JobView, spec_of
 from headrace.runs.replay import TO_TOPIC_FLOW, ReplayJob, ReplaySpec, RunContext, repeats_of
-from headrace.runs.selection import Moment, Selection, Span, Window
-
-
-class Offsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A window of one partition: from `start` to before `end`."""
-
-    start: int
-    end: int
-
-
-class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A window of time, ISO 8601 with a zone: from `since` to before `until`."""
-
-    since: Moment | None = None
-    until: Moment | None = None
+from headrace.runs.selection import Selection, Span, Window
 
 
 class ReplayTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,15 +22,10 @@ class ReplayTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     topic: str = ""
 
 
-class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A window of a topic, and where to deliver it again."""
+class ReplayRequest(Span, frozen=True, kw_only=True):
+    """A part of a topic, and where to deliver it again."""
 
     topic: str
-    dead_letter: bool = False
-    """Replay the dead letters of that topic instead."""
-    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    offsets: Offsets | None = None
-    time: Times | None = None
     to: ReplayTarget
     rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Records per second at most."""
@@ -122,19 +103,13 @@ class Replays:
         to: dict[str, str] = msgspec.to_builtins(request.to)
         if len(to) != 1:
             raise errors.InvalidRequest("set exactly one destination in to: consumer, function or topic")
-        if request.offsets and request.time:
-            raise errors.InvalidRequest("set offsets or time, not both")
+        if request.until is not None and request.until.timestamp() > self._context.clock.time():
+            raise errors.InvalidRequest("the window ends in the future: omit until to replay up to the newest record")
         ((kind, name),) = to.items()
         target = self._target(kind, name) if kind != "topic" else None
         topic = check_topic(request.topic)
         admin = self._context.admin
         holds_dead_letters = False
-        if request.dead_letter:
-            if not (target and target.dead_letters):
-                raise errors.InvalidRequest(
-                    "deadLetter needs a consumer or function that has dead letters: set topic to their topic"
-                )
-            topic = target.dead_letters.topic_for(topic)
         if target:
             admin = target.admin
             holds_dead_letters = self._check(target, topic, f"{kind} {name}")
@@ -145,30 +120,13 @@ class Replays:
                 raise errors.InvalidRequest(f"{name} is internal, only Headrace writes to it: choose another topic")
             await admin.describe_topic(name, "Write")
         return ReplaySpec(
-            window=await self._window(admin, topic, self._span(request)),
+            window=await self._window(admin, topic, request),
             to=to,
             rate=request.rate,
             last_retry=request.last_retry,
             dead_letters=holds_dead_letters,
             repeats_at_most=repeats_of(target.flow if target else TO_TOPIC_FLOW),
         )
-
-    def _span(self, request: ReplayRequest) -> Span:
-        """Return the part of a topic that a request names."""
-        times = request.time or Times()
-        offsets = request.offsets
-        if times.until is not None and times.until.timestamp() > self._context.clock.time():
-            raise errors.InvalidRequest("the window ends in the future: omit until to replay up to the newest record")
-        if offsets is None:
-            return Span(partition=request.partition, since=times.since, until=times.until)
-        if request.partition is None:
-            raise errors.InvalidRequest("offsets need a partition: they count within one")
-        if offsets.start < 0 or offsets.start >= offsets.end:
-            what = "empty" if offsets.start == offsets.end else "reversed or negative"
-            raise errors.InvalidRequest(
-                f"offsets {offsets.start} to {offsets.end} are {what}: end is the offset after the last"
-            )
-        return Span(partition=request.partition, first=offsets.start, last=offsets.end - 1)
 
     async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
         """Return a window that is not empty."""

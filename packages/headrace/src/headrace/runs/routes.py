@@ -45,7 +45,8 @@ class JobEndpoints:
         example={
             "topic": "orders",
             "partition": 0,
-            "offsets": {"start": 0, "end": 100},
+            "first": 0,
+            "last": 99,
             "to": {"consumer": "billing"},
             "dryRun": True,
         },

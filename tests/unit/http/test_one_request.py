@@ -81,21 +81,18 @@ class Recorder:
         self.targets = Targets(())
         self._checks = RequestChecks(HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"]}))
 
-    def begin(self, request: HttpRequest) -> bool:
+    def needs(self, request: HttpRequest) -> bool:
         try:
             self._checks.check(request)
         except HeadraceError:
-            return False
-        return b"direct" in request.target
+            return True
+        return b"direct" not in request.target
 
-    def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
-        return True
-
-    def serve(self, request: HttpRequest) -> bool:
+    def do(self, request: HttpRequest) -> bool:
         self._respond(request, b"".join(request.chunks))
         return True
 
-    async def __call__(self, request: HttpRequest) -> None:
+    async def load(self, request: HttpRequest) -> None:
         try:
             self._checks.check(request)
             body = b""

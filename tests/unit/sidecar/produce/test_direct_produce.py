@@ -39,13 +39,20 @@ def chunked(request: bytes) -> bytes:
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The statuses of responses without a task."""
     statuses: list[int] = []
-    respond = Application._respond
+    loaded: list[Any] = []
+    load, end = Application.load, Application._end
 
-    def recorded(self: Application, request: Any, response: Any) -> None:
-        statuses.append(response.status)
-        respond(self, request, response)
+    async def load_recorded(self: Application, request: Any) -> None:
+        loaded.append(request)
+        await load(self, request)
 
-    monkeypatch.setattr(Application, "_respond", recorded)
+    def end_recorded(self: Application, request: Any, response: Any) -> None:
+        if request not in loaded:
+            statuses.append(response.status)
+        end(self, request, response)
+
+    monkeypatch.setattr(Application, "load", load_recorded)
+    monkeypatch.setattr(Application, "_end", end_recorded)
     return statuses
 
 
@@ -227,6 +234,25 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direc
         assert direct == [429, 200, 200]
 
 
+async def test_a_request_that_was_loaded_counts_until_its_response(opened: OpenServer) -> None:
+    """For the limit of its caller and for a drain, although its task has ended; a client that half-closed gets it."""
+    async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
+        server.kafka.gate.clear()
+        reader, writer = await server.connect()
+        writer.write(chunked(post(more=BEARER)))
+        await server.kafka.taken.wait()
+        await until(lambda: not any(task.get_name() == "http/request" for task in asyncio.all_tasks()))
+        assert (await server.ask(post(more=BEARER))).status == 429
+        drained = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
+        writer.write_eof()
+        await asyncio.sleep(0)
+        assert not drained.done()
+        server.kafka.gate.set()
+        assert (await server.read(reader)).status == 200
+        await drained
+        assert server.web._application._authenticator.in_flight._counts == {}
+
+
 async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> None:
     """With another body, in two pieces, and behind bytes of an earlier request; its token is judged each time."""
     async with opened(security=SECURITY) as server:
@@ -306,7 +332,7 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
     assert "Exception" not in caplog.text
 
 
-@pytest.mark.parametrize("method", ["begin", "hand_over"])
+@pytest.mark.parametrize("method", ["needs", "do"])
 async def test_a_defect_releases_the_request(opened: OpenServer, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """The caller has no request in flight afterwards, whether the defect occurs before it counts or after."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +32,10 @@ class Kafka:
         self.records: list[OutgoingRecord] = []
         self.results = results
 
-    async def produce(self, records: Sequence[OutgoingRecord], sliced: bool = False) -> list[Any]:
+    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
         first = len(self.records)
         self.records += records
-        return list(self.results) or [Produced(0, first + index) for index in range(len(records))]
+        done(list(self.results) or [Produced(0, first + index) for index in range(len(records))])
 
     async def partitions_of(self, topic: str) -> int:
         if topic == "missing":
@@ -53,7 +53,10 @@ def produce(
     async def main() -> EncodedResponse:
         try:
             text = body if isinstance(body, bytes) else json.dumps(body).encode()
-            return await service.write(await service.prepare(topic, text, ids))
+            prepared = await service.load(topic, service.parse(text), ids)
+            results: list[Any] = []
+            service.do(prepared, results.extend)
+            return service.respond(prepared, results)
         finally:
             await registry.close()
 

@@ -23,10 +23,10 @@ class Kafka:
     def __init__(self, *results: Any) -> None:
         self.results = results
 
-    async def prepare_request(self, topic: str, request: Any, ids: RequestIds) -> Prepared:
+    async def load(self, topic: str, wanted: Any, ids: RequestIds) -> Prepared:
         if topic == "bad":
             raise errors.EncodeError("record 0 does not fit", index=0)
-        return Prepared([OutgoingRecord(topic, None, b"1") for _ in request.records], None, 7)
+        return Prepared([OutgoingRecord(topic, None, b"1") for _ in wanted.request.records], None, 7)
 
     def submit(self, records: Any, closing: Any = None, group: Any = None) -> asyncio.Future[list[Any]]:
         outcome = asyncio.get_running_loop().create_future()

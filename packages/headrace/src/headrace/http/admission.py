@@ -29,7 +29,6 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Admission":
-        self._authenticator.in_flight.enter(self._principal.name)
         if self._judges:
             self._authenticator.judged_again.add(self.judge_again)
             self._set_timer()
@@ -39,7 +38,6 @@ class Admission:
         if self._timer:
             self._timer.cancel()
         self._authenticator.judged_again.discard(self.judge_again)
-        self._authenticator.in_flight.leave(self._principal.name)
 
     def judge_again(self) -> None:
         """Judge the credentials again when the endpoint waits for its client, and wake it."""

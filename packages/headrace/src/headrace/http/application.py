@@ -1,7 +1,7 @@
 """The application: routes each request to its endpoint, and turns each error into a response.
 
-A request goes one way: its head is checked, its caller and endpoint are found, and the endpoint responds. An endpoint
-that need not wait does so on the connection (`begin`, `serve`); others in a task (`__call__`).
+A request goes one way: `needs` says whether it needs more than its body, `do` never waits, and its results get a
+response. Where more is needed, a task waits for that in `load`: for the caller, and for what the endpoint needs.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.extras import package_of_path
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
-from headrace.http.endpoint import ADMINISTRATION, OPEN, DirectHandler, Endpoint, ServedEndpoint, served
+from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import CORRELATION, TRACEABILITY, HttpResponse, error_response, given_id, respond_error
 from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest
@@ -74,120 +74,123 @@ class Application:
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
-    # Without a task
+    def needs(self, request: HttpRequest) -> bool:
+        """Return whether a request with a complete head needs a task, because it needs more than its body.
 
-    def begin(self, request: HttpRequest) -> bool:
-        """Return whether `serve` may serve a request with a complete head, once its body is complete."""
-        router = self._router
-        if not router.has_direct:
-            return False
+        What the head says is found once for all requests with the same one, and the caller for each.
+        """
         try:
-            found = router.find(request)
-            request.direct = found.direct
-            if found.direct is None or not found.direct.accepts(request):
-                return False
-            self.checks.check(request)
+            if request.steps is None and not self._find_steps(request):
+                return True
             if self._authenticator:
                 request.principal = self._authenticator.known(request.headers)
                 if request.principal is None:
-                    return False
-                _require(found.endpoint, request.principal, request)
+                    return True
+                _require(request.endpoint, request.principal, request)
         except HeadraceError:
-            return False  # a task serves it, and responds with the error
-        return True
+            return True  # `load` responds with the error
+        return False
 
-    def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
-        """Return the same as `begin` for a request with the same head as one for which it returned true."""
-        request.endpoint, request.parameters = before.endpoint, before.parameters
-        request.direct, request.direct_head = before.direct, before.direct_head
-        if self._authenticator:
-            request.principal = self._authenticator.known(request.headers)
-            return request.principal is not None and request.principal == before.principal
-        return True
-
-    def serve(self, request: HttpRequest) -> bool:
-        """Serve a request with a complete body without waiting; return False if a task must serve it."""
-        direct = request.direct
-        if direct is None or self.gate.disturbance or not self.gate.enter():
+    def _find_steps(self, request: HttpRequest) -> bool:
+        if not self._router.has_steps:
             return False
+        found = self._router.find(request)
+        if found.steps is None or not found.steps.accepts(request):
+            return False
+        self.checks.check(request)
+        request.steps = found.steps
+        return True
+
+    def do(self, request: HttpRequest) -> bool:
+        """Serve a request that needs only its body, which is complete; return False if `load` must wait for more."""
+        if self.gate.disturbance or not self.gate.enter():
+            return False
+        request.is_entered = True
         identify(request)
         request.span = server_span(request.method, request.headers)
         try:
             if self._authenticator and request.principal:
                 self._authenticator.enter(request.principal)
-                request.is_counted = True
-            prepared = direct.prepare(request)
-            if prepared is None:
+                request.is_counted = request.is_in_flight = True
+            needed = request.steps.needs(request)
+            if needed is None:
                 self._leave(request)
                 return False
-            direct.start(prepared, functools.partial(self._done, request, direct, prepared))
+            request.steps.do(needed, functools.partial(self._respond, request, needed))
         except Exception as cause:  # noqa: BLE001 boundary: the user sees one error body, never a stack trace
-            self._failed(request, cause)
+            self._set_context(request)
+            self._end(request, error_response(self._error(request, cause)))
         return True
 
-    def _failed(self, request: HttpRequest, cause: Exception) -> None:
-        self._set_context(request)
-        # Tracebacks refer to the frames of this request: cycles that only a collection would free.
-        error = error_of(request, cause).with_traceback(None)
-        error.__cause__ = error.__context__ = None
-        if self._audit:
-            self._event(self._audit, request, error)
-        self._respond(request, error_response(error))
-
-    def _done(self, request: HttpRequest, direct: DirectHandler, prepared: Any, results: Any) -> None:
-        if self._authenticator or self._access_log:  # otherwise no caller is known, and nothing is logged
-            self._set_context(request)
-        try:
-            response = direct.response(prepared, results)
-        except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
-            self._set_context(request)
-            response = error_response(error_of(request, defect))
-        self._respond(request, response)
-
-    def _set_context(self, request: HttpRequest) -> None:
-        """Set the ids for the audit and the log; a callback has a separate context, or that of several requests."""
-        correlation_id.set(request.correlation_id.decode())
-        caller.set(request.principal.name if request.principal else "")
-
-    def _respond(self, request: HttpRequest, response: HttpResponse) -> None:
-        self._leave(request)
-        request.respond(response)
-        self._ended(request)
-
-    def _leave(self, request: HttpRequest) -> None:
-        self.gate.leave()
-        if self._authenticator and request.principal and request.is_counted:
-            self._authenticator.in_flight.leave(request.principal.name)
-
-    # In a task
-
-    async def __call__(self, request: HttpRequest) -> None:
-        """Serve a request with a complete head."""
+    async def load(self, request: HttpRequest) -> None:
+        """Serve a request with a complete head: wait for what it needs, then do it."""
         identify(request)
-        correlation_id.set(request.correlation_id.decode())
-        caller.set("")  # the context is that of the connection, which may have had another caller
+        self._set_context(request)
         if not request.path.startswith(self._router.always_open):
             request.span = server_span(request.method, request.headers)
         current_span.set(request.span)
         try:
             self.checks.check(request)
-            await self._admit(request)
+            needed = await self._load(request)
+            if needed is not None:
+                request.steps.do(needed, functools.partial(self._respond, request, needed))
+                request.is_direct = True
         except ClientGone:
             log.debug("the client closed the connection before its request was complete")
         except Exception as cause:  # boundary: the user sees one error body, never a stack trace
-            error = error_of(request, cause)
-            if self._audit and not request.status:
-                self._event(self._audit, request, error)
-            if request.status:  # the response has begun; unless it is a stream, the server closes the connection
-                if isinstance(cause, HeadraceError):
-                    if request.last_bytes:
-                        await request.end(request.last_bytes(cause))
-                        return
+            self._leave(request)
+            error = self._error(request, cause)
+            if not request.status:
+                await respond_error(request, error)
+            elif request.last_bytes and error is cause:
+                await request.end(request.last_bytes(error))
+            else:  # the response has begun, and the connection ends
+                if error is cause:
                     log.warning("%s %s failed in the middle of its response: %s", request.method, request.path, cause)
                 raise
-            await respond_error(request, error.with_traceback(None))
         finally:
-            self._ended(request)
+            if not request.is_direct:
+                self._leave(request)
+                self._ended(request)
+
+    def _respond(self, request: HttpRequest, needed: Any, results: Any) -> None:
+        """Respond with the results of what was done."""
+        if self._authenticator or self._access_log:  # otherwise no caller is known, and nothing is logged
+            self._set_context(request)
+        try:
+            response = request.steps.respond(needed, results)
+        except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
+            self._set_context(request)
+            response = error_response(error_of(request, defect))
+        self._end(request, response)
+
+    def _end(self, request: HttpRequest, response: HttpResponse) -> None:
+        self._leave(request)
+        request.respond(response)
+        self._ended(request)
+
+    def _set_context(self, request: HttpRequest) -> None:
+        """Set the ids for the audit and the log: the context may be that of a connection or of several requests."""
+        correlation_id.set(request.correlation_id.decode())
+        caller.set(request.principal.name if request.principal else "")
+
+    def _error(self, request: HttpRequest, cause: Exception) -> HeadraceError:
+        """Return the error to respond with; audit it unless the response has begun."""
+        # Tracebacks refer to the frames of this request: cycles that only a collection would free.
+        error = error_of(request, cause).with_traceback(None)
+        error.__cause__ = error.__context__ = None
+        if self._audit and not request.status:
+            self._event(self._audit, request, error)
+        return error
+
+    def _leave(self, request: HttpRequest) -> None:
+        """Stop counting a request that is counted."""
+        if request.is_entered:
+            request.is_entered = False
+            self.gate.leave()
+        if request.is_in_flight and self._authenticator and request.principal:
+            request.is_in_flight = False
+            self._authenticator.in_flight.leave(request.principal.name)
 
     def _ended(self, request: HttpRequest) -> None:
         """Count, log and trace a request that has ended; its status is 0 if it has no response."""
@@ -199,41 +202,35 @@ class Application:
         if request.span:
             end_span(request.span, request, caller.get())
 
-    async def _admit(self, request: HttpRequest) -> None:
-        if request.path.startswith(self._router.always_open):
-            await self._route(request)
-            return
-        if not self.gate.enter():
-            raise Draining()
-        try:
+    async def _load(self, request: HttpRequest) -> Any:
+        """Let a request in, find its caller and endpoint, and return what that returns."""
+        if not request.path.startswith(self._router.always_open):
+            if not self.gate.enter():
+                raise Draining()
+            request.is_entered = True
             if self.gate.disturbance and not request.path.startswith(ADMINISTRATION):
                 await self.gate.disturbance()
-            await self._route(request)
-        finally:
-            self.gate.leave()
-
-    async def _route(self, request: HttpRequest) -> None:
         # Identify the caller first, so that unknown callers do not learn which paths exist.
         is_forwarded = self.forwarder is not None and self.forwarder.is_forwarded(request)
         if request.is_counted and request.principal:
             caller.set(request.principal.name)
         elif self._authenticator and not is_forwarded:
             await self._identify(request, self._authenticator)
-        found = self._router.find(request)
-        endpoint, serve = found.endpoint, found.serve
+        endpoint, load, request.steps = self._router.find(request)
         if self.forwarder and endpoint.affinity:
-            serve = functools.partial(self.forwarder.serve, serve)
+            load = functools.partial(self.forwarder.serve, load)
         if self._authenticator is None or endpoint.rule == OPEN:
             self.checks.check_site(request.headers, changes=endpoint.changes)
-            await serve(request)
-            return
+            return await load(request)
         if request.principal is None:
             raise AuthTokenMissing()
         _require(endpoint, request.principal, request)
         self.checks.check_site(request.headers, changes=endpoint.changes)
+        self._authenticator.in_flight.enter(request.principal.name)
+        request.is_in_flight = True
         # The process that forwarded a request has its credentials, and ends it.
         with Admission(self._authenticator, request.principal, request, judges=not is_forwarded):
-            await serve(request)
+            return await load(request)
 
     async def _identify(self, request: HttpRequest, authenticator: Authenticator) -> None:
         address = request.client_address
@@ -284,15 +281,15 @@ class Router:
         self._paths: dict[str, _Methods] = {}
         patterns: dict[str, _Methods] = {}
         open_paths = []
-        self.has_direct = False
-        """Whether an endpoint can respond without a task."""
+        self.has_steps = False
+        """Whether an endpoint has steps."""
         self._known: dict[tuple[str, str], _Route] = {}
         endpoints = list(endpoints)
         self.targets = Targets(endpoints)
         """What the targets of its endpoints tell."""
         for one in endpoints:
             endpoint = one.endpoint
-            self.has_direct |= one.direct is not None
+            self.has_steps |= one.steps is not None
             paths = patterns if endpoint.parameters else self._paths
             methods = paths.setdefault(endpoint.path, {})
             if endpoint.method in methods and methods[endpoint.method].endpoint.method == endpoint.method:

@@ -1,6 +1,7 @@
 """One connection of a client: parses requests, and limits heads, bodies, pipelined requests and slow clients.
 
-httptools parses. A request is served on the connection if the application can do so without waiting; else by a task.
+httptools parses. A request that needs only its body is done on the connection; for every other one, a task loads what
+it needs.
 
 Source: RFC 9112, HTTP/1.1.
 """
@@ -210,11 +211,8 @@ class ClientConnection(asyncio.Protocol):
         """Serve a request that has the same head as an earlier one, without the parser; return whether it was."""
         if not self._is_between() or self.flow.write_paused or self.kind != "requests":
             return False
-        request = HttpRequest(
-            self, before.method, before.target, before.query, before.fields, before.version, before.headers
-        )
-        request.path = before.path
-        if not self.shared.application.begin_again(request, before):
+        request = before.again()
+        if self.shared.application.needs(request):
             return False
         self._heads += 1
         self.request = self._serving = request
@@ -284,7 +282,7 @@ class ClientConnection(asyncio.Protocol):
         self._serving = request
         if self._ordinary:
             self._ordinary -= 1
-        elif not self.flow.write_paused and self.shared.application.begin(request):
+        elif not self.flow.write_paused and not self.shared.application.needs(request):
             request.is_direct = True
             return
         self._run(request)
@@ -341,7 +339,7 @@ class ClientConnection(asyncio.Protocol):
                 self._repeated = data[:end], len(data), request
 
     def _serve_directly(self, request: HttpRequest) -> None:
-        if self.shared.application.serve(request):
+        if self.shared.application.do(request):
             request.chunks = []
             return
         request.is_direct = False
@@ -360,11 +358,11 @@ class ClientConnection(asyncio.Protocol):
     async def _serve(self, request: HttpRequest) -> None:
         try:
             await self.flow.drain()  # a client that does not read gets no further response
-            await self.shared.application(request)
+            await self.shared.application.load(request)
         except Exception:  # noqa: BLE001 boundary: the application logs each failure once
             pass
         finally:
-            if not request.is_complete and not request.is_disconnected:
+            if not (request.is_complete or request.is_disconnected or request.is_direct):
                 self.transport.close()
 
     def response_complete(self) -> None:

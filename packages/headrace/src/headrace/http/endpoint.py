@@ -29,7 +29,8 @@ Errors = tuple[type[HeadraceError], ...]
 Kinds = type | str | tuple[type | str, ...]
 """A type as JSON, a media type, or several of them."""
 Handler = Callable[..., Awaitable[Any]]
-Serve = Callable[[HttpRequest], Coroutine[Any, Any, None]]
+Load = Callable[[HttpRequest], Coroutine[Any, Any, Any]]
+"""Serves a request in a task: responds and returns None, or returns what `Steps.do` needs to respond."""
 
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
@@ -95,7 +96,7 @@ class Endpoint:
     described: bool = True
     """Whether it is in the API document."""
     whole: bool = False
-    """Whether the handler takes the `Request` instead, reads its body and sends its response."""
+    """Whether the handler takes the `HttpRequest` instead, reads its body and sends its response; see `Load`."""
     foreign_paths: tuple[str, ...] = ()
     """Paths at which other products have this operation; the error for one of them suggests `path`."""
     handler: Handler | None = None
@@ -215,29 +216,32 @@ def endpoints_of(family: type) -> list[Endpoint]:
     return [one for one in vars(family).values() if isinstance(one, Endpoint)]
 
 
-class DirectHandler(Protocol):
-    """Serves the usual requests of an endpoint without waiting; its other requests are left to the handler."""
+class Steps(Protocol):
+    """Serves an endpoint whose usual requests need only what their bodies say; `load` is the endpoint's handler.
+
+    A usual request: `needs`, `do`, `respond`, none of which waits. Every other one: `load` in a task, `do`, `respond`.
+    """
 
     def accepts(self, request: HttpRequest) -> bool:
-        """Return whether a request with a complete head may be served so."""
+        """Return whether a request with a complete head may be usual. It decides by the head alone."""
 
-    def prepare(self, request: HttpRequest) -> Any:
-        """Return what a request with a complete body asks for; None if that cannot be found without waiting.
+    def needs(self, request: HttpRequest) -> Any:
+        """Return what `do` needs for a request with a complete body; None if `load` must wait for that.
 
-        It may set `direct_head`.
+        It may set `of_head`.
 
         Raises:
             HeadraceError: The request cannot be served; nothing was done.
         """
 
-    def start(self, prepared: Any, done: Callable[[Any], None]) -> None:
+    def do(self, needed: Any, done: Callable[[Any], None]) -> None:
         """Start the work; `done` is called later with its results, once, on the loop.
 
         Raises:
             HeadraceError: The request cannot be served; nothing was done.
         """
 
-    def response(self, prepared: Any, results: Any) -> HttpResponse:
+    def respond(self, needed: Any, results: Any) -> HttpResponse:
         """Return the response for the results."""
 
 
@@ -245,29 +249,29 @@ class ServedEndpoint(NamedTuple):
     """An endpoint with what serves it."""
 
     endpoint: Endpoint
-    serve: Serve
-    direct: DirectHandler | None = None
+    load: Load
+    steps: Steps | None = None
 
 
 def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[ServedEndpoint]:
     """Return the endpoints of an object.
 
-    Its mapping `direct`, if it has one, has direct handlers by endpoint id; its `before` may respond in place of each.
+    Its mapping `steps`, if it has one, has those with steps by endpoint id; its `before` may respond in place of each.
     """
-    direct: Mapping[str, DirectHandler] = getattr(family, "direct", {})
+    steps: Mapping[str, Steps] = getattr(family, "steps", {})
     before: Before | None = getattr(family, "before", None)
     found: list[ServedEndpoint] = []
     for endpoint in endpoints_of(type(family)):
         assert endpoint.handler
         handler = MethodType(endpoint.handler, family)
-        serve = handler if endpoint.whole else _served(endpoint, handler, settings, audit, before)
-        found.append(ServedEndpoint(endpoint, serve, direct.get(endpoint.id)))
+        load = handler if endpoint.whole else _served(endpoint, handler, settings, audit, before)
+        found.append(ServedEndpoint(endpoint, load, steps.get(endpoint.id)))
     return found
 
 
 def _served(
     endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None, before: Before | None
-) -> Serve:
+) -> Load:
     kind = endpoint.request.get(JSON)
 
     async def serve(request: HttpRequest) -> None:

@@ -28,6 +28,7 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _WITHOUT_BODY: Final = (204, 304)
+_NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in range(100, 600)} | {
@@ -84,11 +85,11 @@ class HttpRequest:
 
     path = ""
     """Decoded path."""
-    direct: Any = None
-    """The `DirectHandler` of its endpoint."""
-    direct_head: Any = None
-    """What that found in the head; the same for a request with the same head."""
-    parameters: Mapping[str, str]
+    steps: Any = None
+    """The `Steps` of its endpoint, if its head is a usual one."""
+    of_head: Any = None
+    """What these found in the head; the same for a request with the same head."""
+    parameters: Mapping[str, str] = _NO_PARAMETERS
     """Path parameters, set by the router."""
     endpoint: Any = None
     """The `Endpoint`, set by the router."""
@@ -98,6 +99,10 @@ class HttpRequest:
     """Whether authentication is on, and the caller of an open endpoint did not prove its identity."""
     is_counted = False
     """Whether it counts for the rate of its caller already."""
+    is_entered = False
+    """Whether it counts as in progress, so that a drain waits for it."""
+    is_in_flight = False
+    """Whether it counts for the requests in flight of its caller."""
     forwarded: Any = None
     """Set if another process forwarded the request."""
     correlation_id = b""
@@ -110,7 +115,7 @@ class HttpRequest:
     has_long_head = False
     """Whether the head exceeds its limit although it arrived in one piece."""
     is_direct = False
-    """Whether it is served on its connection, without a task."""
+    """Whether its response needs no task: it needs only its body, or what it needs is loaded."""
     last_bytes: Callable[[HeadraceError], bytes] | None = None
     """Returns the last bytes of a stream that an error ends."""
     judge: Callable[[], Awaitable[None]] | None = None
@@ -170,6 +175,15 @@ class HttpRequest:
         self.chunks: list[bytes] = []
         """Bytes of the body that no endpoint has received."""
         self.started_at = time.perf_counter()
+
+    def again(self) -> HttpRequest:
+        """Return the next request with the same head, which says the same."""
+        request = HttpRequest(
+            self.connection, self.method, self.target, self.query, self.fields, self.version, self.headers
+        )
+        request.path, request.endpoint, request.parameters = self.path, self.endpoint, self.parameters
+        request.steps, request.of_head = self.steps, self.of_head
+        return request
 
     @property
     def route(self) -> str:

@@ -166,17 +166,14 @@ class ServedApplication(Protocol):
     def targets(self) -> Targets:
         """What the targets of its requests tell."""
 
-    async def __call__(self, request: HttpRequest) -> None:
-        """Serve a request with a complete head, in a task."""
+    def needs(self, request: HttpRequest) -> bool:
+        """Return whether a request with a complete head needs a task, because it needs more than its body."""
 
-    def begin(self, request: HttpRequest) -> bool:
-        """Return whether `serve` may serve a request with a complete head, once its body is complete."""
+    def do(self, request: HttpRequest) -> bool:
+        """Serve a request that needs only its body, which is complete; return False if it needs a task after all."""
 
-    def begin_again(self, request: HttpRequest, before: HttpRequest) -> bool:
-        """Return the same as `begin` for a request with the same head as one for which it returned true."""
-
-    def serve(self, request: HttpRequest) -> bool:
-        """Serve a request with a complete body without waiting; return False if a task must serve it."""
+    async def load(self, request: HttpRequest) -> None:
+        """Serve a request with a complete head in a task, which waits for what it needs."""
 
 
 class Shared:

@@ -22,10 +22,10 @@ class Targets:
         long_polls = [one.endpoint.path for one in endpoints if one.endpoint.long_poll]
         patterns = b"|".join(map(_pattern, long_polls))
         self._long_poll = re.compile(_ORIGIN + b"(?:%b)" % patterns) if long_polls else None
-        direct = {_beginning(one.endpoint.path) for one in endpoints if one.direct}
+        direct = {_beginning(one.endpoint.path) for one in endpoints if one.steps}
         polled = [*map(_beginning, long_polls)]
         self.direct = tuple(begins.encode() for begins in direct if not any(_overlap(begins, one) for one in polled))
-        """Beginnings of targets of endpoints with a direct handler. No long poll begins so."""
+        """Beginnings of targets of endpoints with steps. No long poll begins so."""
         self._producing = [one.endpoint for one in endpoints if one.endpoint.produces]
 
     def is_long_poll(self, target: bytes) -> bool:

@@ -21,7 +21,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_request import SchemaChoices
 from headrace.sidecar.produce.produce_stream import ProduceStream
-from headrace.sidecar.produce.transaction_routes import record_ids
+from headrace.sidecar.produce.record_ids import record_ids
 
 NDJSON: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl")
 _START: Final = [(b"content-type", b"application/x-ndjson"), (b"connection", b"close")]

@@ -23,9 +23,10 @@ from headrace.runtime.telemetry.tracing import TraceSpan
 from headrace.sidecar.produce.produce_request import (
     SHALLOW_BYTES,
     SHORT_RECORDS,
+    ParsedRequest,
     ProduceRecord,
-    ProduceRequest,
     SchemaChoices,
+    Slice,
     check_depth,
     check_partitions,
     choice_of,
@@ -34,17 +35,18 @@ from headrace.sidecar.produce.produce_request import (
     slices_of,
 )
 from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, Result, response_of
-from headrace.sidecar.produce.write_span import end_write
 
 _OWN_HEADERS: Final = (CORRELATION_ID.lower(), TRACEABILITY_ID.lower())
 _NAMED_INDEXES: Final = 20
 LONG_BODY_BYTES: Final = 32_768
 """Larger bodies are decoded in a separate turn of the event loop."""
-_SHORT_RECORDS: Final = 1000
+MOST_AT_ONCE: Final = 1000
 """Most records that are passed to the Kafka client in one turn."""
 
 H = TypeVar("H", str | None, bytes | None)
 Part = Literal["key", "value"]
+Requested = ParsedRequest | OutgoingRecord
+"""What a request asks for: its JSON, or the one record that its body is the value of."""
 _PARTS: Final[tuple[Part, ...]] = ("key", "value")
 
 
@@ -58,16 +60,20 @@ class RequestIds(NamedTuple):
     """Headers of a trace, for records that have none of them."""
     write: TraceSpan | None = None
     """The span of the write, if it is traced."""
-    request: TraceSpan | None = None
-    """The span of the request, if it is traced."""
+
+
+class Encoders(NamedTuple):
+    """What must be known to encode the records of a request."""
+
+    partitions: int
+    """Of the topic."""
+    keys: Encoder
+    values: Encoder
 
 
 @dataclasses.dataclass(eq=False)
 class ProduceService:
-    """Serves `POST /producers/{topic}`.
-
-    `begin` (without waiting) or `prepare` prepares a request; then `hand_over` or `write` writes it.
-    """
+    """Serves `POST /producers/{topic}`: `needs` or `load` encodes the records of a request, then `do` writes them."""
 
     _settings: ProducerConfig
     _codecs: Codecs
@@ -82,6 +88,12 @@ class ProduceService:
         self.acks = settings.acks
         """The replicas that must have a record before it is acknowledged."""
         self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
+        self.parse = functools.partial(
+            parse_request, max_records=self._max_records, unknown_fields=settings.unknown_fields
+        )
+        """Parses the JSON text of a request."""
+        self._plain: dict[int, Encoders | None] = {}
+        """By number of partitions: what encodes the records of a request that names no format."""
 
     def check_writable(self, topic: str, *, admin: bool) -> None:
         """Return unless the topic is reserved for Headrace; see `InternalTopics.check_writable`."""
@@ -101,43 +113,34 @@ class ProduceService:
             return headers
         return [header for header in headers if not is_reserved(header[0])]
 
-    def begin(self, topic: str, body: bytes, ids: RequestIds) -> Prepared | None:
-        """Prepare a request without waiting.
-
-        Returns:
-            None if `prepare` is needed, because the request is long or needs a look-up of its topic or schema.
+    def needs(self, topic: str, requested: Requested, ids: RequestIds) -> Prepared | None:
+        """Return the encoded records of a request; None if `load` must wait: for its topic, a schema, or many records.
 
         Raises:
-            HeadraceError: See `prepare`; also `ProducerQueueFull` if the byte budget is used up.
+            HeadraceError: See `load`; also `ProducerQueueFull` if the byte budget is used up.
         """
-        settings = self._settings
         partitions = self._topics.known(topic)
-        if partitions is None or not settings.enabled:
+        if partitions is None or not self._settings.enabled:
             return None
-        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * _SHORT_RECORDS + 1:
-            return None
-        request, ignored = parse_request(body, self._max_records, settings.unknown_fields)
-        records = request.records
+        if isinstance(requested, OutgoingRecord):
+            return self._completed(requested, partitions, ids)
+        request, records = requested.request, requested.request.records
         if len(records) > SHORT_RECORDS and len(slices_of(records)) > 1:
             return None
         if len(records) > 1 and records[0].partition is None:
-            self._producer.check_capacity(topic, len(body))  # before the work of encoding
-        keys, values = self._plain if not has_choice(request) else self._plain_codecs(request)
-        if keys is None or values is None:
+            self._producer.check_capacity(topic, requested.size_bytes or 0)  # before the work of encoding
+        if has_choice(request):
+            encoders = self._without_schema(partitions, request)
+        elif (encoders := self._plain.get(partitions)) is None:
+            encoders = self._plain[partitions] = self._without_schema(partitions, SchemaChoices())
+        if encoders is None:
             return None
         if len(records) == 1:
-            encoded = [self._encode_one(topic, records[0], partitions, keys, values, ids)]
-        else:
-            encoded = self._encode(topic, records, 0, partitions, keys, values, ids)
-        # The body's size is an estimate for keys, values and record headers.
-        per_record = len(ids.correlation_id) + len(ids.traceability_id or b"")
-        if ids.trace:
-            per_record += sum([len(value) for _, value in ids.trace if value])
-        size = len(body) + len(encoded) * per_record
-        return Prepared(encoded, None, None, size, ignored, partitions, ids.write)
+            return _prepared([self._encode_one(topic, records[0], encoders, ids)], requested, encoders, ids)
+        return _prepared(self._encode(topic, Slice(0, records), encoders, ids), requested, encoders, ids)
 
-    async def prepare(self, topic: str, body: bytes, ids: RequestIds) -> Prepared:
-        """Prepare a request.
+    async def load(self, topic: str, requested: Requested, ids: RequestIds) -> Prepared:
+        """Return the encoded records of a request, and wait for what that needs.
 
         Raises:
             RequestError: The request cannot be served; nothing was sent.
@@ -145,49 +148,25 @@ class ProduceService:
             RegistryUnavailable: A schema is not cached, and the registry does not respond; nothing was sent.
             KafkaUnavailable: The topic is not cached, and Kafka does not respond; nothing was sent.
         """
-        if len(body) > LONG_BODY_BYTES:
-            await next_slice()
-        request, ignored = parse_request(body, self._max_records, self._settings.unknown_fields)
-        return (await self.prepare_request(topic, request, ids))._replace(ignored_fields=ignored)
-
-    async def prepare_request(self, topic: str, request: ProduceRequest, ids: RequestIds) -> Prepared:
-        """Prepare a parsed request; see `prepare` for its errors."""
-        partitions = await self._partitions_of(topic)
-        keys = await self._encoder("key", request, topic, any(_is_given(record.key) for record in request.records))
-        values = await self._encoder(
-            "value", request, topic, any(_is_given(record.value) for record in request.records)
-        )
+        if isinstance(requested, OutgoingRecord):
+            return self._completed(requested, await self._partitions_of(topic), ids)
+        request, slices = requested.request, slices_of(requested.request.records)
+        has_keys, has_values = (any(_is_given(getattr(record, part)) for record in request.records) for part in _PARTS)
+        encoders = await self._encoders(topic, request, has_keys, has_values)
         records: list[OutgoingRecord] = []
-        slices = slices_of(request.records)
         for part in slices:
             if len(slices) > 1:
                 await next_slice(started=True)
-            records += self._encode(topic, part.records, part.first, partitions, keys.codec, values.codec, ids)
-        return Prepared(records, keys.schema_id, values.schema_id, partitions=partitions, write=ids.write)
-
-    def begin_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared | None:
-        """Prepare an encoded record; None if its topic must be looked up, by `prepare_record`.
-
-        Raises:
-            PartitionNotFound: The topic does not have its partition.
-        """
-        partitions = self._topics.known(record.topic)
-        if partitions is None or not self._settings.enabled:
-            return None
-        return self._complete(record, ids, partitions)
-
-    async def prepare_record(self, record: OutgoingRecord, ids: RequestIds) -> Prepared:
-        """Do the same with a look-up of the topic; see `prepare` for its errors."""
-        return self._complete(record, ids, await self._partitions_of(record.topic))
+            records += self._encode(topic, part, encoders, ids)
+        return _prepared(records, requested, encoders, ids)
 
     async def check(self, topic: str, choices: SchemaChoices) -> None:
-        """Raise the errors of `prepare` that would affect every record of a stream."""
-        await self._partitions_of(topic)
-        for part in _PARTS:
-            named = choice_of(choices, part, self._settings.format_codes) != SchemaChoice()
-            await self._encoder(part, choices, topic, named)
+        """Raise the errors of `load` that would affect every record of a stream."""
+        codes = self._settings.format_codes
+        has_keys, has_values = (choice_of(choices, part, codes) != SchemaChoice() for part in _PARTS)
+        await self._encoders(topic, choices, has_keys, has_values)
 
-    def hand_over(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
+    def do(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
         """Pass prepared records to Kafka's client. `done` is called once, on the loop, with a result per record.
 
         `done` must not raise.
@@ -198,23 +177,17 @@ class ProduceService:
         """
         self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
 
-    async def write(self, prepared: Prepared) -> EncodedResponse:
-        """Write prepared records and return the response; see `hand_over` for errors. If cancelled, may still write."""
-        if len(prepared.records) > _SHORT_RECORDS:
-            results = await self._producer.produce(prepared.records, sliced=True)
-            await next_slice(started=True)
-        else:
-            results = await self._producer.produce(prepared.records)
-        return self.answer(prepared, results)
+    async def do_in_slices(self, prepared: Prepared) -> Sequence[Result]:
+        """Do the same with many records in several turns, and return the results. If cancelled, may still write."""
+        results = await self._producer.produce(prepared.records, sliced=True)
+        await next_slice(started=True)
+        return results
 
-    def answer(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
+    def respond(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
         """Return the response for the results of a request; audit them."""
-        response = response_of(prepared, results, self._settings.always_200, self.acks)
-        if prepared.write:
-            end_write(prepared.write, results)
         if self._audit:
             self._audit.produced(prepared.records, results, size_bytes=prepared.size_bytes)
-        return response
+        return response_of(prepared, results, self._settings.always_200, self.acks)
 
     def audit(self, records: Sequence[OutgoingRecord], results: Sequence[Result]) -> int:
         """Audit the results of a stream's records; return how many are certainly written."""
@@ -228,24 +201,24 @@ class ProduceService:
         if self._audit:
             self._audit.not_sent(topic, error, count)
 
-    @functools.cached_property
-    def _plain(self) -> tuple[Codec | None, Codec | None]:
-        """The codecs of keys and values of a request that names none."""
-        return self._plain_codecs(SchemaChoices())
-
-    def _plain_codecs(self, choices: SchemaChoices) -> tuple[Codec | None, Codec | None]:
-        """Return the codecs of keys and values; None where a schema must be looked up."""
-        settings, without_schema = self._settings, self._codecs.without_schema
-        keys, values = [choice_of(choices, part, settings.format_codes) for part in _PARTS]
-        return (
-            without_schema(keys, settings.key_format, self._rules),
-            without_schema(values, settings.value_format, self._rules),
+    def _without_schema(self, partitions: int, choices: SchemaChoices) -> Encoders | None:
+        """Return what encodes the records of a request; None if a schema must be looked up."""
+        settings = self._settings
+        keys, values = (
+            self._codecs.without_schema(choice_of(choices, part, settings.format_codes), default, self._rules)
+            for part, default in zip(_PARTS, (settings.key_format, settings.value_format), strict=True)
         )
+        return Encoders(partitions, Encoder(keys), Encoder(values)) if keys and values else None
 
     async def _partitions_of(self, topic: str) -> int:
         if not self._settings.enabled:
             raise errors.ProducerNotEnabled()
         return await self._topics.partitions_of(topic)
+
+    async def _encoders(self, topic: str, choices: SchemaChoices, has_keys: bool, has_values: bool) -> Encoders:
+        partitions = await self._partitions_of(topic)
+        keys = await self._encoder("key", choices, topic, has_keys)
+        return Encoders(partitions, keys, await self._encoder("value", choices, topic, has_values))
 
     async def _encoder(self, part: Part, choices: SchemaChoices, topic: str, needed: bool) -> Encoder:
         default = self._settings.key_format if part == "key" else self._settings.value_format
@@ -255,20 +228,12 @@ class ProduceService:
             return _NOTHING
         return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
 
-    def _encode(
-        self,
-        topic: str,
-        records: list[ProduceRecord],
-        first: int,
-        partitions: int,
-        key_codec: Codec,
-        value_codec: Codec,
-        ids: RequestIds,
-    ) -> list[OutgoingRecord]:
-        """Encode one slice; `first` is the number of its first record in the request."""
-        check_partitions(records, topic, partitions, first)
-        keys = _encoded("key", [record.key for record in records], key_codec, first)
-        values = _encoded("value", [record.value for record in records], value_codec, first)
+    def _encode(self, topic: str, part: Slice, encoders: Encoders, ids: RequestIds) -> list[OutgoingRecord]:
+        """Encode one slice."""
+        first, records = part
+        check_partitions(records, topic, encoders.partitions, first)
+        keys = _encoded("key", [record.key for record in records], encoders.keys.codec, first)
+        values = _encoded("value", [record.value for record in records], encoders.values.codec, first)
         given, trace = ids.correlation_id, ids.traceability_id
         last = [*ids.trace]
         shared = [*_id_headers(given, trace), *last] if given else None  # one list for all records
@@ -287,14 +252,12 @@ class ProduceService:
             for record, key, value, correlation in zip(records, keys, values, correlations, strict=True)
         ]
 
-    def _encode_one(
-        self, topic: str, record: ProduceRecord, partitions: int, key_codec: Codec, value_codec: Codec, ids: RequestIds
-    ) -> OutgoingRecord:
+    def _encode_one(self, topic: str, record: ProduceRecord, encoders: Encoders, ids: RequestIds) -> OutgoingRecord:
         """Do the same for the only record of a request, without lists."""
         if record.partition is not None:
-            check_partitions([record], topic, partitions)
-        key = _encoded_one("key", record.key, key_codec)
-        value = _encoded_one("value", record.value, value_codec)
+            check_partitions([record], topic, encoders.partitions)
+        key = _encoded_one("key", record.key, encoders.keys.codec)
+        value = _encoded_one("value", record.value, encoders.values.codec)
         correlation, traceability = ids.correlation_id or new_correlation_ids(1)[0], ids.traceability_id
         if record.headers or record.correlation_id is not None or record.traceability_id is not None:
             own = self.own_headers(topic, _named(record))
@@ -304,16 +267,29 @@ class ProduceService:
         stamp = record.timestamp
         return OutgoingRecord(topic, key, value, headers, record.partition, stamp if stamp and stamp > 0 else 0)
 
-    def _complete(self, record: OutgoingRecord, ids: RequestIds, partitions: int) -> Prepared:
+    def _completed(self, record: OutgoingRecord, partitions: int, ids: RequestIds) -> Prepared:
+        """Add the headers of the request to a record whose value is the body."""
         check_partitions([record], record.topic, partitions)
         own = record.headers or []
-        headers = _id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids[1])
+        headers = _id_headers(ids.correlation_id or new_correlation_ids(1)[0], ids.traceability_id)
         if ids.trace and not _is_traced(own, ids.trace):
             headers += ids.trace
         whole = OutgoingRecord(
             record.topic, record.key, record.value, [*headers, *own], record.partition, record.timestamp_ms
         )
         return Prepared([whole], size_bytes=whole.size_bytes, partitions=partitions, write=ids.write)
+
+
+def _prepared(records: list[OutgoingRecord], requested: ParsedRequest, encoders: Encoders, ids: RequestIds) -> Prepared:
+    """Return the records of a request with what their response and the byte budget need."""
+    size = requested.size_bytes
+    if size is not None:  # the body's size is an estimate for keys, values and record headers
+        per_record = len(ids.correlation_id) + len(ids.traceability_id or b"")
+        if ids.trace:
+            per_record += sum([len(value) for _, value in ids.trace if value])
+        size += len(records) * per_record
+    partitions, keys, values = encoders
+    return Prepared(records, keys.schema_id, values.schema_id, size, requested.ignored, partitions, ids.write)
 
 
 _NOTHING: Final = Encoder(JsonCodec())

@@ -172,10 +172,13 @@ def has_choice(request: SchemaChoices) -> bool:
 
 
 class ParsedRequest(NamedTuple):
-    """A request, and the names of its unknown fields."""
+    """A request."""
 
     request: ProduceRequest
     ignored: Sequence[str] = ()
+    """Names of its unknown fields."""
+    size_bytes: int | None = None
+    """The size of its text, if it is all of a body."""
 
 
 def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse", "ignore"]) -> ParsedRequest:
@@ -194,10 +197,10 @@ def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse
             raise _invalid(cause) from cause
         request, ignored = _parse_lenient(body, max_records)
     check_present(request.records)
-    return ParsedRequest(request, ignored)
+    return ParsedRequest(request, ignored, len(body))
 
 
-def _parse_lenient(body: bytes, max_records: int) -> ParsedRequest:
+def _parse_lenient(body: bytes, max_records: int) -> tuple[ProduceRequest, list[str]]:
     try:
         request = parse_counted(body, _decode_lenient, max_records)
     except msgspec.ValidationError as cause:
@@ -206,7 +209,7 @@ def _parse_lenient(body: bytes, max_records: int) -> ParsedRequest:
     names = {name: None for name in fields if name not in _REQUEST_FIELDS}
     for record in _decode_record_fields(fields["records"]):
         names.update((f"records.{name}", None) for name in record if name not in _RECORD_FIELDS)
-    return ParsedRequest(request, [name[:_SHOWN_CHARACTERS] for name in names][:_SHOWN_FIELDS])
+    return request, [name[:_SHOWN_CHARACTERS] for name in names][:_SHOWN_FIELDS]
 
 
 def parse_counted(body: bytes, decode: Callable[[bytes], T], max_records: int) -> T:

@@ -20,6 +20,7 @@ from headrace.runtime import Clock, Deadline, next_slice
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
 from headrace.sidecar.produce.produce_request import (
     NEITHER,
+    ParsedRequest,
     ProduceRecord,
     ProduceRequest,
     SchemaChoices,
@@ -260,8 +261,8 @@ class ProduceStream:
 
     async def _prepare_records(self, records: list[ProduceRecord]) -> list[OutgoingRecord | errors.HeadraceError]:
         try:
-            request = self._request(records=records)
-            return [*(await self._service.prepare_request(self._topic, request, self._ids)).records]
+            request = ParsedRequest(self._request(records=records))
+            return [*(await self._service.load(self._topic, request, self._ids)).records]
         except (errors.RequestError, errors.FormatError) as error:
             if len(records) == 1:  # the EncodeError of one record has a cause without record numbers
                 return [error.__cause__ if isinstance(error.__cause__, errors.EncodeError) else error]
@@ -280,7 +281,7 @@ class ProduceStream:
         prepared = Prepared(batch.records, size_bytes=batch.size_bytes)
         while True:
             try:
-                self._service.hand_over(prepared, functools.partial(self._settle, batch))
+                self._service.do(prepared, functools.partial(self._settle, batch))
                 break
             except (errors.ProducerQueueFull, errors.KafkaUnavailable) as error:
                 if isinstance(error, errors.KafkaUnavailable) or deadline.remaining_seconds <= 0:

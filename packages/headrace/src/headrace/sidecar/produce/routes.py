@@ -5,7 +5,7 @@ headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL)
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.http import HttpConfig
@@ -26,12 +26,15 @@ from headrace.http.messages import (
 from headrace.http.request import Headers, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord, Produced
+from headrace.runtime import next_slice
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
-from headrace.sidecar.produce.produce import ProduceService
+from headrace.sidecar.produce.produce import LONG_BODY_BYTES, MOST_AT_ONCE, ProduceService, Requested
 from headrace.sidecar.produce.produce_request import ProduceRequest
 from headrace.sidecar.produce.produce_response import Prepared, ProduceError, ProduceResponse, Result
-from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing, record_ids
+from headrace.sidecar.produce.record_ids import end_write, record_ids
+from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing
+from headrace.sidecar.produce.transactions import PreparedTransaction
 
 PATH: Final = "/producers/{topic}"
 _LINES: Final = (
@@ -85,8 +88,24 @@ class ProduceRoute:
         self._writing = writing
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
-        self.direct = {ProduceRoute.produce.id: DirectProduce(service, writing, settings)}
-        """Direct handlers by endpoint id."""
+        self.steps = {ProduceRoute.load.id: self}
+        """What serves an endpoint in steps, by endpoint id."""
+
+    def accepts(self, request: HttpRequest) -> bool:
+        headers = request.headers
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
+            return False
+        if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
+            return False
+        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
+
+    def needs(self, request: HttpRequest) -> Prepared | None:
+        topic, body = request.parameters["topic"], b"".join(request.chunks)
+        self._service.check_writable(topic, admin=is_admin(request))
+        if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * MOST_AT_ONCE + 1:
+            return None
+        return self._service.needs(topic, self._requested(request, topic, body), record_ids(request, topic))
 
     @Endpoint(
         "POST",
@@ -107,76 +126,61 @@ class ProduceRoute:
         whole=True,
         foreign_paths=sum(_FOREIGN_PATHS.values(), ()),
     )
-    async def produce(self, request: HttpRequest) -> None:
-        topic, headers = request.parameters["topic"], request.headers
+    async def load(self, request: HttpRequest) -> Prepared | None:
+        topic, headers, kind = request.parameters["topic"], request.headers, media_type(request.headers)
         self._service.check_writable(topic, admin=is_admin(request))
-        if headers.get(b"content-type") != JSON and media_type(headers) not in (JSON, b""):
-            other = self.stream if media_type(headers) in NDJSON else self._produce_raw
-            await other(topic, request)
-            return
-        body = await read_json(request, self._settings)
-        if (key := headers.get(IDEMPOTENCY_KEY)) is not None:
-            if await self._writing.forward_key(request, topic, body):
-                return
-            ids = record_ids(request)
-            await self._writing.produce_once(request, key, topic, body, lambda: self._service.prepare(topic, body, ids))
-            return
-        prepared = await self._service.prepare(topic, body, record_ids(request, topic))
-        await self._writing.send_response(request, await self._service.write(prepared))
-
-    async def _produce_raw(self, topic: str, request: HttpRequest) -> None:
-        headers = request.headers
-        body = await read_body(request, self._settings)
+        if kind in NDJSON:
+            await self.stream(topic, request)
+            return None
+        body = await (read_json if kind in (JSON, b"") else read_body)(request, self._settings)
         if await self._writing.forward_key(request, topic, body):
-            return
-        fields = [one for one in request.fields if one[0] != _FORWARDED]
-        record = raw_record(self._service, topic, RawHead.of(fields), body)
+            return None
+        if len(body) > LONG_BODY_BYTES:
+            await next_slice()
         key = headers.get(IDEMPOTENCY_KEY)
-        prepared = await self._service.prepare_record(record, record_ids(request, "" if key else topic))
-        if key is None:
-            await self._writing.send_response(request, await self._service.write(prepared))
-            return
-
-        async def as_prepared() -> Prepared:
+        if key is not None:
+            await request.send(await self._once(key, request, topic, body))
+            return None
+        requested = self._requested(request, topic, body)
+        prepared = await self._service.load(topic, requested, record_ids(request, topic))
+        if len(prepared.records) <= MOST_AT_ONCE:
             return prepared
+        await request.send(self.respond(prepared, await self._service.do_in_slices(prepared)))
+        return None
 
-        parts = sorted(part for part in fields if part[0].startswith(_PREFIX))
-        compared = b"\n".join([headers[b"content-type"], *(name + b":" + value for name, value in parts), b"", body])
-        await self._writing.produce_once(request, key, topic, compared, as_prepared)
+    def do(self, needed: Prepared, done: Callable[[list[Result]], None]) -> None:
+        self._service.do(needed, done)
 
+    def respond(self, needed: Prepared, results: Sequence[Result]) -> HttpResponse:
+        response = self._service.respond(needed, results)
+        if needed.write:
+            end_write(needed.write, results)
+        return self._writing.response(response)
 
-class DirectProduce:
-    """Serves the usual request: JSON or one value of known length, in formats without a schema, to a known topic."""
-
-    def __init__(self, service: ProduceService, writing: Writing, settings: HttpConfig) -> None:
-        self._service = service
-        self._writing = writing
-        self._settings = settings
-
-    def accepts(self, request: HttpRequest) -> bool:
-        headers = request.headers
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
-            return False
-        if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
-            return False
-        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
-
-    def prepare(self, request: HttpRequest) -> Prepared | None:
-        topic, body, head = request.parameters["topic"], b"".join(request.chunks), request.direct_head
-        self._service.check_writable(topic, admin=is_admin(request))
-        ids = record_ids(request, topic)
+    def _requested(self, request: HttpRequest, topic: str, body: bytes) -> Requested:
+        """Return what a request asks for."""
+        head = request.of_head
         if head is None:
-            if request.headers.get(b"content-type") in _JSON_TYPES:
-                return self._service.begin(topic, body, ids)
-            head = request.direct_head = RawHead.of(request.fields)
-        return self._service.begin_record(raw_record(self._service, topic, head, body), ids)
+            if request.headers.get(b"content-type") in _JSON_TYPES or media_type(request.headers) in (JSON, b""):
+                return self._service.parse(body)
+            head = request.of_head = RawHead.of(_own_fields(request))
+        return raw_record(self._service, topic, head, body)
 
-    def start(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
-        self._service.hand_over(prepared, done)
+    async def _once(self, key: bytes, request: HttpRequest, topic: str, body: bytes) -> HttpResponse:
+        """Write a request with a key as a transaction."""
 
-    def response(self, prepared: Prepared, results: list[Result]) -> HttpResponse:
-        return self._writing.response(self._service.answer(prepared, results))
+        async def prepare() -> PreparedTransaction:
+            requested = self._requested(request, topic, body)
+            return self._writing.transactions.of_produce(
+                await self._service.load(topic, requested, record_ids(request))
+            )
+
+        compared = body
+        if media_type(request.headers) not in (JSON, b""):
+            parts = sorted(one for one in _own_fields(request) if one[0].startswith(_PREFIX))
+            fields = [name + b":" + value for name, value in parts]
+            compared = b"\n".join([request.headers[b"content-type"], *fields, b"", body])
+        return await self._writing.once(key, topic, compared, prepare)
 
 
 class RawHead(NamedTuple):
@@ -205,6 +209,11 @@ class RawHead(NamedTuple):
         return RawHead(
             headers[b"content-type"], kind, headers.get(_KEY), own, partition, timestamp_ms, tombstone == b"true"
         )
+
+
+def _own_fields(request: HttpRequest) -> Headers:
+    """Return the headers that the client sent, in order."""
+    return [field for field in request.fields if field[0] != _FORWARDED]
 
 
 def raw_record(service: ProduceService, topic: str, head: RawHead, body: bytes) -> OutgoingRecord:

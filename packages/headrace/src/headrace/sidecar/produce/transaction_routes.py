@@ -9,17 +9,17 @@ from headrace.config.http import HttpConfig
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import CORRELATION, TRACE_PARENT, HttpResponse, given_id, read_json, retry_after
+from headrace.http.messages import HttpResponse, read_json, retry_after
 from headrace.http.request import Headers, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
-from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.key_owners import KeyOwners
-from headrace.sidecar.produce.produce import LONG_BODY_BYTES, RequestIds
-from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared
+from headrace.sidecar.produce.produce import LONG_BODY_BYTES
+from headrace.sidecar.produce.produce_response import EncodedResponse
+from headrace.sidecar.produce.record_ids import record_ids
 from headrace.sidecar.produce.transactions import (
     PreparedTransaction,
     TransactionRequest,
@@ -27,7 +27,6 @@ from headrace.sidecar.produce.transactions import (
     Transactions,
     parse_transaction,
 )
-from headrace.sidecar.produce.write_span import begin_write
 
 _CORRELATION: Final = "Names the request. It is returned in the response, and written into records that have none."
 KEYED_HEADERS: Final = {
@@ -53,12 +52,11 @@ WRITE_ERRORS: Final[Errors] = (
     errors.IdempotencyKeyBusy,
 )
 """Errors of the endpoints that write."""
-_TRACE_PARENT: Final = (TRACE_PARENT,)
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
 class Writing:
-    """Writes transactions and sends their responses; writes once per `Idempotency-Key`."""
+    """Writes transactions, once per `Idempotency-Key`, and makes the responses of all that writes."""
 
     def __init__(
         self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics, keys: KeyOwners | None = None
@@ -73,25 +71,17 @@ class Writing:
         """Have the process of the key serve a request; False if that is this one, or there is no key."""
         return self._keys is not None and await self._keys.forward(request, target, body)
 
-    async def write(
-        self,
-        to: HttpRequest,
-        key: bytes | None,
-        target: str,
-        request: bytes,
-        prepare: Callable[[], Awaitable[PreparedTransaction]],
-    ) -> None:
-        """Write the transaction from `prepare` and send the response; for a repeated key, send the earlier one."""
-        replayed = False
-        if key is None:
-            response = await self.transactions.write(await prepare())
-        else:
-            response, replayed = await self._idempotency.once(key, target, request, prepare)
-        await self.send_response(to, response, [_REPLAYED] if replayed else ())
+    async def once(
+        self, key: bytes | None, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
+    ) -> HttpResponse:
+        """Write the transaction from `prepare` and return the response; for a repeated key, the earlier one.
 
-    async def send_response(self, to: HttpRequest, response: EncodedResponse, headers: Headers = ()) -> None:
-        """Send the response to a request, and count its records."""
-        await to.send(self.response(response, headers))
+        `request` is compared when the key is repeated.
+        """
+        if key is None:
+            return self.response(await self.transactions.write(await prepare()))
+        response, replayed = await self._idempotency.once(key, target, request, prepare)
+        return self.response(response, [_REPLAYED] if replayed else ())
 
     def response(self, response: EncodedResponse, headers: Headers = ()) -> HttpResponse:
         """Return a response, and count its records."""
@@ -99,38 +89,6 @@ class Writing:
         if response.retry_after_seconds is not None:
             headers = [*retry_after(response.retry_after_seconds), *headers]
         return HttpResponse(response.body, response.status, headers=headers)
-
-    async def produce_once(
-        self, to: HttpRequest, key: bytes, topic: str, request: bytes, prepare: Callable[[], Awaitable[Prepared]]
-    ) -> None:
-        """Write a produce request as a transaction; `request` is compared when the key is repeated."""
-
-        async def transaction() -> PreparedTransaction:
-            return self.transactions.of_produce(await prepare())
-
-        await self.write(to, key, topic, request, transaction)
-
-
-def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> RequestIds:
-    """Return the ids of a request for its records.
-
-    Args:
-        request: Records get its correlation id, and the context of its span; without one, that of its caller.
-        topic: All records are for it, and a span of the write begins.
-        each: Whether each record gets an id if the client gave none.
-    """
-    correlation = request.headers.get(CORRELATION, b"") if each else request.correlation_id
-    if correlation != request.correlation_id:
-        correlation = b""  # it is not valid
-    headers, span = request.headers, request.span
-    if span:
-        write = begin_write(span, topic) if topic else None
-        return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)
-    names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
-    if headers.keys().isdisjoint(names):
-        return RequestIds(correlation, request.traceability_id)
-    trace = [(name.decode(), value) for name in names if name in headers and (value := given_id(headers, name))]
-    return RequestIds(correlation, request.traceability_id, trace)
 
 
 @dataclasses.dataclass(eq=False)
@@ -175,7 +133,8 @@ class TransactionRoute:
             return await transactions.prepare(requested, ids, instance)
 
         async def write_here(request: HttpRequest) -> None:
-            await self._writing.write(request, request.headers.get(IDEMPOTENCY_KEY), request.path, body, prepare)
+            key = request.headers.get(IDEMPOTENCY_KEY)
+            await request.send(await self._writing.once(key, request.path, body, prepare))
 
         if consumer:
             require(request, (WRITE,), "group", consumer.group)

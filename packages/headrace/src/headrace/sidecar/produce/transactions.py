@@ -19,6 +19,7 @@ from headrace.sidecar.active.requests import Position
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
 from headrace.sidecar.produce.produce_request import (
     CountedRecord,
+    ParsedRequest,
     ProduceRequest,
     check_present,
     explained,
@@ -146,7 +147,7 @@ class Transactions:
         parts: list[tuple[str, Prepared]] = []
         for part in request.topics:
             try:
-                parts.append((part.topic, await self._produce.prepare_request(part.topic, part, ids)))
+                parts.append((part.topic, await self._produce.load(part.topic, ParsedRequest(part), ids)))
             except (errors.RequestError, errors.FormatError) as error:
                 error.parameters.setdefault("topic", part.topic)
                 raise

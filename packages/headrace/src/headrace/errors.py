@@ -385,6 +385,8 @@ class DeliveryError(HeadraceError, code="ERR40019", message="DELIVERY_ERROR", st
         self.wait_seconds, self.broken_off = wait_seconds, broken_off
         self.is_alive = False
         """Whether the destination responded to something else right before."""
+        self.advice = ""
+        """What an operator can do if every attempt ends like this."""
 
 
 class DestinationUnavailable(DeliveryError, code="ERR40020", message="DESTINATION_UNAVAILABLE", retriable=True):

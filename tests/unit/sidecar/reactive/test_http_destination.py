@@ -50,7 +50,7 @@ class FakeClient:
 def destination(client: FakeClient, mode: Any = "results", **retry: Any) -> HttpDestination:
     backend = BackendConfig(url="http://localhost/", mode=mode)
     stored = PayloadDecoder(CODECS.for_reading("string"), "string", CODECS.for_reading("json"), "json")
-    made = HttpDestination("backend", backend, RetryConfig(**retry), stored, ManualClock(1_800_000_000))
+    made = HttpDestination("c", backend, RetryConfig(**retry), stored, ManualClock(1_800_000_000))
     made.client = client  # type: ignore[assignment]
     return made
 
@@ -110,7 +110,7 @@ def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
     path: str, status: int, alive: bool
 ) -> None:
     """Only before one that was alone then; by its health, or by OPTIONS."""
-    client = AsyncMock(**{"post.side_effect": [DestinationUnavailable("closed", broken_off=True) for _ in range(4)]})
+    client = AsyncMock(**{"post.side_effect": [DestinationUnavailable("closed", broken_off=True) for _ in range(5)]})
     asked = client.get if path else client.options
     asked.return_value = BackendResponse(status, {}, b"")
     to = destination(client)
@@ -121,7 +121,11 @@ def test_a_backend_is_asked_whether_it_is_up_before_a_record_at_which_it_closed(
             deliver(to, what)
         found.append(error.value.is_alive)
     assert found == [False, False, alive, False]
-    assert asked.await_count == 1
+    assert error.value.advice == ""
+    with pytest.raises(DestinationUnavailable) as error:
+        deliver(to, delivery(b"1"))
+    assert error.value.advice == 'to skip it: headrace reactive skip c 0 --partition 0 --topic t --reason "..."'
+    assert asked.await_count == 2
 
 
 @pytest.mark.parametrize("status", [200, 202])

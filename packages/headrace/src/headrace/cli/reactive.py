@@ -25,6 +25,8 @@ from headrace.http.endpoint import Endpoint
 
 _COLUMNS = 100
 _MAX_NAMED = 5
+_STATES = {"closed": "runs"}
+"""States of a breaker in the words of an operator."""
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
@@ -270,7 +272,8 @@ def _print_consumer(one: Mapping[str, Any], output: str) -> None:
 def _state(one: Mapping[str, Any]) -> str:
     if one["paused"]:
         return "paused"
-    return "no Kafka" if one.get("kafka") else str(one["breaker"]["state"]).replace("closed", "runs")
+    state = str(one["breaker"]["state"])
+    return "no Kafka" if one.get("kafka") else _STATES.get(state, state)
 
 
 def _head(head: Mapping[str, Any] | None) -> str:

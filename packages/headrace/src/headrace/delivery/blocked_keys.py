@@ -175,7 +175,7 @@ class BlockedKeys:
         if fresh and self._records + len(fresh) > self._most_records:
             raise DeadLetterFailed(
                 f"limit reached: {self._records} records with blocked keys wait in the retry topic; "
-                "repair what makes them fail, or skip records (headrace reactive skip)"
+                "repair what makes them fail, or skip records"
             )
         written = iter(await self._write(fresh, _ENTRY) if fresh else ())
         for record in fresh:

@@ -109,11 +109,6 @@ class Breaker:
         self.resize(delivery.batch.max_records)
 
     @property
-    def name(self) -> str:
-        """The name of the destination's consumer: `reactive orders`."""
-        return self._name
-
-    @property
     def newest(self) -> int:
         """The id of the newest attempt."""
         return self._newest

@@ -136,7 +136,7 @@ def require_origin(record: Record) -> Origin:
     if origin is None:
         raise InvalidRequest(
             f"record {record.offset} of {record.topic_partition} is not a dead letter: it has no headrace.dlq headers; "
-            "name a dead letter topic (headrace dlq list)",
+            "name a dead letter topic",
             topic=record.topic,
         )
     return origin

@@ -39,7 +39,7 @@ class DeadLetterWrites:
             for record, _, attempts, reply, *_ in dead_letters:  # each is named, because no topic has it
                 dropped = f"dropped offset {record.offset} after {attempts} attempts ({reply.error})"
                 log.warning("%s: %s; retry.last_retry is on", lane.label, dropped, extra=self._fields(record))
-            return self._complete_all(lane, dead_letters, Outcome.GIVEN_UP)
+            return self._complete_all(lane, dead_letters, Outcome.DISCARDED)
         if writer is None:
             first = dead_letters[0]
             return lane.stop(

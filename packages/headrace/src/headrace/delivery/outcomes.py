@@ -34,7 +34,7 @@ class Outcome(enum.StrEnum):
     """Failed for good; completed once it is in the dead letter topic."""
     DELAYED = "delayed"
     """Completed here: it is in a retry topic, from which it is delivered again."""
-    GIVEN_UP = "given up"
+    DISCARDED = "given up"
     """Failed for good, and dropped without a dead letter because `retry.last_retry` is on."""
     RETRY = "retry"
     """Failed; delivered again after a pause, as its next attempt."""
@@ -182,7 +182,7 @@ class OnCompleted(Protocol):
         """Report completed records.
 
         Args:
-            how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `GIVEN_UP` or `SKIPPED_BY_HAND`.
+            how: `DELIVERED`, `DEAD_LETTER`, `SKIPPED`, `DISCARDED` or `SKIPPED_BY_HAND`.
             replies: The reply for each record that was not delivered; its `error` is the reason of a skip by hand.
             replay: Id of the replay job; otherwise empty.
         """

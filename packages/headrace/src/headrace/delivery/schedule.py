@@ -387,11 +387,8 @@ class Deliverer:
         elif others_are_taken or error.is_alive:
             return self._settle(lane, batch, attempt_id, [Reply("ConnectionClosed", why)])
         else:
-            topic, number = lane.partition
-            offset = records.offsets[0]
-            skip = breaker.name.replace(" ", " skip ", 1)
-            how = f'headrace {skip} {offset} --partition {number} --topic {topic} --reason "..."'
-            text = f"{why}, always at {lane.partition} offset {offset}; to skip it: {how}"
+            where = f"always at {lane.partition} offset {records.offsets[0]}"
+            text = f"{why}, {where}; {error.advice}" if error.advice else f"{why}, {where}"
             self._refused(lane, batch, attempt_id, text)
         return None
 

@@ -44,9 +44,11 @@ class HttpDestination(Service):
         """Prepare; no connection is opened. With `rows` the values are JSON texts that are posted without the records.
 
         Args:
+            name: Of the consumer.
             tls: Context of `https` connections; the system's authorities when None.
         """
-        super().__init__(name)
+        super().__init__(f"reactive {name} backend")
+        self._consumer = name
         self.client = client_of(backend, clock, tls, max_response_bytes)
         self._results = backend.mode == "results"
         self._health = backend.health.path if backend.health else ""
@@ -94,11 +96,16 @@ class HttpDestination(Service):
         except DestinationUnavailable as error:
             if position and error.broken_off:
                 error.is_alive = is_alive
+                error.advice = self._how_to_skip(*position)
                 self._suspects[position] = None
                 while len(self._suspects) > _MOST_SUSPECTS:
                     del self._suspects[next(iter(self._suspects))]
             raise
         return self._replies(response, records)
+
+    def _how_to_skip(self, partition: TopicPartition, offset: int) -> str:
+        where = f"--partition {partition.partition} --topic {partition.topic}"
+        return f'to skip it: headrace reactive skip {self._consumer} {offset} {where} --reason "..."'
 
     async def _is_alive(self) -> bool:
         try:

@@ -125,14 +125,7 @@ class ReactiveConsumers:
         tls = [ClientTlsFiles(f"{label} backend.tls", backend.tls, clock)] if backend.secure else []
         tls_context = tls[0].context if tls else None
         return tls, HttpDestination(
-            f"{label} backend",
-            backend,
-            reactive.retry,
-            payloads,
-            clock,
-            tls_context,
-            reactive.max_response_bytes,
-            rows=rows,
+            name, backend, reactive.retry, payloads, clock, tls_context, reactive.max_response_bytes, rows=rows
         )
 
     def _when_healthy(self, consumer: Service, destination: HttpDestination, backend: BackendConfig) -> Service:

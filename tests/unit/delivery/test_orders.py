@@ -53,6 +53,17 @@ async def test_a_key_is_free_soon_after_its_record() -> None:
         assert [2] in harness.delivered
 
 
+async def test_a_delivered_record_may_be_acknowledged_while_the_next_one_in_its_slot_hangs() -> None:
+    """It counts as completed, although it is completed together with others a little later."""
+    async with running(Harness(ordering="none", max_records=1, max_in_flight=1)) as harness:
+        harness.hold(1)
+        harness.feed(0, 1)
+        await harness.clock.settle()
+        assert harness.delivered == [[0], [1]]
+        assert harness.pump.acknowledge(P0, 0, up_to=False) == ""
+        assert "not delivered yet" in harness.pump.acknowledge(P0, 2, up_to=False)
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_partitions_take_turns(hangs: bool) -> None:
     """Of two busy partitions, neither waits until the other has no records, also while a record of its own hangs."""

@@ -247,6 +247,7 @@ class Pump(Service):
         lane = self._lanes.get(partition)
         if lane is None:
             return f"{partition} is not assigned to this process any more; its next owner will deliver the record again"
+        self.complete_delivered(lane)
         tracker = lane.tracker
         is_waiting = tracker.is_in_flight(offset) and offset not in lane.acks.awaiting_ack
         if offset >= (tracker.position or 0) or (is_waiting and not lane.begun(offset)):

@@ -91,12 +91,12 @@ class Connection(asyncio.Protocol):
         self.reusable = False
         self._end = end
         self._waiter = waiter
-        # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
-        if self._timer is None or self._timer.when() > end:
-            self._set_timer()
         if self.refusal:  # with TLS, a write to a closed connection would raise nothing
             self._fail(self.refusal, resend=True)
             return waiter
+        # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
+        if self._timer is None or self._timer.when() > end:
+            self._set_timer()
         try:
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed

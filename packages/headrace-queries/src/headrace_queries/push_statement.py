@@ -73,7 +73,8 @@ def read_push(sql: str, sources: Mapping[str, SourceTopic]) -> PushStatement:
         sources: Topics of the tables by name in lower case, for the pipeline of an error.
 
     Raises:
-        StatementRejected: It has another form. If several rows or tables are needed, `pipeline` is a file that does it.
+        StatementRejected: It has another form. If several rows or tables are needed, `needs` says for what, and
+            `pipeline` is a file that does it.
     """
     tokens = tokens_of(sql)
     if needed := _needs_rows(tokens):
@@ -83,6 +84,7 @@ def read_push(sql: str, sources: Mapping[str, SourceTopic]) -> PushStatement:
             f"result is a topic. Keep a table of that topic, and send: SELECT * FROM {example.name} EMIT CHANGES. "
             f"The pipeline file:\n\n{example.text}",
             pipeline=example.text,
+            needs=needed,
         )
     start = _from(tokens)
     if tokens[0].word != "SELECT" or start < 2 or start + 1 == len(tokens) or not tokens[start + 1].identifier:

@@ -41,7 +41,8 @@ def standing_query(config: QuerySections, query: StandingQueryConfig) -> Standin
         statement = read_push(text.sql, sources)
     except StatementRejected as cause:
         if pipeline := cause.parameters.get("pipeline"):
-            raise StatementRejected(_belongs_to_pipeline(cause.description, pipeline, query.backend.url)) from None
+            needed = cause.parameters["needs"]
+            raise StatementRejected(_belongs_to_pipeline(needed, pipeline, query.backend.url)) from None
         raise
     if not text.is_push:
         raise StatementRejected("a standing query ends with EMIT CHANGES: add it; POST /query runs a SELECT once")
@@ -123,11 +124,11 @@ def _sentence(cause: ValueError) -> str:
     return str(cause)
 
 
-def _belongs_to_pipeline(problem: str, pipeline: str, url: str) -> str:
+def _belongs_to_pipeline(needed: str, pipeline: str, url: str) -> str:
     """Return the sentence for a statement that needs several rows, with the pipeline that pushes its result."""
-    head = problem.partition(": a pipeline")[0].replace("a push query", "a standing query", 1)
     sink = f", backend: {{url: {json.dumps(url)}}}}}\n"
     return (
-        f"{head}: a pipeline with a backend sink computes that and pushes the result. Remove this query, and add this "
-        f"file to pipelines:\n\n{pipeline.rstrip().removesuffix('}')}{sink}"
+        f"a standing query sees each changed row alone, and {needed} needs more: a pipeline with a backend sink "
+        "computes that and pushes the result. Remove this query, and add this file to pipelines:\n\n"
+        f"{pipeline.rstrip().removesuffix('}')}{sink}"
     )

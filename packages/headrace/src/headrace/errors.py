@@ -44,14 +44,17 @@ class HeadraceError(Exception):
         for name, value in facts.items():
             setattr(cls, name, value)
 
-    def __init__(self, description: str = "", **parameters: Any) -> None:
+    def __init__(self, description: str = "", *, cause: str = "", **parameters: Any) -> None:
         """Describe what happened.
 
         Args:
-            description: One paragraph for people; the class docstring when empty.
+            description: One paragraph for people; by default the class docstring and the cause.
+            cause: Why it happened, without what to do; by default the description.
             parameters: Typed facts (`topic`, `partition`, `index`, ...) that programs may read.
         """
-        self.description = description or (type(self).__doc__ or "").strip()
+        self.description = description or f"{(type(self).__doc__ or '').strip()} {cause}".strip()
+        self.cause = cause or description
+        """Why it happened; empty if nothing but the class is known."""
         self.parameters = parameters
         super().__init__(self.description)
 

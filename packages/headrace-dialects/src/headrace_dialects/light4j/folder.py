@@ -73,7 +73,9 @@ class LightFolder:
 
     def get(self, file: str, key: str) -> Setting:
         """Return a key; if the folder does not have it, one without a value, or the row's if Headrace applies it."""
-        return self.settings[file].get(key, Setting(None, f"{self.folders[0] / file}.yml:default", key, written=False))
+        return self.settings[file].get(
+            key, Setting(None, f"{self.folders[0] / file}.yml:default", key, written=False, packaged=True)
+        )
 
     def remark(self, found: Setting, why: str) -> None:
         """Add a key that has no effect, if the user wrote it."""
@@ -146,7 +148,7 @@ class LightFolder:
 
     def _default(self, row: LightKey, value: object = None) -> Setting:
         location = f"{self.folders[0] / row.file}.yml:default"
-        return Setting(typed(row.default) if value is None else value, location, row.key, written=False)
+        return Setting(typed(row.default) if value is None else value, location, row.key, written=False, packaged=True)
 
     def _packaged(self, file: str) -> dict[str, Setting]:
         """Return the keys of the packaged file: what the user sets, and the defaults that Headrace applies."""

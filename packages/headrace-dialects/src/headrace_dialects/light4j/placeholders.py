@@ -29,6 +29,8 @@ class Setting(NamedTuple):
     """As it is written there; empty for a variable."""
     written: bool = True
     """Whether the user wrote it; otherwise it is a default, also one of a placeholder."""
+    packaged: bool = False
+    """Whether it is in no file of the folder: it is light4j's own default."""
     secret: str = ""
     """The file that holds it in plain text, if it is a secret."""
 

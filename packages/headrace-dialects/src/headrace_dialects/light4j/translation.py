@@ -75,6 +75,8 @@ class _Translation:
         self._features: set[str] = set()
         self._sources: dict[KeyPath, Setting] = {}
         self._opened: set[str] = set()
+        self._assumed: set[KeyPath] = set()
+        """Sections that only defaults have named so far."""
 
     def run(self) -> set[KeyPath]:
         """Write everything; return the paths of values of the environment."""
@@ -160,7 +162,7 @@ class _Translation:
                 return None
             values = [str(path)]
         url = self._folder.get(row.file, "properties.schema.registry.url")
-        if row.how == "pair" and found.location.endswith(":default") and not url.written:
+        if row.how == "pair" and found.packaged and not url.written:
             return None  # otherwise the start would wait for a registry that nothing needs
         if row.how == "store":
             if not str(url.value).startswith("https:"):
@@ -196,16 +198,16 @@ class _Translation:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):  # the loader refuses it
                 return
-            if path[:end] not in locations or (found.written and locations[path[:end]].endswith(":default")):
+            if path[:end] not in locations or (found.written and path[:end] in self._assumed):
                 locations[path[:end]] = found.location
+                (self._assumed.add if found.packaged else self._assumed.discard)(path[:end])
         node[path[-1]] = value
         locations[path], self._sources[path] = found.label, found
         file = found.secret.rpartition(":")[0]
         if file and is_secret_name(str(path[-1])) and file not in self._opened:
             self._opened.add(file)
-            if why := too_open(Path(file), mounted=Path(file).is_symlink()):
-                at = found._replace(location=found.secret, key="")
-                self._folder.refuse(at, why.partition(", or write ${")[0] + ", or set an environment variable")
+            if why := too_open(Path(file), mounted=Path(file).is_symlink(), instead="set an environment variable"):
+                self._folder.refuse(found._replace(location=found.secret, key=""), why)
 
     def _write_switches(self) -> None:
         """Turn off what no hook switches on, and keep what light-4j's clients depend on."""

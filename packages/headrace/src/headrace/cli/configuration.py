@@ -24,6 +24,7 @@ from headrace.consumers.feature_checks import completed, feature_checks, problem
 from headrace.errors import ConfigError, EnvironmentProblem, HeadraceError
 
 _POLL_SECONDS = 0.2
+_REPORT_SECONDS = 10.0
 
 
 @click.command(cls=HeadraceCommand)
@@ -36,14 +37,13 @@ def ready(timeout: float, api: Api, output: str) -> int:
 
     Example: headrace ready --timeout 30
     """
-    end, reported = time.monotonic() + timeout, ""
+    end, reported, next_report = time.monotonic() + timeout, None, 0.0
     while True:
-        is_ready, why = _state(api)
+        is_ready, service, why = _state(api)
         if is_ready or time.monotonic() >= end:
             break
-        cause = why.split(" for ")[0]  # without the length of an outage, which grows: report it once
-        if cause != reported:
-            reported = cause
+        if service != reported or time.monotonic() >= next_report:
+            reported, next_report = service, time.monotonic() + _REPORT_SECONDS
             click.echo(f"waiting: {why}", err=True)
         time.sleep(_POLL_SECONDS)
     if output == "json":
@@ -53,19 +53,20 @@ def ready(timeout: float, api: Api, output: str) -> int:
     return 0 if is_ready else 1
 
 
-def _state(api: Api) -> tuple[bool, str]:
-    """Return whether it is ready; if not, also the first service that is not ready, and why."""
+def _state(api: Api) -> tuple[bool, str, str]:
+    """Return whether it is ready; if not, also the first service that is not ready, if one is known, and why."""
     try:
         response = api.call(HealthEndpoints.readiness)
     except EnvironmentProblem as problem:
         may_start = problem.parameters.get("remedy", START) == START
-        return False, f"Headrace is not reachable at {api.url} yet" if may_start else problem.description
+        return False, "", f"Headrace is not reachable at {api.url} yet" if may_start else problem.description
     if response.get("ready"):
-        return True, ""
+        return True, "", ""
     if "services" not in response:
-        return False, "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
-    waiting = [f"{name}: {one['reason']}" for name, one in response["services"].items() if not one["ready"]]
-    return False, waiting[0] if waiting else "it is not ready"
+        return False, "", "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
+    waiting = [(name, one["reason"]) for name, one in response["services"].items() if not one["ready"]]
+    service, reason = waiting[0] if waiting else ("", "")
+    return False, service, f"{service}: {reason}" if service else "it is not ready"
 
 
 @click.group(cls=HeadraceGroup, removed={"import": "headrace config show --import -c FOLDER"})

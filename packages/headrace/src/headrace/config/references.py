@@ -157,11 +157,14 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-def too_open(path: Path, *, mounted: bool) -> str:
+_REFERENCES = "write ${env:NAME} or ${file:/path} instead of the secret"
+
+
+def too_open(path: Path, *, mounted: bool, instead: str = _REFERENCES) -> str:
     """Return why a file must not hold a secret; empty if it may.
 
     A `mounted` file holds nothing but the secret (`${file:}`). Secret mounts often cannot have strict modes, so one
-    that belongs to root or to a group of this user only causes a warning.
+    that belongs to root or to a group of this user only causes a warning. `instead` is what else to do.
     """
     found = path.stat()
     others, group = found.st_mode & stat.S_IROTH, found.st_mode & stat.S_IRGRP
@@ -172,11 +175,12 @@ def too_open(path: Path, *, mounted: bool) -> str:
         log.warning("%s holds a secret and its mode is %s: others on this machine may read it", path, mode)
         return ""
     if foreign:
-        return f"{path} holds a secret and belongs to another user: change its owner to the user who runs Headrace"
+        why = f"{path} holds a secret and belongs to another user"
+        return f"{why}: change its owner to the user who runs Headrace, or {instead}"
     if others or (group and not our_group):
         return (
             f"{path} holds a secret in plain text and its mode is {mode}, so others can read it: chmod 600 {path}, "
-            "or write ${env:NAME} or ${file:/path} instead of the secret"
+            f"or {instead}"
         )
     if group:
         log.warning("%s holds a secret and its group may read it (mode %s)", path, mode)

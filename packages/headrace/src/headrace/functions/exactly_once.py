@@ -401,5 +401,4 @@ class TransactionalPump(Pump):
 
 def _reason(failure: errors.HeadraceError) -> str:
     """Return why a transaction failed, without the advice for a request."""
-    advice = errors.TransactionAborted.__doc__ or ""
-    return failure.description.removeprefix(advice).removesuffix(": send it again").strip() or "Kafka aborted it"
+    return failure.cause or "Kafka aborted it"

@@ -24,9 +24,11 @@ _LINES_PER_SECOND = 1000
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def logger_of(function: str) -> logging.Logger:
-    """Return the logger of `function NAME.TRIGGER`; its level is that of the file, if the file has one."""
-    return logging.getLogger(f"headrace.function.{function.removeprefix('function ')}")
+def logger_of(about: Mapping[str, str]) -> logging.Logger:
+    """Return the logger of the function and trigger in these fields; its level is that of the file, if it has one."""
+    return logging.getLogger(
+        ".".join(["headrace.function", *(about[n] for n in ("function", "trigger") if n in about)])
+    )
 
 
 class WorkerOutput(asyncio.Protocol):
@@ -38,7 +40,7 @@ class WorkerOutput(asyncio.Protocol):
         """Set when every process that could write has ended."""
         self._label = label
         self._about = about
-        self._logger = logger_of(label.partition(" worker ")[0])
+        self._logger = logger_of(about)
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._held = b""
         self._lines = _LINES_PER_SECOND
@@ -149,4 +151,4 @@ class FailureLog:
         event_id = request or f"{record.topic_partition}-{record.offset}"
         text = f"the handler raised {result.reason} {where}"
         as_json = {"message": text, **self._about, "event_id": event_id, "exception": result.stack}
-        logger_of(self._label).warning("%s: %s\n%s", self._label, text, result.stack, extra={"as_json": as_json})
+        logger_of(self._about).warning("%s: %s\n%s", self._label, text, result.stack, extra={"as_json": as_json})

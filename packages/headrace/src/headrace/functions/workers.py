@@ -96,7 +96,7 @@ class FunctionService(Service):
         return range(len(self._slots))
 
     async def start(self) -> None:
-        logger_of(self.name).setLevel(self.spec.log_level.upper() or logging.NOTSET)
+        logger_of(self._log_fields).setLevel(self.spec.log_level.upper() or logging.NOTSET)
         for number in range(len(self._slots)):
             self.spawn(self._keep_alive(number), f"worker {number}")
         self.keep(self._watch, "limits")
@@ -293,7 +293,7 @@ class FunctionService(Service):
         self._allocator.frame_ended(number)
 
     def _setup(self, number: int, spec: FunctionSpec) -> protocol.Setup:
-        level = _LEVEL_NAMES.get(logger_of(self.name).getEffectiveLevel(), "error")
+        level = _LEVEL_NAMES.get(logger_of(self._log_fields).getEffectiveLevel(), "error")
         return spec.setup(self.triggers, str(number), level)
 
     async def _watch(self) -> None:

@@ -231,7 +231,7 @@ class ClusterAdmin:
             code = error.parameters.get("kafka_code")
             if code not in _ADVICE:
                 raise
-            raise errors.InvalidRequest(f"{error.description.partition('. ')[0]}: {_advice(error)}") from error
+            raise errors.InvalidRequest(f"{error.cause}: {_advice(error)}") from error
 
 
 def client_version() -> str:

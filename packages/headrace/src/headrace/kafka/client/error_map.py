@@ -145,6 +145,6 @@ def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, 
     kind = errors.FatalKafkaError if error.fatal() else _CLASS_OF.get(number, errors.KafkaError)
     if number in _WRITTEN_PERHAPS:
         kind = errors.KafkaTimeout
-    advice = "" if kind is errors.KafkaError else f". {_ADVICE.get(number, kind.__doc__)}"
-    text = f"{doing}: {error.str()} ({error.name()}){advice}"
-    return kind(text, kafka_code=number, kafka_name=error.name())
+    why = f"{doing}: {error.str()} ({error.name()})"
+    text = why if kind is errors.KafkaError else f"{why}. {_ADVICE.get(number, kind.__doc__)}"
+    return kind(text, cause=why, kafka_code=number, kafka_name=error.name())

@@ -183,7 +183,7 @@ class _Writer:
                 self._send(client.producer, jobs)
         except BROKEN as cause:  # no commit was requested
             why = cause.__cause__ or cause
-            self._fail(jobs, errors.TransactionAborted(f"{errors.TransactionAborted.__doc__} {why}"))
+            self._fail(jobs, errors.TransactionAborted(cause=str(why)))
             self._close_failed(why, _YIELD_SECONDS)
             return
         if all(job.written for job in jobs):
@@ -247,8 +247,7 @@ class _Writer:
         again = len(jobs) == 1 and jobs[0].may_fit_alone and self._renews and not self._alone
         failed = [one for job in jobs for one in (*job.results, job.problem) if isinstance(one, errors.HeadraceError)]
         if len(jobs) == 1 and not again:
-            why = f" {failed[0].description}" if failed else ""
-            aborted = errors.TransactionAborted(f"{errors.TransactionAborted.__doc__}{why}")
+            aborted = errors.TransactionAborted(cause=failed[0].description if failed else "")
             self._fail(jobs, refused_records(client, self._kafka, jobs[0].records) or aborted)
         in_flight = any(isinstance(error, errors.KafkaTimeout) for error in failed)
         if not in_flight:  # else the call would fail

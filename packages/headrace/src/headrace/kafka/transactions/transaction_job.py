@@ -77,7 +77,8 @@ class GroupOffsets(NamedTuple):
                 f"{doing}: the instance is no longer a member of its group; nothing was written"
             )
         if code in _GENERATION_OVER:
-            return errors.TransactionAborted(f"{doing}: the group is rebalancing; nothing was written: send it again")
+            why = f"{doing}: the group is rebalancing; nothing was written"
+            return errors.TransactionAborted(f"{why}: send it again", cause=why)
         topics = {partition.topic for partition in self.offsets}
         return to_error(
             cause, doing, self.kafka, Right("Read", "group", self.group), *(Right("Read", "topic", t) for t in topics)

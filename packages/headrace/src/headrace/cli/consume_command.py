@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import os
-import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -24,10 +23,10 @@ from headrace.cli.log_positions import (
     chosen_partitions,
     find_topics,
 )
-from headrace.cli.options import AliasedOption, ParsedType, with_options
+from headrace.cli.options import AliasedOption, with_options
 from headrace.cli.output import progress
 from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
-from headrace.cli.record_selection import SqlCondition, grep
+from headrace.cli.record_selection import SqlCondition
 from headrace.cli.record_values import AUTO, Shown, Values, first_problem, open_codecs, values_of
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
@@ -45,14 +44,6 @@ _FORMAT: Final = click.Choice([AUTO, *FORMATS])
 _PROPERTIES: Final = {"queued.max.messages.kbytes": 65_536}
 
 
-def _expression(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as cause:
-        raise ValueError from cause
-
-
-_REGEX: Final = ParsedType("regex", _expression, "not a regular expression, as in Python")
 _which = with_options(
     click.option(
         "-o",
@@ -61,11 +52,11 @@ _which = with_options(
         "start",
         cls=AliasedOption,
         type=POSITION,
-        default="beginning",
-        help="beginning, end, 47, +2 (after the first two), -3 (the last three), 2026-01-31T08:00, 2h (ago), @MS.",
+        default="earliest",
+        help="earliest, latest, 47, +2 (after the first two), -3 (the last three), 2026-01-31T08:00, 2h (ago), @MS.",
     ),
     click.option("--to", "stop", type=POSITION, help="Stop before this position; by default the end of now."),
-    click.option("--follow", is_flag=True, help="Wait for new records; --from end implies it."),
+    click.option("--follow", is_flag=True, help="Wait for new records; --from latest implies it."),
     click.option("-p", "--partition", "partitions", type=PARTITIONS, help="Only these partitions, such as 0 or 0,2."),
     click.option("-n", "--max", "limit", type=click.IntRange(1), help="Stop after this number of records."),
     click.option(
@@ -78,7 +69,6 @@ _which = with_options(
         help="Read as a member of this group, and commit what was printed.",
     ),
     click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL."),
-    click.option("--grep", "pattern", type=_REGEX, help="Only records whose key, value or headers match."),
 )
 _how = with_options(
     click.option(
@@ -99,6 +89,7 @@ _how = with_options(
         "--meta-only": r"headrace consume TOPIC -f '%t\t%p\t%o\t%T\t%k\t%h\t%S\n'",
         "-J": "headrace consume TOPIC --output json",
         "--file": "headrace consume TOPIC > FILE",
+        "--grep": "headrace consume TOPIC --output json | grep REGEX",
     },
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
@@ -133,14 +124,12 @@ class Printer:
         sides: tuple[Values | None, Values | None],
         renderer: RecordRenderer,
         condition: SqlCondition | None,
-        pattern: re.Pattern[str] | None,
         limit: int | None,
     ) -> None:
         """Print at most `limit` records; `sides` decode keys and values, as far as they are needed."""
         self._keys, self._values = sides
         self._renderer = renderer
         self._condition = condition
-        self._pattern = pattern
         self._limit = limit
         self.printed = 0
         self.read = 0
@@ -167,18 +156,12 @@ class Printer:
 
     async def _render(self, batch: RecordBatch, has_append_times: bool) -> bytes:
         rest = len(batch) if self._limit is None else self._limit - self.printed
-        chosen = await self._condition.select(batch) if self._condition else batch
-        if not self._pattern:
-            chosen = chosen[:rest]
+        chosen = (await self._condition.select(batch) if self._condition else batch)[:rest]
         plain = self._renderer.fast(chosen) if isinstance(self._renderer, TextLines) and len(chosen) else None
         shown = ShownBatch(chosen, (), (), has_append_times)
         if plain is None:
             shown = shown._replace(keys=await _shown(self._keys, chosen, "keys"))
             shown = shown._replace(values=await _shown(self._values, chosen, "values"))
-        if self._pattern:
-            shown = grep(self._pattern, shown)
-            if len(shown.batch) > rest:
-                shown = shown._replace(batch=shown.batch[:rest], keys=shown.keys[:rest], values=shown.values[:rest])
         self.printed += len(shown.batch)
         self.read += len(batch)
         last = shown.batch.offsets if self.is_complete else batch.offsets
@@ -234,7 +217,6 @@ class _Run(NamedTuple):
     limit: int | None
     group: str | None
     where: str | None
-    pattern: re.Pattern[str] | None
     value_format: str
     key_format: str
     keys: bool
@@ -250,7 +232,7 @@ class _Run(NamedTuple):
     @property
     def follows(self) -> bool:
         """Whether it waits for new records."""
-        return self.follow or self.start.kind == "end"
+        return self.follow or self.start.kind == "latest"
 
     def check(self) -> None:
         """Raise click.UsageError if options contradict each other, EnvironmentProblem if a library is missing."""
@@ -259,9 +241,9 @@ class _Run(NamedTuple):
         for topic in self.topics:
             check_pattern(topic)
         problems = {
-            "--to ends the reading, and --follow or --from end does not: leave one out": self.stop and self.follows,
-            "--group reads on where the group has committed: of --from it takes beginning and end": self.group
-            and self.start.kind not in ("beginning", "end"),
+            "--to ends the reading, and --follow or --from latest does not: leave one out": self.stop and self.follows,
+            "--group reads on where the group has committed: of --from it takes earliest and latest": self.group
+            and self.start.kind not in ("earliest", "latest"),
             "--group gets its partitions from the group: leave out --partition and --to": self.group
             and (self.partitions or self.stop),
             "-f has its own tokens: leave out --keys, --times and --output json": self.template
@@ -286,7 +268,7 @@ class _Run(NamedTuple):
         if self.output == "json":
             return JsonLines(terminal=terminal)
         columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
-        is_stored = self.value_format in (AUTO, _TEXT) and not self.pattern
+        is_stored = self.value_format in (AUTO, _TEXT)
         return TextLines(columns, stored=is_stored, terminal=terminal, colour=terminal and _has_colours())
 
     async def print_records(self) -> None:
@@ -314,16 +296,16 @@ class _Run(NamedTuple):
                         if printer.is_complete:
                             return
         if not printer.printed:
-            chosen = self.where or self.pattern
-            click.echo(f"no records in {name}" + (" meet the condition" if chosen else self._where(bounds)), err=True)
+            text = " meet the condition" if self.where else self._where(bounds)
+            click.echo(f"no records in {name}{text}", err=True)
 
     def _where(self, bounds: LogBounds) -> str:
-        is_whole = self.start.kind == "beginning" and not self.stop
+        is_whole = self.start.kind == "earliest" and not self.stop
         return "" if is_whole else f" between these positions: {bounds}"
 
     async def _read_as_member(self, printer: Printer, topics: Sequence[str]) -> None:
         properties = {"isolation.level": self.isolation}
-        otherwise: Literal["earliest", "latest"] = "latest" if self.start.kind == "end" else "earliest"
+        otherwise: Literal["earliest", "latest"] = "latest" if self.start.kind == "latest" else "earliest"
         reader = MemberReader(self.cluster.kafka, self.group or "", topics, properties, otherwise=otherwise)
         text = f"reading as a member of group {self.group}, which commits what was printed: at least once"
         click.echo(text, err=True)
@@ -342,14 +324,13 @@ class _Run(NamedTuple):
         """Return what selects, decodes and renders records."""
         report = functools.partial(click.echo, err=True)
         sides = tuple(values_of(codecs, name, report) for name in (self.key_format, self.value_format))
-        needs_keys = self.keys or self.output == "json" or self.pattern is not None
-        needs_values = True
-        if isinstance(renderer, Template):
-            needs_keys, needs_values = renderer.needs_keys or needs_keys, renderer.needs_values or bool(self.pattern)
+        template = renderer if isinstance(renderer, Template) else None
+        needs_keys = template.needs_keys if template else self.keys or self.output == "json"
+        needs_values = template.needs_values if template else True
         formats = (self.key_format, self.value_format)
         condition = SqlCondition(self.where, codecs, formats, (sides[0], sides[1]), report) if self.where else None
         chosen = (sides[0] if needs_keys else None, sides[1] if needs_values else None)
-        return Printer(chosen, renderer, condition, self.pattern, self.limit)
+        return Printer(chosen, renderer, condition, self.limit)
 
     @contextlib.asynccontextmanager
     async def _reporting_outages(self) -> AsyncGenerator[None, None]:

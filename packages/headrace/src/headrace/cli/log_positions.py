@@ -13,7 +13,6 @@ from headrace.kafka import Admin, TopicInfo
 from headrace.kafka.timestamps import milliseconds, parse_time
 from headrace.records import TopicPartition
 
-_WORDS: Final = {"beginning": ("beginning", "begin", "start", "earliest", "oldest"), "end": ("end", "latest", "newest")}
 _DIGITS: Final = 18
 Offsets = dict[TopicPartition, int]
 
@@ -21,17 +20,23 @@ Offsets = dict[TopicPartition, int]
 class LogPosition(NamedTuple):
     """A position in each partition."""
 
-    kind: Literal["beginning", "end", "offset", "after beginning", "before end", "time"]
+    kind: Literal["earliest", "latest", "offset", "after earliest", "before latest", "time"]
     value: int = 0
     """An offset, a number of records, or milliseconds since the epoch."""
 
 
+_WORDS: Final = {
+    **dict.fromkeys(("earliest", "beginning", "begin", "start", "oldest"), LogPosition("earliest")),
+    **dict.fromkeys(("latest", "end", "newest"), LogPosition("latest")),
+}
+"""Kafka's words, and those of kcat and rpk."""
+
+
 def _position(text: str) -> LogPosition:
-    for kind, words in _WORDS.items():
-        if text in words:
-            return LogPosition("beginning" if kind == "beginning" else "end")
+    if text in _WORDS:
+        return _WORDS[text]
     if found := re.fullmatch(rf"([+-]?)(\d{{1,{_DIGITS}}})", text):
-        return LogPosition({"": "offset", "+": "after beginning", "-": "before end"}[found[1]], int(found[2]))  # type: ignore[arg-type]
+        return LogPosition({"": "offset", "+": "after earliest", "-": "before latest"}[found[1]], int(found[2]))  # type: ignore[arg-type]
     if found := re.fullmatch(rf"s?@(\d{{1,{_DIGITS}}})", text):
         return LogPosition("time", int(found[1]))
     return LogPosition("time", milliseconds(parse_time(text.removeprefix("@"), time.time())))
@@ -46,7 +51,7 @@ def _partitions(text: str) -> frozenset[int]:
 POSITION: Final = ParsedType(
     "position",
     _position,
-    "no position: write beginning, end, an offset (47), +2 (after the first two), -3 (before the last three), "
+    "no position: write earliest, latest, an offset (47), +2 (after the first two), -3 (before the last three), "
     "a time (2026-01-31T08:00, or 2h ago) or milliseconds since the epoch (@1767225600000)",
 )
 PARTITIONS: Final = ParsedType("partitions", _partitions, "no list of partitions: write one (0) or several (0,2)")
@@ -119,9 +124,9 @@ class LogBounds(NamedTuple):
         if kind == "time":
             found = await admin.offsets_since(self.ends, value)
             requested = {p: found.get(p, end) for p, end in self.ends.items()}
-        elif kind in ("end", "before end"):
+        elif kind in ("latest", "before latest"):
             requested = {p: end - value for p, end in self.ends.items()}
-        elif kind in ("beginning", "after beginning"):
+        elif kind in ("earliest", "after earliest"):
             requested = {p: first + value for p, first in self.firsts.items()}
         else:
             requested = dict.fromkeys(self.ends, value)

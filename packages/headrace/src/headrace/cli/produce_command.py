@@ -1,6 +1,5 @@
 """`headrace produce`: write lines, JSON objects or files as records."""
 
-import asyncio
 import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +11,7 @@ from headrace.cli.client_options import producer_of, property_option
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
-from headrace.cli.options import MOMENT, PAIR, RATE, AliasedOption, ParsedType, with_options
+from headrace.cli.options import MOMENT, PAIR, AliasedOption, ParsedType, with_options
 from headrace.cli.output import byte_progress, counted, print_result
 from headrace.cli.record_input import (
     ByteCount,
@@ -38,7 +37,6 @@ from headrace.runs.selection import to_bytes
 
 _FORMAT: Final = click.Choice([*FORMATS])
 _WITH_SCHEMA: Final = " or ".join(", ".join(SCHEMA_TYPES).rsplit(", ", 1))
-_TURNS_PER_SECOND: Final = 10
 Make = Callable[[RecordFields, Any], OutgoingRecord | None]
 _KINDS: Final[dict[str, tuple[Make, str]]] = {
     "lines": (of_line, "line"),
@@ -81,14 +79,19 @@ _how = with_options(
     click.option("--key-format", type=_FORMAT, help="By default text."),
     click.option("--schema-file", type=click.File("r"), help="Schema of values; registered if it is new."),
     click.option("--schema-id", type=click.IntRange(1), help="Schema of values by its id."),
-    click.option("--rate", type=RATE, help="Records per second at most."),
 )
 
 
 _HEAD: Final = "head -n NUMBER FILE | headrace produce TOPIC"
+_REMOVED: Final = {
+    "--file": "headrace produce TOPIC FILE",
+    "--max": _HEAD,
+    "-n": _HEAD,
+    "--rate": "pv -lqL NUMBER FILE | headrace produce TOPIC",
+}
 
 
-@click.command(cls=HeadraceCommand, removed={"--file": "headrace produce TOPIC FILE", "--max": _HEAD, "-n": _HEAD})
+@click.command(cls=HeadraceCommand, removed=_REMOVED)
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("files", nargs=-1, type=click.File("rb"))
 @_what
@@ -105,22 +108,24 @@ async def produce(topic: str, cluster: ClusterSettings, output: str, properties:
     """
     source = _Source.of(given)
     settings = producer_of(cluster, properties)
-    pace = _Pace(given["rate"])
+    acknowledged = 0
     try:
         await Admin(cluster.kafka).describe_topic(topic)
         fields = await _fields(topic, cluster, given)
         with byte_progress(f"produce to {topic}") as show:
             async with open_producer(cluster.kafka, settings) as target:
                 async for records, problem in source.records(fields):
-                    stop = await pace.send(target, records) or problem
-                    show(pace.acknowledged, source.progress.read, source.progress.total)
+                    sent, stop = await _send(target, records)
+                    acknowledged += sent
+                    stop = stop or problem
+                    show(acknowledged, source.progress.read, source.progress.total)
                     if stop:
                         raise stop
     except BaseException:
-        click.echo(f"stopped after {counted(pace.acknowledged, 'record')} acknowledged in {topic}:", err=True)
+        click.echo(f"stopped after {counted(acknowledged, 'record')} acknowledged in {topic}:", err=True)
         raise
-    text = f"{counted(pace.acknowledged, 'record')} acknowledged in {topic}"
-    print_result({"topic": topic, "acknowledged": pace.acknowledged}, text, output)
+    text = f"{counted(acknowledged, 'record')} acknowledged in {topic}"
+    print_result({"topic": topic, "acknowledged": acknowledged}, text, output)
 
 
 async def _fields(topic: str, cluster: ClusterSettings, given: dict[str, Any]) -> RecordFields:
@@ -193,29 +198,8 @@ class _Source(NamedTuple):
         return read_lines(file, self.progress, self.separator)
 
 
-class _Pace:
-    """Sends records at a rate."""
-
-    def __init__(self, rate: float | None) -> None:
-        self.acknowledged = 0
-        self._rate = rate
-        self._due_at = 0.0
-
-    async def send(self, target: Producer, records: Sequence[OutgoingRecord]) -> HeadraceError | None:
-        """Send records and wait until they are acknowledged; return the first error."""
-        portion = len(records) if self._rate is None else max(1, int(self._rate / _TURNS_PER_SECOND))
-        for start in range(0, len(records), portion or 1):
-            sent = records[start : start + portion]
-            await self._wait(len(sent))
-            failed = [result for result in await target.produce(sent) if isinstance(result, HeadraceError)]
-            self.acknowledged += len(sent) - len(failed)
-            if failed:
-                return failed[0]
-        return None
-
-    async def _wait(self, records: int) -> None:
-        if self._rate is None:
-            return
-        now = asyncio.get_running_loop().time()
-        await asyncio.sleep(self._due_at - now)
-        self._due_at = max(self._due_at, now) + records / self._rate
+async def _send(target: Producer, records: Sequence[OutgoingRecord]) -> tuple[int, HeadraceError | None]:
+    """Send records and wait until they are acknowledged; return how many are, and the first error."""
+    results = await target.produce(records) if records else []
+    failed = [result for result in results if isinstance(result, HeadraceError)]
+    return len(results) - len(failed), failed[0] if failed else None

@@ -1,12 +1,10 @@
-"""Which records `headrace consume` prints: those that meet a condition in SQL, or match a regular expression."""
+"""Which records `headrace consume` prints: those that meet a condition in SQL."""
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from headrace.cli.record_output import ShownBatch, headers_of, line_of
 from headrace.cli.record_values import AUTO, Values
 from headrace.config.format_list import SCHEMA_TYPES
 from headrace.extras import hook
@@ -78,14 +76,3 @@ class SqlCondition:
             formats.append(name if name != AUTO else _REGISTERED if isinstance(shown, msgspec.Raw) else _TEXT)
             payloads.append(None if isinstance(shown, bytes) else data)
         return tuple(formats), msgspec.structs.replace(record, key=payloads[0], value=payloads[1])
-
-
-def grep(pattern: re.Pattern[str], shown: ShownBatch) -> ShownBatch:
-    """Return the records whose key, value or headers have a match, as they are printed."""
-    headers = shown.batch.headers or [None] * len(shown.batch)
-    texts = zip(map(line_of, shown.keys), map(line_of, shown.values), map(headers_of, headers), strict=True)
-    indexes = [at for at, columns in enumerate(texts) if any(map(pattern.search, columns))]
-    if len(indexes) == len(shown.batch):
-        return shown
-    keys, values = ([column[at] for at in indexes] for column in (shown.keys, shown.values))
-    return shown._replace(batch=shown.batch.select(indexes), keys=keys, values=values)

@@ -315,7 +315,7 @@ class Audit(Service):
             self._ranges[key] = event
 
     def event(self, audit_type: str, audit_status: str, **fields: Any) -> RangeEvent:
-        """Return an event of now, which is in no queue."""
+        """Return an event of now; `offer` queues it."""
         now = int(self._clock.time() * 1000)
         return RangeEvent(
             service_id=self.service_id, audit_type=audit_type, audit_status=audit_status, timestamp=now, **fields

@@ -20,7 +20,7 @@ from headrace.delivery.outcomes import DeadLetter, Reply
 from headrace.errors import InvalidRequest, RegistryUnavailable, TooManyRequests
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
-from headrace.kafka.timestamps import iso_ms
+from headrace.kafka.timestamps import iso_ms, moment
 from headrace.records import Header, Record, TopicPartition
 from headrace.runs.dead_letters import counts, pages
 from headrace.runs.dead_letters.counts import DeadLetterTopics
@@ -292,13 +292,17 @@ async def test_letters_are_counted_back_from_the_newest(
     registry = Registry(SchemaRegistryConfig(), ManualClock())
     clock = ManualClock(now_ms / 1000)
     reader = DeadLetterPages(cast(Any, cluster), Codecs(registry), clock)
-    found = await reader.statistics("t.dlq", Selection(), ScanOptions(), 1)
+    found = await reader.statistics("t.dlq", Selection(), ScanOptions())
     assert found.since == f"1970-01-01T00:00:0{since}+00:00"
     assert (found.dead_letters, sum(found.times.values()), found.partial) == (letters, letters, False)
     assert found.errors["ValueError"] + found.errors["HTTP 500"] == letters
     assert 0 < found.left < letters
-    some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20), 1)
+    some = await reader.statistics("t.dlq", Selection(), ScanOptions(limit_records=20))
     assert (some.scanned // 10, some.partial) == (2, True)
+    monkeypatch.setattr(pages, "_DAY_MS", 1000)
+    monkeypatch.setattr(pages, "_LONG_MS", -1)
+    by_day = await reader.statistics("t.dlq", Selection(since=moment(0)), ScanOptions())
+    assert len(found.times) == 1 < len(by_day.times)
     await registry.close()
 
 

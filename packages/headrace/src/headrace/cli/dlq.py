@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -49,7 +49,6 @@ T = TypeVar("T")
 _COLLECT_AFTER = 200_000, 50, 100
 """Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
 _BUSY = (LeaseTaken.code, Conflict.code)
-_LONG = timedelta(days=2)
 _COUNTED = dict.fromkeys(
     ("--partition", "--offsets", "--origin", "--group", "--error", "--key", "--header"),
     "headrace dlq redrive TOPIC CONDITIONS --dry-run",
@@ -126,14 +125,12 @@ async def stats(
 ) -> None:
     """Count dead letters by error class, origin, status and hour; by default of the day before the newest.
 
-    With --since more than two days ago, by day in place of hour.
+    A window of more than two days is counted by day in place of hour.
 
     Example: headrace dlq stats orders.dlq --since 7d
     """
-    is_long = since is not None and datetime.now(UTC) - since > _LONG
     async with _pages(cluster) as pages:
-        selection = Selection(since=since, until=until)
-        found = await pages.statistics(topic, selection, ScanOptions(), 86_400 if is_long else 3_600)
+        found = await pages.statistics(topic, Selection(since=since, until=until), ScanOptions())
     if output == "json":
         return _print(found)
     window = f"since {found.since}" if found.since else "in all"

@@ -39,7 +39,10 @@ _TURN: Final = 200
 _SCANS: Final = 2
 _PAGE_BYTES: Final = 8_388_608
 _NAMES: Final = 100
+_HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
+_LONG_MS: Final = 2 * _DAY_MS
+"""A longer window is counted by day."""
 _ANY_SCHEMA: Final = "schema"
 
 
@@ -396,10 +399,8 @@ class DeadLetterPages:
                     break
         return DeadLetterPage(topic, found, scan.scanned, scan.remaining, scan.foreign, scan.cursor)
 
-    async def statistics(
-        self, topic: str, selection: Selection, options: ScanOptions, bucket_seconds: int = 3600
-    ) -> DeadLetterStatistics:
-        """Return the number of dead letters by error class, origin, status and time.
+    async def statistics(self, topic: str, selection: Selection, options: ScanOptions) -> DeadLetterStatistics:
+        """Return the number of dead letters by error class, origin, status and hour; by day if the window is long.
 
         Without a start, the window is the day before the newest dead letter, or before the requested end.
 
@@ -407,7 +408,11 @@ class DeadLetterPages:
             As `page`.
         """
         since, until = selection.since, selection.until
-        if since is None:
+        bucket_ms = _HOUR_MS
+        if since is not None:
+            end_ms = milliseconds(until) if until else int(self._clock.time() * 1000)
+            bucket_ms = _DAY_MS if end_ms - milliseconds(since) > _LONG_MS else _HOUR_MS
+        else:
             end = milliseconds(until) if until else await self._newest_ms(topic)
             since = None if end is None else moment(max(0, end - _DAY_MS))
             selection = msgspec.structs.replace(selection, since=since)
@@ -420,7 +425,7 @@ class DeadLetterPages:
                 topics[origin.partition.topic] += 1
                 if status := origin.text("status"):
                     statuses[status] += 1
-                times[record.timestamp_ms // 1000 // bucket_seconds * bucket_seconds] += 1
+                times[record.timestamp_ms // bucket_ms * bucket_ms] += 1
         return DeadLetterStatistics(
             topic,
             None if since is None else iso_ms(milliseconds(since)),
@@ -430,7 +435,7 @@ class DeadLetterPages:
             _most(errors),
             _most(topics),
             _most(statuses),
-            {iso_ms(start * 1000): count for start, count in sorted(times.items())},
+            {iso_ms(start): count for start, count in sorted(times.items())},
             scan.scanned,
             scan.remaining,
             bool(scan.remaining),

@@ -18,7 +18,9 @@ from headrace.runs.dead_letters.pages import (
 from headrace.runs.selection import Selection, Span
 
 
-class _Window(Span, frozen=True, kw_only=True):
+class StatisticsQuery(Span, frozen=True, kw_only=True):
+    """Selects dead letters."""
+
     topic: Annotated[str, Meta(description="Topic of origin.")] | None = None
     group: Annotated[str, Meta(description="Consumer group that wrote the dead letters.")] | None = None
     error: Annotated[str, Meta(description="Class of the error.")] | None = None
@@ -45,18 +47,12 @@ class _Window(Span, frozen=True, kw_only=True):
         )
 
 
-class DeadLetterQuery(_Window, frozen=True, kw_only=True):
+class DeadLetterQuery(StatisticsQuery, frozen=True, kw_only=True):
     """Selects dead letters, their order, and where the page starts."""
 
     order: Order = "newest"
     cursor: Annotated[str, Meta(description="Of the previous page, with its order.")] = ""
     limit: Annotated[int, Meta(ge=1, le=500, description="Dead letters at most.")] = 20
-
-
-class StatisticsQuery(_Window, frozen=True, kw_only=True):
-    """Selects the dead letters to count, and the length of a time bucket."""
-
-    bucket_seconds: Annotated[int, Meta(ge=1, le=31_536_000)] = 3600
 
 
 class DeadLetterEndpoints:
@@ -87,6 +83,4 @@ class DeadLetterEndpoints:
     )
     async def statistics(self, call: Call[None, StatisticsQuery]) -> DeadLetterStatistics:
         query = call.query
-        return await self._dead_letters.statistics(
-            call.parameters["topic"], query.selection(), query.options(), query.bucket_seconds
-        )
+        return await self._dead_letters.statistics(call.parameters["topic"], query.selection(), query.options())

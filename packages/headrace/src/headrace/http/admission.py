@@ -1,4 +1,4 @@
-"""A request of a known caller while it is served: it counts for the caller, and ends when its credentials do."""
+"""A request of a known caller while it is served: it ends when the caller's credentials do."""
 
 import asyncio
 from types import TracebackType
@@ -13,25 +13,20 @@ _MOST_SECONDS: Final = 1e8
 
 
 class Admission:
-    """Counts a request, and judges its credentials again after a change of the principals and when they expire.
+    """Judges the credentials of a request again after a change of the principals and when they expire.
 
     Requests that only compute and respond are not disturbed; one that waits for its client ends.
     """
 
-    def __init__(
-        self, authenticator: Authenticator, principal: Principal, request: HttpRequest, *, judges: bool
-    ) -> None:
-        """Prepare; only one that `judges` looks at the credentials again."""
+    def __init__(self, authenticator: Authenticator, principal: Principal, request: HttpRequest) -> None:
         self._authenticator = authenticator
         self._principal = principal
         self._request = request
-        self._judges = judges
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> "Admission":
-        if self._judges:
-            self._authenticator.judged_again.add(self.judge_again)
-            self._set_timer()
+        self._authenticator.judged_again.add(self.judge_again)
+        self._set_timer()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

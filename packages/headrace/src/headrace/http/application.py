@@ -228,8 +228,9 @@ class Application:
         self.checks.check_site(request.headers, changes=endpoint.changes)
         self._authenticator.in_flight.enter(request.principal.name)
         request.is_in_flight = True
-        # The process that forwarded a request has its credentials, and ends it.
-        with Admission(self._authenticator, request.principal, request, judges=not is_forwarded):
+        if is_forwarded:  # the process that forwarded it has its credentials, and ends it
+            return await load(request)
+        with Admission(self._authenticator, request.principal, request):
             return await load(request)
 
     async def _identify(self, request: HttpRequest, authenticator: Authenticator) -> None:

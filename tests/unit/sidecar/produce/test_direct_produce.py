@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -70,6 +70,7 @@ def raw(body: bytes, more: str = "", kind: str = "image/png", topic: str = "t") 
     return post(body, more, topic).replace(b"application/json", kind.encode(), 1)
 
 
+FAILING = ("load", "do", "respond")
 IDS = "X-Correlation-Id: c-1\r\nX-Traceability-Id: t-1\r\n"
 FORMATS = b'{"keyFormat":"STRING","valueFormat":0,"records":[{"key":"","value":"YQ=="},{"value":null}]}'
 SAME = [
@@ -332,16 +333,20 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
     assert "Exception" not in caplog.text
 
 
-@pytest.mark.parametrize("method", ["needs", "do"])
-async def test_a_defect_releases_the_request(opened: OpenServer, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """The caller has no request in flight afterwards, whether the defect occurs before it counts or after."""
+@pytest.mark.parametrize(
+    ("method", "form"), [("needs", bytes), ("do", bytes), ("respond", bytes), *((one, chunked) for one in FAILING)]
+)
+async def test_a_defect_releases_the_request(
+    opened: OpenServer, monkeypatch: pytest.MonkeyPatch, method: str, form: Callable[[bytes], bytes]
+) -> None:
+    """The caller has no request in flight afterwards, whichever step has the defect."""
 
     def fail(*_: Any) -> None:
         raise RuntimeError
 
     monkeypatch.setattr(f"headrace.sidecar.produce.produce.ProduceService.{method}", fail)
     async with opened(security=SECURITY) as server:
-        assert (await server.ask(post(more=BEARER))).status == 500
+        assert (await server.ask(form(post(more=BEARER)))).status == 500
         assert server.web._application._authenticator.in_flight._counts == {}
         await server.web.drain(Deadline(SystemClock(), 60))
 

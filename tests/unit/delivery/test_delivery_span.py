@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.delivery_span import begin_delivery, delivery_span
+from headrace.delivery.delivery_span import begin_delivery, deliver_in
 from headrace.delivery.outcomes import Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.functions import protocol
@@ -50,10 +51,14 @@ def traced(records: RecordBatch, replay: str = "") -> str:
     span = begin_delivery(tracing.tracer, Delivery("g", AT, 1, records, 1, replay), records)
     if span is None:
         return ""
-    with delivery_span(span) as replies:
-        replies.found = [Reply("HTTP 400", "a secret")]
-        line = JsonFormatter().format(logging.LogRecord("x", logging.INFO, "", 1, "said", (), None))
-    assert json.loads(line)["traceId"] == span.trace_id
+    lines = []
+
+    async def deliver() -> list[Reply]:
+        lines.append(JsonFormatter().format(logging.LogRecord("x", logging.INFO, "", 1, "said", (), None)))
+        return [Reply("HTTP 400", "a secret")]
+
+    assert len(asyncio.run(deliver_in(span, deliver()))) == 1
+    assert json.loads(lines[0])["traceId"] == span.trace_id
     return span.trace_id
 
 
@@ -88,8 +93,12 @@ def test_a_destination_that_is_unavailable_ends_the_span(collector: Collector) -
     assert tracing.tracer
     begun = begin_delivery(tracing.tracer, Delivery("g", AT, 1, records, 2), records)
     assert begun
-    with pytest.raises(DestinationUnavailable), delivery_span(begun):
+
+    async def deliver() -> list[Reply]:
         raise DestinationUnavailable("a secret")
+
+    with pytest.raises(DestinationUnavailable):
+        asyncio.run(deliver_in(begun, deliver()))
     (span,) = collector.wait("process t", headrace__attempt=2)
     assert (span.error, tracing.current_span.get()) == ("DestinationUnavailable", None)
 

@@ -1,7 +1,6 @@
 """The span of one delivery. Source: OpenTelemetry's semantic conventions for messaging and for Kafka."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Sequence
 
 from headrace.delivery.dead_letter import redriven_count
 from headrace.delivery.outcomes import Delivery, Reply
@@ -66,22 +65,14 @@ def delivery_attributes(delivery: Delivery, records: RecordBatch) -> dict[str, s
     return found
 
 
-class Replies:
-    """Takes the replies of a delivery for its span."""
-
-    def __init__(self) -> None:
-        self.found: Sequence[Reply] = ()
-
-
-@contextlib.contextmanager
-def delivery_span(span: TraceSpan) -> Iterator[Replies]:
-    """Make a span the present one for this block, and end it behind; the block sets the replies."""
-    replies = Replies()
+async def deliver_in(span: TraceSpan, delivery: Awaitable[Sequence[Reply]]) -> Sequence[Reply]:
+    """Await a delivery in a span, which ends with it."""
     outside = current_span.set(span)
     try:
-        yield replies
-        if problem := next((reply.error for reply in replies.found if reply.error), ""):
+        replies = await delivery
+        if problem := next((reply.error for reply in replies if reply.error), ""):
             span.fail(problem)
+        return replies
     except DeliveryError as cause:
         span.fail(type(cause).__name__)
         raise

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from headrace.config.backend import ONE_RECORD_MODES, BackendConfig
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.delivery_span import begin_delivery, delivery_span
+from headrace.delivery.delivery_span import begin_delivery, deliver_in
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DecodeError, DestinationUnavailable, RegistryUnavailable
 from headrace.records import RecordBatch, TopicPartition
@@ -77,11 +77,8 @@ class HttpDestination(Service):
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
         span = begin_delivery(tracing.tracer, delivery, records) if tracing.tracer else None
-        if span is None:
-            return await self._deliver(delivery, records)
-        with delivery_span(span) as replies:
-            replies.found = await self._deliver(delivery, records)
-        return replies.found
+        delivering = self._deliver(delivery, records)
+        return await (deliver_in(span, delivering) if span else delivering)
 
     async def _deliver(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         """Post records; before one that is alone and a suspect, check whether the backend responds at all."""

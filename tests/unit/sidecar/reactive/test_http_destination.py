@@ -186,11 +186,11 @@ def test_nothing_is_posted_when_nothing_can_be_read(mode: str) -> None:
 def test_a_registry_that_is_down_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without schemas it is not known what is sound."""
 
-    async def prepare(_: Any, __: Any) -> None:
+    async def load(_: Any, __: Any) -> None:
         raise RegistryUnavailable("it hangs")
 
-    monkeypatch.setattr(PayloadDecoder, "names_schemas", True)
-    monkeypatch.setattr(PayloadDecoder, "prepare", prepare)
+    monkeypatch.setattr(PayloadDecoder, "needs_schemas", True)
+    monkeypatch.setattr(PayloadDecoder, "load", load)
     with pytest.raises(DestinationUnavailable, match="waiting for the schema registry: it hangs"):
         deliver(destination(FakeClient(200)), TWO)
 

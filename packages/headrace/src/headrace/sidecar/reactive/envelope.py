@@ -35,20 +35,18 @@ class PayloadDecoder:
         """Of what `body` returns."""
 
     @property
-    def names_schemas(self) -> bool:
-        """Whether `prepare` must be awaited."""
+    def needs_schemas(self) -> bool:
+        """Whether `load` must be awaited before anything else."""
         return self.keys.names_schemas or self.values.names_schemas
 
-    async def prepare(self, records: RecordBatch) -> None:
-        """Fetch the schemas that these records name; await it before anything else.
+    async def load(self, records: RecordBatch) -> None:
+        """Fetch the schemas that these records name.
 
         Raises:
             RegistryUnavailable: A schema is not cached, and the registry does not respond.
         """
-        if self.keys.names_schemas:
-            await self.keys.prepare(records.keys)
-        if self.values.names_schemas:
-            await self.values.prepare(records.values)
+        await self.keys.prepare(records.keys)
+        await self.values.prepare(records.values)
 
     def key_text(self, key: bytes | None) -> str | None:
         """Return a key outside of JSON: text unchanged, bytes as base64, anything else as JSON text.

@@ -66,14 +66,14 @@ class HttpDestination(Service):
     def deliver(self, delivery: Delivery) -> Coroutine[Any, Any, Sequence[Reply]]:
         """Post the records that can be decoded; the others are dead letters at once."""
         records = RecordBatch.of(delivery.records)
-        if self._payloads.names_schemas or tracing.tracer:
+        if self._payloads.needs_schemas or tracing.tracer:
             return self._load_and_deliver(delivery, records)
         return self._deliver(delivery, records)
 
     async def _load_and_deliver(self, delivery: Delivery, records: RecordBatch) -> Sequence[Reply]:
         """Fetch the schemas that the records name, and begin the span of the delivery, before it."""
         try:
-            await self._payloads.prepare(records)
+            await self._payloads.load(records)
         except RegistryUnavailable as cause:
             raise DestinationUnavailable(f"waiting for the schema registry: {cause.description}") from cause
         span = begin_delivery(tracing.tracer, delivery, records) if tracing.tracer else None

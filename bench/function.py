@@ -94,12 +94,15 @@ def measure(process: HeadraceProcess, records: int) -> Measured:
     """Return the rate between the first look at the counter that finds records and the last one before the end."""
     wait_for(process, 1, START_SECONDS)
     first, start, meter = delivered_records(metrics(process)), time.perf_counter(), Meter(pid(process))
-    count, seconds = first, 0.0
+    count = last = first
     while count < records:
         last, seconds, (cpu_seconds, stolen) = count, time.perf_counter() - start, meter.used()
         time.sleep(POLL_SECONDS)
         count = wait_for(process, last)
     assert count == records, f"{records} records were counted as {count}"
+    if last == first:  # no look between the first one and the end, so the end counts with the pause before it
+        last, seconds, (cpu_seconds, stolen) = count, time.perf_counter() - start, meter.used()
+    assert last > first, "every record was delivered before the first look: measure with a larger --scale"
     return Measured(last - first, seconds, cpu_seconds, stolen)
 
 

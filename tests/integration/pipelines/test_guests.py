@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.config import dialects
+from headrace.functions.triggers import trigger_kinds
 from headrace_devkit.testing import Cluster
 from headrace_pipelines.sinks import sink_kinds
 from yaml_table import table
@@ -23,6 +25,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 HEADRACE = "-m", "headrace.cli.main"
 ENTRIES = f"""[{sink_kinds.GROUP}]
 lines = lines_sink:LinesSink
+[{trigger_kinds.GROUP}]
+ticks = ticks_trigger:TicksTrigger
 [headrace.console.pages]
 weather = weather_page
 [{dialects.GROUP}]
@@ -80,6 +84,26 @@ def test_a_sink_writes_the_rows_of_a_flow(python: Run, kafka: Cluster, tmp_path:
     done = python(*HEADRACE, "pipeline", "run", file, *broker, "--output", "json")
     assert json.loads(done.stdout)["flows"]["f"]["sink"] == "lines written.txt"
     assert (tmp_path / "written.txt").read_text().splitlines() == ['{"id":2}', '{"id":3}']
+
+
+def test_a_kind_of_trigger_is_read_and_documented(python: Run, tmp_path: Path) -> None:
+    """Its keys, their values and their misspellings; the schema and the page of keys."""
+
+    def validated(**attributes: Any) -> str:
+        records = {"kind": "kafka", "attributes": {"topics": ["t"], "consumerGroup": "g"}}
+        triggers = {"k": records, "t": {"kind": "ticks", "attributes": attributes}}
+        (tmp_path / "m.py").write_text("def h(context, event): ...")
+        (tmp_path / "function.yaml").write_text(yaml.safe_dump({"spec": {"handler": "m:h", "triggers": triggers}}))
+        return python(*HEADRACE, "function", "validate", "function.yaml").stderr
+
+    assert "tick" not in validated(tickSeconds=5)
+    assert "tickSeconds: should be greater than or equal to 1" in validated(tickSeconds=0)
+    assert "did you mean tickSeconds?" in validated(tickSecond=5)
+    page = python("-c", "from docs.generate import function_keys_page; print(function_keys_page())").stdout
+    assert page.count("## `attributes` of kind `ticks`\n") == page.count("Time between two ticks.") == 1
+    schema = json.loads(python(*HEADRACE, "config", "schema", "function").stdout)
+    trigger = schema["properties"]["spec"]["properties"]["triggers"]["additionalProperties"]["properties"]
+    assert (trigger["kind"]["examples"][-1], "tickSeconds" in trigger["attributes"]["properties"]) == ("ticks", True)
 
 
 def test_a_dialect_is_recognised_and_read(python: Run, tmp_path: Path) -> None:

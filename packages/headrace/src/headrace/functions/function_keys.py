@@ -55,6 +55,13 @@ for _key in KEYS:
 _MAPPINGS["annotations"] = {key.annotation: key for key in (*ANNOTATED, *LOGIN.values())}
 
 
+def add_mapping(mapping: str, keys: Sequence[FunctionKey]) -> None:
+    """Add the keys of a mapping, unless the table has them already."""
+    if mapping not in _MAPPINGS:
+        _MAPPINGS[mapping] = {key.key: key for key in keys}
+        KEYS.extend(keys)
+
+
 def keys_of(mapping: str) -> Mapping[str, FunctionKey]:
     """Return the known keys of a mapping by their names; of `annotations` those behind the prefix."""
     return _MAPPINGS[mapping]

@@ -93,7 +93,7 @@ class RunningFunctions:
         def listen(trigger: HttpTrigger) -> None:
             self.listening.append((workers, trigger, self._destination(trigger, workers)))
 
-        return TriggerParts(consume, listen)
+        return TriggerParts(consume, listen, functools.partial(self._destination, workers=workers))
 
     def _acknowledged_trigger(
         self,

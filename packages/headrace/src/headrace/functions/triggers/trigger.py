@@ -8,7 +8,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from headrace.config.consumers import OTHER_ERRORS, Action, DeadLetterConfig, Ordering, RetryConfig
 from headrace.config.section import FormatName, Number, PlainFormatName, TopicName
 from headrace.config.topic_names import external_topic
+from headrace.errors import FunctionInvalid
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Limit, Pause, Workers, parse_size
+from headrace.functions.function_keys import FunctionKey
 from headrace.functions.sections import FileReader, FileSection
 
 _ACTIONS: Mapping[str, Action] = {"deadLetter": "dead_letter", "handled": "skip"}
@@ -34,6 +36,8 @@ class TriggerParts(NamedTuple, Generic[S]):
     """Makes the consumer of a trigger with topics."""
     listen: Callable[[Any], None]
     """Makes the listener of a trigger with a port."""
+    destination: Callable[[Any], Any]
+    """Makes the way to the workers, for a kind whose events are neither."""
 
 
 class Trigger(FilePart):
@@ -112,9 +116,22 @@ class Trigger(FilePart):
         """Return the models of its attributes."""
         return [cls]
 
+    @classmethod
+    def own_keys(cls) -> list[FunctionKey]:
+        """Return its own keys for the table of keys; a mapping that is in the table's file keeps those."""
+        own = {name: field for name, field in cls.model_fields.items() if name not in Trigger.model_fields}
+        return [
+            FunctionKey(cls.mapping, field.alias or name, "", "", field.description or "")
+            for name, field in own.items()
+        ]
+
     def serve(self, parts: TriggerParts[S]) -> Sequence[S]:
-        """Return the services that bring its events to the workers; each kind says how."""
-        raise NotImplementedError
+        """Return the services that bring its events to the workers.
+
+        Raises:
+            FunctionInvalid: The kind does not say how.
+        """
+        raise FunctionInvalid(f"trigger {self.name}: no service is made for triggers of kind {self.kind}")
 
     @classmethod
     def read(cls, file: FileReader, own: FileSection, attributes: FileSection) -> Self | None:

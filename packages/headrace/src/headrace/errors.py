@@ -420,7 +420,7 @@ class FunctionInvalid(FunctionError):
     """The function file or its handler is not usable."""
 
 
-class WorkerLost(FunctionError):
+class WorkerLost(FunctionError, message="FUNCTION_WORKER_LOST"):
     """A worker process died; its records are delivered again."""
 
 
@@ -432,11 +432,11 @@ class PipelineInvalid(PipelineError):
     """The pipeline file is not usable."""
 
 
-class CheckpointUnusable(PipelineInvalid):
+class CheckpointUnusable(PipelineInvalid, message="CHECKPOINT_UNUSABLE"):
     """The checkpoint of a flow is damaged, in use, or belongs to another query."""
 
 
-class SinkUnavailable(PipelineError, retriable=True):
+class SinkUnavailable(PipelineError, message="PIPELINE_SINK_UNAVAILABLE", retriable=True):
     """The sink's server cannot take a batch now; it will be written again."""
 
 

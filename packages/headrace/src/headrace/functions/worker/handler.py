@@ -55,7 +55,7 @@ def load_handler(text: str, folder: str) -> tuple[Handler, Callable[[Any], Any] 
     except ModuleNotFoundError as cause:
         if cause.name and (module_name == cause.name or module_name.startswith(cause.name + ".")):
             raise Unusable(f"module {module_name} of handler {text} is not in {folder}: check spec.handler") from cause
-        raise Unusable(f"importing {module_name} failed: {trace_of(cause)}\n{how_to_install(folder)}") from cause
+        raise Unusable(f"importing {module_name} failed: {how_to_install(folder)}\n{trace_of(cause)}") from cause
     except BaseException as cause:  # boundary to user code: readiness and log show the trace
         raise Unusable(f"importing {module_name} failed: {trace_of(cause)}") from cause
     if (package := sys.modules.get("nuclio_sdk", sdk)) is not sdk:  # so that `isinstance` holds there

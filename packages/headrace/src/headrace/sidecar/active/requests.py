@@ -65,7 +65,8 @@ class CreateInstance(msgspec.Struct, rename="camel", forbid_unknown_fields=True)
         for field in msgspec.structs.fields(self):
             key = CONSUMER_KEYS.get(field.encode_name)
             value = getattr(self, field.name)
-            if key and key.setting.startswith("`consumer.") and value is not None:
+            of_member = key and key.setting.startswith("`consumer.") and field.name != "fetch_min_bytes"
+            if key and of_member and value is not None:
                 found[key.client] = value
         return found
 

@@ -14,7 +14,8 @@ import yaml
 from headrace import errors
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.config.producer import ProducerConfig
-from headrace.formats.choice import Codecs
+from headrace.formats.avro import AvroCodec
+from headrace.formats.choice import Codecs, Encoder
 from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord, Produced
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
@@ -31,8 +32,12 @@ class Kafka:
     def __init__(self, *results: Any) -> None:
         self.records: list[OutgoingRecord] = []
         self.results = results
+        self.size_bytes: int | None = 0
 
-    def send(self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], *_: Any) -> None:
+    def send(
+        self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], _: int, size_bytes: int | None
+    ) -> None:
+        self.size_bytes = size_bytes
         first = len(self.records)
         self.records += records
         done(list(self.results) or [Produced(0, first + index) for index in range(len(records))])
@@ -214,6 +219,20 @@ def test_null_values_need_no_schema_and_no_registry() -> None:
     assert produce({"valueFormat": "AVRO", "records": [{"key": "a"}]}).status == 200
     with pytest.raises(errors.RegistryUnavailable):
         produce({"valueFormat": "AVRO", "records": [{"value": 1}]})
+
+
+def test_a_request_counts_for_what_its_schema_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records without a field have its default: by its body, a request of a kilobyte could write megabytes."""
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string", "default": "x" * 1000}]}
+
+    async def for_writing(*_: Any) -> Encoder:
+        return Encoder(AvroCodec(json.dumps(schema)), 7)
+
+    monkeypatch.setattr(Codecs, "for_writing", for_writing)
+    kafka = Kafka()
+    produce({"valueFormat": "AVRO", "records": [{"value": {}}] * 50}, kafka)
+    assert len(kafka.records[0].value or b"") > 1000
+    assert kafka.size_bytes is None  # the producer adds up the records
 
 
 def test_producing_can_be_switched_off() -> None:

@@ -282,13 +282,13 @@ class ProduceService:
 
 def _prepared(records: list[OutgoingRecord], requested: ParsedRequest, encoders: Encoders, ids: RequestIds) -> Prepared:
     """Return the records of a request with what their response and the byte budget need."""
-    size = requested.size_bytes
-    if size is not None:  # the body's size is an estimate for keys, values and record headers
+    partitions, keys, values = encoders
+    size = requested.size_bytes if keys.schema_id is None and values.schema_id is None else None
+    if size is not None:  # without a schema, whose defaults may be large, the body's size is an estimate
         per_record = len(ids.correlation_id) + len(ids.traceability_id or b"")
         if ids.trace:
             per_record += sum([len(value) for _, value in ids.trace if value])
         size += len(records) * per_record
-    partitions, keys, values = encoders
     return Prepared(records, keys.schema_id, values.schema_id, size, requested.ignored, partitions, ids.write)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,12 +12,14 @@ import pytest
 
 from headrace import records
 from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.outcomes import DelayedRecord
+from headrace.delivery.outcomes import DelayedRecord, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.delivery.pump_context import PumpHooks
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
 from headrace.records import Committed, Record, TopicPartition
+from headrace.runtime.telemetry.correlation import caller, correlation_id
+from headrace.runtime.telemetry.tracing import current_span
 from headrace_devkit.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 # Pause ---------------------------------------------------------------------------------------------------------------
@@ -65,6 +69,37 @@ async def test_a_pause_stops_retries_and_dead_letters() -> None:
         harness.pump.resume([P0, P1])
         await harness.clock.advance(60)
         assert harness.letters == [0, 5]
+
+
+async def test_deliveries_are_no_part_of_the_request_that_ended_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those behind them: their log lines and the traces of their records would be those of an operator.
+
+    The pump of a job keeps the caller of the job, for the audit, and not the span of the request for the job.
+    """
+    seen: list[tuple[str, str, Any]] = []
+    request: Any = SimpleNamespace()
+    caller.set("of the job")
+    current_span.set(request)
+    async with running(Harness(max_records=1)) as harness:
+        deliver = harness.deliver
+
+        async def see(delivery: Delivery) -> Sequence[Reply]:
+            seen.append((caller.get(), correlation_id.get(), current_span.get()))
+            return await deliver(delivery)
+
+        async def resume() -> None:
+            for each in (caller, correlation_id):
+                each.set("of the operator")
+            harness.pump.resume(None)
+
+        monkeypatch.setattr(harness.pump._deliverer, "_destination", SimpleNamespace(deliver=see))
+        harness.pump.pause(None, "paused")
+        harness.feed(0, 1)
+        await asyncio.create_task(resume())
+        await harness.clock.settle()
+        harness.feed(2)
+        await harness.clock.settle()
+    assert seen == [("of the job", "", None)] * 3
 
 
 # Seek ----------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from typing import Any
 
 from headrace.delivery.breaker import failures_of
@@ -34,6 +35,7 @@ from headrace.errors import DeadLetterFailed, DeliveryError
 from headrace.records import RecordBatch
 from headrace.runtime.failpoints import reach
 from headrace.runtime.telemetry.log_fields import record_fields
+from headrace.runtime.telemetry.tracing import current_span
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,9 @@ class Deliverer:
         self._spawn = spawn
         self._on_completed = on_completed
         self._replay = replay
+        self._made_in = copy_context()
+        """Has the caller of a job. What begins a delivery may be a request, whose ids would stay with the lane."""
+        self._made_in.run(current_span.set, None)  # a delivery is below no request
 
         # Whose turn it is
         self._turns: OrderedDict[Lane, None] = OrderedDict()
@@ -130,7 +135,7 @@ class Deliverer:
     def begin_one(self) -> bool:
         running = self._next()
         if running:
-            running.task = self._spawn(self._work(running), "delivery")
+            running.task = self._made_in.run(self._spawn, self._work(running), "delivery")
             running.task.add_done_callback(lambda _: self._over(running))  # it may be cancelled before it begins
         return running is not None
 

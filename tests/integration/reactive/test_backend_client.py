@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import DestinationUnavailable
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
-from tests.raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
+from tests.raw_server import AMPLE, OK, Server, always, client_for, rested, run, served, until, why_not
 from tests.staged import staged
 from yaml_table import table
 
@@ -238,6 +238,20 @@ async def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
             await until(lambda: len(server.requests) == 2)
             client.close()
             assert "closed the connection" in await task
+
+
+@staged(run)
+async def test_a_request_that_is_cancelled_before_it_is_sent_leaves_no_connection_behind() -> None:
+    """While it waits for what a new connection says first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.sidecar.reactive.client._REST_SECONDS", AMPLE)
+        async with served(always(OK)) as server:
+            with client_for(server.url) as client:
+                task = asyncio.ensure_future(client.post(b"x"))
+                await until(lambda: client._connections._open)
+                task.cancel()
+                await until(lambda: server.ended == server.connections == 1, "the end of the connection", 10)
+                assert (server.requests, client._connections._open) == ([], set())
 
 
 @staged(run)

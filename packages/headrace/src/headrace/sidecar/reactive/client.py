@@ -99,7 +99,11 @@ class ConnectionPool:
     async def _new(self, end: float) -> Connection:
         connection = await self._connect(end)
         if not self._is_polite:
-            await asyncio.sleep(_REST_SECONDS)
+            try:
+                await asyncio.sleep(_REST_SECONDS)
+            except asyncio.CancelledError:
+                self._released(connection)  # it has had no request, so it is closed
+                raise
             self._is_polite = not connection.refusal
         return connection
 

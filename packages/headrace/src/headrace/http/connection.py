@@ -146,9 +146,11 @@ class ClientConnection(asyncio.Protocol):
         if self._arrival:
             self._arrival.client_ends()
         request = self.request
-        if not request or not request.is_direct or request.has_more or request.is_complete or self.shared.is_tls:
+        if not request or request.has_more or request.is_complete or self.shared.is_tls:
             return False
-        request.keep_alive = False  # the client may still read (RFC 9112 section 9.6), and the record is with Kafka
+        if not (request.endpoint and request.endpoint.produces):
+            return False
+        request.keep_alive = False  # the client may still read (RFC 9112 section 9.6), and its records are written
         return True
 
     def read_waiting(self) -> None:

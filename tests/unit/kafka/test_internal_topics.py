@@ -13,7 +13,6 @@ from headrace.config.consumers import DeadLetterConfig
 from headrace.config.model import ControlConfig, HeadraceConfig
 from headrace.errors import TopicInternal
 from headrace.functions.load import load_function
-from headrace.functions.spec import triggers_of
 from headrace.kafka.internal_topics import InternalTopics
 
 KINDS = yaml.safe_load((Path(__file__).parent / "kinds_of_topics.yaml").read_text())
@@ -39,7 +38,7 @@ def config_of(tmp_path: Path, **consumer: Any) -> HeadraceConfig:
 
 
 def internal_topics(config: HeadraceConfig) -> InternalTopics:
-    return InternalTopics(config, triggers_of(load_function(file) for file in config.functions))
+    return InternalTopics(config, [one for file in config.functions for one in load_function(file).kafka_triggers])
 
 
 def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:

@@ -137,8 +137,3 @@ class FunctionSpec(FilePart):
     def env(self) -> Mapping[str, str]:
         """Environment of the workers, added to this process's own without the settings of Headrace."""
         return {variable.name: variable.value for variable in self.variables if variable.value_from is None}
-
-
-def triggers_of(functions: Iterable[FunctionSpec]) -> list[KafkaTrigger]:
-    """Return the triggers of these functions that read topics."""
-    return [trigger for function in functions for trigger in function.kafka_triggers]

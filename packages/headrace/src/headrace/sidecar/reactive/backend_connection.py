@@ -8,8 +8,9 @@ Source: RFC 9112.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import Context
+from typing import Any, Final, NamedTuple, cast
 
 import httptools
 
@@ -45,6 +46,71 @@ class Broken(Exception):
         self.closed = closed
 
 
+class PendingResponse:
+    """The response to a request in flight, awaited by one task.
+
+    The end of a future wakes its task in the next turn of the loop. With one record per request, these turns cost a
+    quarter of the throughput. So this one takes the next step of the task at once.
+    A task awaits what has `_asyncio_future_blocking` and these methods of a future.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_outcome", "_wake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cancelled: "Callable[[PendingResponse], None]") -> None:
+        """Wait; `cancelled` is called if the task is cancelled before."""
+        self._loop = loop
+        self._cancelled = cancelled
+        self._asyncio_future_blocking = False
+        self._outcome: BackendResponse | BaseException | None = None
+        self._wake: Callable[[PendingResponse], object] | None = None
+        """Takes the next step of the task that awaits."""
+        self._context: Context | None = None
+
+    def __await__(self) -> Generator[Any, None, BackendResponse]:
+        if self._outcome is None:
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result()
+
+    @property
+    def is_over(self) -> bool:
+        return self._outcome is not None
+
+    def result(self) -> BackendResponse:
+        """Return the response, or raise why there is none."""
+        if isinstance(self._outcome, BackendResponse):
+            return self._outcome
+        raise self._outcome or asyncio.InvalidStateError("the response has not arrived")
+
+    def end(self, outcome: BackendResponse | Broken) -> None:
+        """Give the task what arrived; ignored after `cancel`."""
+        if self._outcome:
+            return
+        self._outcome = outcome
+        if self._wake and self._context:
+            if asyncio.current_task(self._loop):  # two tasks cannot run at once
+                self._loop.call_soon(self._wake, self, context=self._context)
+            else:
+                self._context.run(self._wake, self)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the wait; the task continues in the next turn of the loop. False if the response has arrived."""
+        if self._outcome:
+            return False
+        self._outcome = asyncio.CancelledError(*([msg] if msg else []))
+        self._cancelled(self)
+        if self._wake:
+            self._loop.call_soon(self._wake, self, context=self._context)
+        return True
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, wake: "Callable[[PendingResponse], object]", *, context: Context) -> None:
+        self._wake = wake
+        self._context = context
+
+
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time and may be kept for the next one."""
 
@@ -69,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._repeated = repeated
         self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[BackendResponse] | None = None
+        self._waiter: PendingResponse | None = None
         """Gets the response of the request in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
@@ -85,15 +151,26 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._response: BackendResponse | None = None
 
-    def send(self, request: Sequence[bytes], end: float) -> asyncio.Future[BackendResponse]:
-        """Send a request; the future has its response, or `Broken`, until `end` of the loop's clock."""
-        waiter: asyncio.Future[BackendResponse] = self.loop.create_future()
+    def send(self, request: Sequence[bytes], end: float) -> PendingResponse:
+        """Send a request in the next turn of the loop; its end is a response, or `Broken`, until `end` of the clock.
+
+        So requests of one turn follow each other. Sent between responses, each would wake the server.
+        """
+        waiter = PendingResponse(self.loop, self._cancel)
+        self.loop.call_soon(self._write, request, end, waiter)
+        return waiter
+
+    def _write(self, request: Sequence[bytes], end: float, waiter: PendingResponse) -> None:
+        if waiter.is_over:  # cancelled; the connection has had nothing of it
+            if self._released:
+                self._released(self)
+            return
         self.reusable = False
         self._end = end
         self._waiter = waiter
         if self.refusal:  # with TLS, a write to a closed connection would raise nothing
             self._fail(self.refusal, resend=True)
-            return waiter
+            return
         # The timer of an earlier request is kept, and set again when it is due: a timer per request is expensive.
         if self._timer is None or self._timer.when() > end:
             self._set_timer()
@@ -101,10 +178,8 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
             self._fail(f"it closed the connection without a response ({cause})", resend=True)
-        return waiter
 
-    def cancel(self, waiter: asyncio.Future[BackendResponse]) -> None:
-        """Close if this response has not arrived: its request was cancelled."""
+    def _cancel(self, waiter: PendingResponse) -> None:
         if self._waiter is waiter:
             self.abort()
 
@@ -229,8 +304,7 @@ class Connection(asyncio.Protocol):
         self.idle_since = self.loop.time()
         if self._released:
             self._released(self)
-        if not waiter.done():
-            waiter.set_result(response)
+        waiter.end(response)
 
     def _spoil(self, *, is_response: bool) -> None:
         """Close: bytes arrived that belong to no request."""
@@ -245,8 +319,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             if self._released:
                 self._released(self)
-            if not waiter.done():
-                waiter.set_exception(Broken(why, resend=resend, closed=closed))
+            waiter.end(Broken(why, resend=resend, closed=closed))
 
     def _set_timer(self) -> None:
         if self._timer:

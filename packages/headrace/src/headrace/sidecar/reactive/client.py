@@ -51,6 +51,7 @@ class ConnectionPool:
         *,
         max_response_bytes: int,
         forbidden: Callable[[str], str],
+        unavailable: Callable[[Broken], DestinationUnavailable],
     ) -> None:
         """Prepare; no connection is opened.
 
@@ -59,11 +60,13 @@ class ConnectionPool:
             tls: Context of its connections; plain text when None.
             max_response_bytes: Largest body of a response.
             forbidden: Returns why an IP address must not be connected to, or nothing; called before every connection.
+            unavailable: Makes the error of a request without a response.
         """
         self._address = host, port
         self._tls = tls
         self._max_response_bytes = max_response_bytes
         self._forbidden = forbidden
+        self._unavailable = unavailable
         self._idle: deque[Connection] = deque()
         """Connections that may be used again, the one that was used last at the end."""
         self._resting: deque[Connection] = deque()
@@ -78,22 +81,21 @@ class ConnectionPool:
         self._closed = False
 
     async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
-        """Return the response to a request, or raise `Broken`, at the latest at `end` of the loop's clock.
+        """Return the response to a request, at the latest at `end` of the loop's clock.
 
         The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
+
+        Raises:
+            DestinationUnavailable: No complete response arrived in time.
         """
         kept = self._kept()
         while True:
-            connection = kept or await self._new(end)
-            waiter = connection.send(request, end)
             try:
-                return await waiter
-            except asyncio.CancelledError:
-                connection.cancel(waiter)
-                raise
+                connection = kept or await self._new(end)
+                return await connection.send(request, end)
             except Broken as cause:
                 if kept is None or not cause.resend:
-                    raise
+                    raise self._unavailable(cause) from cause
             kept = None
 
     async def _new(self, end: float) -> Connection:
@@ -231,6 +233,7 @@ class BackendClient:
             (tls or ssl.create_default_context()) if is_https else None,
             max_response_bytes=max_response_bytes,
             forbidden=forbidden,
+            unavailable=self.unavailable,
         )
         self._timeout_seconds = timeout_seconds
         self._token = token
@@ -278,16 +281,11 @@ class BackendClient:
         text = f"waiting for the {self._what} {self.url}: {cause}"
         return DestinationUnavailable(text, url=self.url, broken_off=cause.closed)
 
-    async def _send(self, head: str, body: bytes) -> BackendResponse:
+    def _send(self, head: str, body: bytes) -> Coroutine[Any, Any, BackendResponse]:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
-        try:
-            if self._token:
-                return await self._send_with(self._token, head, body, end)
-            start = f"{head}\r\n".encode()
-            request = (start + body,) if len(body) < _SMALL_BYTES else (start, body)
-            return await self._connections.request(request, end)
-        except Broken as cause:
-            raise self.unavailable(cause) from cause
+        if self._token:
+            return self._send_with(self._token, head, body, end)
+        return self._connections.request(_pieces(head, body), end)
 
     async def _send_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
         for again in (False, True):
@@ -295,10 +293,8 @@ class BackendClient:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
-                raise Broken("no token arrived in time (timeout_seconds)") from cause
-            response = await self._connections.request(
-                (f"{head}Authorization: Bearer {value}\r\n\r\n".encode(), body), end
-            )
+                raise self.unavailable(Broken("no token arrived in time (timeout_seconds)")) from cause
+            response = await self._connections.request(_pieces(f"{head}Authorization: Bearer {value}\r\n", body), end)
             if response.status != 401 or again:
                 break
             token.forget(value)
@@ -353,6 +349,12 @@ def client_of(
         forbidden=functools.partial(backend.refuses, backend.url),
         token=token,
     )
+
+
+def _pieces(head: str, body: bytes) -> Sequence[bytes]:
+    """Return a request as it is sent: in one piece if it is small."""
+    start = f"{head}\r\n".encode()
+    return (start + body,) if len(body) < _SMALL_BYTES else (start, body)
 
 
 def _target(path: str, query: str) -> str:

@@ -76,6 +76,40 @@ class _Outage:
     is_logged: bool = False
 
 
+class _FailureTokens:
+    """Decides who is to blame for failed records: they are, while tokens are left, and then the destination."""
+
+    def __init__(self, max_records: int) -> None:
+        self.resize(max_records)
+        self.taken: dict[Failure, None] = {}
+        """The failures that no success has paid for; each has taken a token."""
+        self._paid: dict[Failure, None] = {}
+        """The newest failures for which a success has paid."""
+
+    def resize(self, max_records: int) -> None:
+        """Apply the size of a full delivery."""
+        self._most = _FREE_TOKENS + max_records.bit_length()
+
+    def settle(self, succeeded: int, failures: Collection[Failure]) -> bool:
+        """Count the results of one delivery; return whether the failed records are to blame."""
+        self.taken.update(dict.fromkeys(failure for failure in failures if failure not in self._paid))
+        for _ in range(min(succeeded, len(self.taken))):
+            self._paid[self.taken.popitem()[0]] = None
+        while len(self._paid) > _MOST_PAID:
+            del self._paid[next(iter(self._paid))]
+        # Keep one more than there are tokens; otherwise a destination that is back would have to pay for every failure.
+        self._keep(self._most + 1)
+        return len(self.taken) <= self._most
+
+    def recover(self) -> None:
+        """Release tokens after an outage: at least half are left."""
+        self._keep(self._most // 2)
+
+    def _keep(self, count: int) -> None:
+        while len(self.taken) > count:
+            self.taken.popitem()
+
+
 class Breaker:
     """Counts the results of deliveries, each known by its attempt id."""
 
@@ -89,24 +123,23 @@ class Breaker:
         wake: Callable[[], None],
     ) -> None:
         """Begin closed; `later` calls a function after a number of seconds, `wake` begins deliveries again."""
-        self.limit = AdaptiveLimit(delivery.max_in_flight)
+        # Settings
         self._name = name
         self._retry = delivery.retry
         self._clock = clock
         self._chance = chance
         self._later = later
         self._wake = wake
-        self._outage: _Outage | None = None
-        """None while it is closed."""
-        self._failures: dict[Failure, None] = {}
-        """Each has taken a token."""
-        self._paid: dict[Failure, None] = {}
-        """The newest failures for which a success has paid."""
+        # All deliveries
+        self.limit = AdaptiveLimit(delivery.max_in_flight)
+        self._tokens = _FailureTokens(delivery.batch.max_records)
         self._newest = 0
         """The id of the newest attempt."""
         self._alive = 0
         """The newest id at the time of the last success."""
-        self.resize(delivery.batch.max_records)
+        # This outage
+        self._outage: _Outage | None = None
+        """None while it is closed."""
 
     @property
     def newest(self) -> int:
@@ -151,7 +184,7 @@ class Breaker:
 
     def resize(self, max_records: int) -> None:
         """Apply the size of a full delivery."""
-        self._tokens = _FREE_TOKENS + max_records.bit_length()
+        self._tokens.resize(max_records)
 
     def begin(self) -> int:
         """Return the id of an attempt that is about to begin; only when `admits`. `leave` must follow."""
@@ -198,16 +231,9 @@ class Breaker:
         if succeeded:
             self._alive = self._newest
         self.limit.grow()
-        if not (outage or self._failures or failures):
+        if not (outage or self._tokens.taken or failures):
             return True
-        self._failures.update(dict.fromkeys(failure for failure in failures if failure not in self._paid))
-        for _ in range(min(succeeded, len(self._failures))):
-            self._paid[self._failures.popitem()[0]] = None
-        while len(self._paid) > _MOST_PAID:
-            del self._paid[next(iter(self._paid))]
-        # Keep one more than there are tokens; otherwise a destination that is back would have to pay for every failure.
-        self._keep_failures(self._tokens + 1)
-        if len(self._failures) > self._tokens:
+        if not self._tokens.settle(succeeded, failures):
             self._blame(attempt_id, f"nearly all deliveries fail, the last with {why}")
             return False
         if outage and attempt_id == outage.probe and not outage.is_open:
@@ -216,7 +242,7 @@ class Breaker:
 
     def goes_on(self) -> bool:
         """Record that an attempt succeeded, and return whether the next one may begin; False if it was not recorded."""
-        if self._outage or self._failures:
+        if self._outage or self._tokens.taken:
             return False
         self._alive = self._newest
         self.limit.grow()
@@ -225,10 +251,6 @@ class Breaker:
     def _until(self, outage: _Outage) -> float:
         """Return when the pause ends, in seconds since the epoch."""
         return self._clock.time() + outage.until - self._clock.monotonic()
-
-    def _keep_failures(self, count: int) -> None:
-        while len(self._failures) > count:
-            self._failures.popitem()
 
     def _blame(self, attempt_id: int, why: str, wait_seconds: float = 0.0) -> bool:
         """Count a failed delivery, and open if it is the first one or the probe; return whether it opened."""
@@ -251,7 +273,7 @@ class Breaker:
 
     def _close(self, outage: _Outage) -> None:
         self._outage = None
-        self._keep_failures(self._tokens // 2)
+        self._tokens.recover()
         if outage.is_logged:
             log.info("the breaker of %s is closed again", self._name)
         self._wake()

@@ -233,7 +233,7 @@ def light4j_keys_page() -> str:
     text = [
         "# Keys of a light-4j folder\n",
         _MADE,
-        "How a folder is read is in [from light-4j](../migrate-light4j.md).",
+        "How a folder is read is in [coming from light-4j](../coming-from.md#light-4j).",
         "*kept*: the default holds, also where Headrace has another; that of a login if the folder sets a part of it.",
         "*here*: what holds instead if the folder does not set the key, in the unit of the key.",
         "`*` is every other key of a file. *nothing*: the start and `headrace config check` list the key, with why.",

@@ -66,7 +66,7 @@ BANNED = re.compile(
 RUNTIMES = {"js": "node", "java": "java", "go": "go"}
 """Languages of programs that other runtimes run."""
 CLUSTERS = {
-    "docs/when-something-fails.md": "kafka_three",
+    "docs/operations.md": "kafka_three",
     "docs/topics.md": "kafka_three",
     "docs/security-kafka.md": "kafka_secured",
 }
@@ -155,8 +155,8 @@ def test_every_error_code_is_documented() -> None:
 
 
 def test_every_metric_that_a_page_names_exists() -> None:
-    """Names of metrics are those of the catalogue; the page of upgrades names also those that are gone."""
-    pages = [*({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs/upgrade.md"}), ROOT / "README.md"]
+    """Names of metrics are those of the catalogue."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     names = {name for page in pages for name in re.findall(r"`(headrace_\w+)", page.read_text())}
     packages = {path.name for path in ROOT.glob("packages/*/src/*")}
     assert names - BY_NAME.keys() - packages - {"headrace_offsets"} == set()
@@ -385,7 +385,7 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
     return services
 
 
-ALWAYS = ("README.md", "docs/when-something-fails.md")
+ALWAYS = ("README.md", "docs/operations.md")
 """The pages whose examples run in every test run."""
 RUN = [
     pytest.param(page, marks=() if name_of(page) in ALWAYS else pytest.mark.long, id=name_of(page))

@@ -1,4 +1,4 @@
-"""Points in which a function is better here than in Nuclio; docs/functions.md lists all of them with their tests."""
+"""Points in which a function is better here than in Nuclio; docs/coming-from.md has what a user sees of them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def is_always_run(file: str, function: str) -> bool:
     return tests.get(function, ONLY_IN_ALL) if function else any(tests.values())
 
 
-@pytest.mark.parametrize("name", ["guarantees", "functions"])
+@pytest.mark.parametrize("name", ["guarantees"])
 def test_every_test_a_promise_names_is_there(name: str) -> None:
     """A promise points at what tries to break it; a test that was renamed or removed must not leave it bare."""
     found, tests = list(named((ROOT / "docs" / f"{name}.md").read_text())), known()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import yaml
 from confluent_kafka import KafkaError
 
 from headrace.config.kafka import KafkaConfig
-from headrace.kafka.client.connection_errors import PROBLEMS, ConnectionErrors, plain_reason
+from headrace.kafka.client.connection_errors import ConnectionErrors, plain_reason
 
 SECRET = "canary-of-the-secret"
 OAUTH = {"token_url": f"https://t/token?key={SECRET}", "client_id": "app", "client_secret": SECRET}
@@ -60,16 +59,6 @@ def test_every_text_of_tls_and_login_has_a_sentence(login: str, row: list[str]) 
     assert "kafka." in found.fix or "clock" in found.fix
     assert [detail for detail in details if detail not in str(found)] == []
     assert not [sign for sign in ("{", "}", SECRET, "SSL routines", "after") if sign in str(found)]
-
-
-def test_the_page_has_every_sentence() -> None:
-    """`docs/security-kafka.md` has a row for each, in their order, and no other."""
-    page = Path(__file__).parents[4] / "docs/security-kafka.md"
-    rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)` \| `([^`|]+)` \|$", page.read_text(), re.MULTILINE)
-    values = {"address": "broker:9093", "user": "app", "mechanism": "SCRAM-SHA-512", "offered": "PLAIN", "text": "…"}
-    values |= {"protocol": "ssl", "token_url": "https://localhost/token", "oauth_error": " (invalid_client)"}
-    expected = [(one.why.format_map(values), one.fix.format_map(values)) for one in PROBLEMS.values()]
-    assert [row[1:] for row in rows] == expected
 
 
 def test_a_response_ends_a_problem() -> None:

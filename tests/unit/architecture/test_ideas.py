@@ -18,15 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 from headrace.app.documents import every_endpoint  # noqa: E402
-from headrace.config.explain import moved  # noqa: E402
 from headrace.errors import catalogue  # noqa: E402
 from headrace.runtime.telemetry.metrics import CATALOGUE  # noqa: E402
 from tools import counts  # noqa: E402 a plain folder, found from the repository's root
 from tools.counts import COUNTS, NAMED, PAGE  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("house")
-
-MOVED = ROOT / "packages" / "headrace" / "src" / "headrace" / "config" / "moved_keys.csv"
 
 
 class Raise(NamedTuple):
@@ -141,13 +138,6 @@ def test_a_deletion_names_something_that_is_gone() -> None:
     assert not_deleted("`Gone` and `Here`", {"Here"}) == ["Here"]
     assert not_deleted("none", {"Here"}) == ["nothing is named"]
     assert {"Lane", "lane.py", "http.port", "headrace_ready", "dev up", "POST /producers/{topic}"} <= existing()
-
-
-def test_what_left_the_file_is_not_in_it() -> None:
-    """So the sentence that says where a setting is now is the one that its user reads."""
-    keys = [line.partition(",")[0] for line in MOVED.read_text().splitlines()[1:]]
-    assert [key for key in keys for setting in counts.settings() if f".{setting}".endswith(f".{key}")] == []
-    assert [key for key in keys if not moved(tuple(key.split(".")))] == []
 
 
 def test_no_class_name_stands_twice() -> None:

@@ -109,7 +109,7 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]")
     (folder / "p.yaml").write_text(f"{PIPELINE}\nkafka: {{security: {{tls: {{verify_certificate: false}}}}}}")
     assert headrace("config", "check") == 78
-    assert "tls.verify_certificate: removed: certificates are always verified" in capsys.readouterr().err
+    assert "tls.verify_certificate: unknown key" in capsys.readouterr().err
 
 
 def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

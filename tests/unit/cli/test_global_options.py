@@ -190,13 +190,6 @@ def test_names_of_topics_are_completed_from_the_cluster_of_the_line(monkeypatch:
     assert asked == ["k:1", "k:2"]
 
 
-@pytest.mark.parametrize(("words", "instead"), table(__file__, "removed"))
-def test_what_was_removed_says_what_to_type(words: str, instead: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands and options of earlier versions."""
-    assert headrace(*words.split()) == 2
-    assert f"was removed. Type: {instead}\n" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("words", "shown"), table(__file__, "second names"))
 def test_a_second_name_is_the_same_command(words: str, shown: str) -> None:
     """Both names of a command that shows one thing, or lists all."""

@@ -15,7 +15,7 @@ from headrace_devkit.devcluster import DevCluster
 _port = click.IntRange(1, 65_000)
 
 
-@click.group(cls=HeadraceGroup, removed={"logs": "headrace dev status --logs 40"})
+@click.group(cls=HeadraceGroup)
 def dev() -> None:
     """Run a real Kafka and schema registry on this machine, without containers. Data and logs are in .headrace/dev.
 

@@ -55,10 +55,7 @@ _SHOWN_RECORDS = 1000
 _file = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.group(
-    cls=HeadraceGroup,
-    removed={"checkpoint": "headrace pipeline state FILE FLOW --discard", "stop": "headrace pipeline pause NAME"},
-)
+@click.group(cls=HeadraceGroup)
 def pipeline() -> None:
     """Check, plan, show, test and run pipeline files; see and control those that run.
 
@@ -175,7 +172,7 @@ async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, outpu
         raise PipelineInvalid("\n".join(problems))
 
 
-@pipeline.command(removed={"--records": "headrace pipeline show FILE NAME --from TIME"})
+@pipeline.command()
 @_file
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Rows at most.")
@@ -252,7 +249,7 @@ def _written(file: Path) -> dict[Path, int]:
     return found
 
 
-@pipeline.command(removed={"--tests": "headrace pipeline test FILE, with the tests in the folder tests by the file"})
+@pipeline.command()
 @_file
 @uses("output")
 def test(file: Path, output: str) -> int:

@@ -69,7 +69,7 @@ def _state(api: Api) -> tuple[bool, str, str]:
     return False, service, f"{service}: {reason}" if service else "it is not ready"
 
 
-@click.group(cls=HeadraceGroup, removed={"import": "headrace config show --import -c FOLDER"})
+@click.group(cls=HeadraceGroup)
 def config() -> None:
     """Check and show the configuration; print the schema of the file.
 

@@ -81,17 +81,7 @@ _how = with_options(
 )
 
 
-@click.command(
-    cls=HeadraceCommand,
-    removed={
-        "--isolation": "-X isolation.level=read_uncommitted",
-        "--headers": r"headrace consume TOPIC -f '%k\t%h\t%s\n'",
-        "--meta-only": r"headrace consume TOPIC -f '%t\t%p\t%o\t%T\t%k\t%h\t%S\n'",
-        "-J": "headrace consume TOPIC --output json",
-        "--file": "headrace consume TOPIC > FILE",
-        "--grep": "headrace consume TOPIC --output json | grep REGEX",
-    },
-)
+@click.command(cls=HeadraceCommand)
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
 @_which
 @_how

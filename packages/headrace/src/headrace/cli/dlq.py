@@ -49,11 +49,6 @@ T = TypeVar("T")
 _COLLECT_AFTER = 200_000, 50, 100
 """Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
 _BUSY = (LeaseTaken.code, Conflict.code)
-_COUNTED = dict.fromkeys(
-    ("--partition", "--offsets", "--origin", "--group", "--error", "--key", "--header"),
-    "headrace dlq redrive TOPIC CONDITIONS --dry-run",
-)
-"""Conditions that `stats` had."""
 
 
 @click.group(cls=HeadraceGroup, aliases={"search": "show"})
@@ -109,14 +104,7 @@ async def show(
     return None
 
 
-@dlq.command(
-    removed={
-        **_COUNTED,
-        "--bucket": "headrace dlq stats TOPIC --since TIME",
-        "--state": "headrace dlq list TOPIC",
-        "--text": "headrace dlq show TOPIC --text TEXT",
-    }
-)
+@dlq.command()
 @click.argument("topic", shell_complete=topic_names)
 @with_options(*TIMES)
 @kafka_options
@@ -218,9 +206,7 @@ class _RunOptions(NamedTuple):
     exactly_once: bool = False
 
 
-@dlq.command(
-    removed=dict.fromkeys(("--to-retry-topic", "--consumer"), "headrace dlq redrive TOPIC --to-backend CONSUMER")
-)
+@dlq.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
@@ -250,7 +236,7 @@ def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any
     return _run("redrive", topic, {**request, "toConsumer": to_backend}, options._replace(url=url))
 
 
-@dlq.command(removed={"--rate": "headrace dlq quarantine TOPIC"})
+@dlq.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", default="", help="Stored in each dead letter.")
 @with_options(_EXACTLY_ONCE, *_RUN)
@@ -265,7 +251,7 @@ def quarantine(topic: str, reason: str, **chosen: Any) -> int:
     return _run("quarantine", topic, {"reason": reason}, _RunOptions(**chosen))
 
 
-@dlq.command(removed=dict.fromkeys(("--rate", "--exactly-once"), "headrace dlq drop TOPIC --reason REASON"))
+@dlq.command()
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--reason", required=True, help="Stored with the completed offsets.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")

@@ -28,7 +28,7 @@ from headrace.runtime import SystemClock
 _TIMEOUT_SECONDS = 3.0
 
 
-@click.group(cls=HeadraceGroup, removed={"install": "pip install --target FOLDER -r FOLDER/requirements.txt"})
+@click.group(cls=HeadraceGroup)
 def function() -> None:
     """Run and check functions, call a handler.
 
@@ -36,7 +36,7 @@ def function() -> None:
     """
 
 
-@function.command(removed={"--port": "HEADRACE__HTTP__PORT=PORT headrace function run"})
+@function.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--reload", is_flag=True, help="Replace the workers when a file in the function's folder changes.")
 @kafka_options
@@ -58,7 +58,7 @@ def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
     return run_everything(settings.model_copy(update=alone), announce=click.echo)
 
 
-@function.command(removed={"--install": "pip install --target FOLDER -r FOLDER/requirements.txt"})
+@function.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--strict", is_flag=True, help="Treat warnings as problems.")
 @click.option(

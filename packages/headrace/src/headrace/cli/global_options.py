@@ -1,14 +1,13 @@
 """The global options: each is declared once, explained once (`headrace --help`), and taken anywhere in a command line.
 
 A command names those that it uses with `uses`, and refuses the others. All commands are `HeadraceCommand` or
-`HeadraceGroup`, which also know what was removed, and say what to type instead.
+`HeadraceGroup`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +40,6 @@ def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-Words = Mapping[str, str] | None
 _PATH: Final = click.Path(path_type=Path)
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 OPTIONS: Final = (
@@ -56,7 +54,6 @@ OPTIONS: Final = (
     GlobalOption("--debug", is_flag=True, help="Show the traceback of an error and the Kafka client's log."),
 )
 _BY_NAME: Final = {str(option.name): option for option in OPTIONS}
-_REMOVED: Final = {"--token": "export HEADRACE_TOKEN=$(cat FILE)"}
 
 
 def uses(*names: str, formats: Sequence[str] = RESULT_FORMATS) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -101,24 +98,8 @@ def refuse_unused(ctx: click.Context, command: object) -> None:
         raise click.UsageError(f"{ctx.command_path} has no use for {spellings}: leave it out", ctx)
 
 
-@contextlib.contextmanager
-def _refusing_removed(ctx: click.Context, removed: Mapping[str, str]) -> Iterator[None]:
-    """Say of an option that is gone what to type instead."""
-    try:
-        yield
-    except click.NoSuchOption as cause:
-        if instead := {**_REMOVED, **removed}.get(cause.option_name):
-            raise click.UsageError(f"{cause.option_name} was removed. Type: {instead}", ctx) from None
-        raise
-
-
 class HeadraceCommand(click.Command):
     """A command that takes global options."""
-
-    def __init__(self, *arguments: Any, removed: Words = None, **settings: Any) -> None:
-        """Take the settings of a `click.Command`, and removed options with what replaces each."""
-        super().__init__(*arguments, **settings)
-        self._removed = removed or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return its own options and the global ones."""
@@ -133,8 +114,7 @@ class HeadraceCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, after refusing what stands before the command and is of no use to it."""
         refuse_unused(ctx, self.callback)
-        with _refusing_removed(ctx, self._removed):
-            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Explain its own options, and name the global ones that it uses."""
@@ -150,10 +130,9 @@ class HeadraceGroup(click.Group):
     command_class = HeadraceCommand
     group_class = type
 
-    def __init__(self, *arguments: Any, removed: Words = None, aliases: Words = None, **settings: Any) -> None:
-        """Take the settings of a `click.Group`, removed commands with what replaces each, and second names."""
+    def __init__(self, *arguments: Any, aliases: Mapping[str, str] | None = None, **settings: Any) -> None:
+        """Take the settings of a `click.Group`, and second names of its commands."""
         super().__init__(*arguments, **settings)
-        self.removed = removed or {}
         self.aliases = aliases or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -161,17 +140,10 @@ class HeadraceGroup(click.Group):
         own = super().get_params(ctx)
         return [*own, *(option for option in OPTIONS if option not in own)]
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before a command."""
-        with _refusing_removed(ctx, {}):
-            return super().parse_args(ctx, args)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by either of its names; refuse a removed one with what to type."""
-        if args and args[0] in self.removed:
-            ctx.fail(f"{ctx.command_path} {args[0]} was removed. Type: {self.removed[args[0]]}")
+        """Find a command by either of its names."""
         found = super().resolve_command(ctx, [self.aliases.get(word, word) for word in args[:1]] + args[1:])
         if found[1] is not None and not isinstance(found[1], HeadraceCommand | HeadraceGroup):  # of another package
             refuse_unused(ctx, getattr(found[1], "callback", None))

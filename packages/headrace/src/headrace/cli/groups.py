@@ -69,9 +69,7 @@ def _administration(cluster: ClusterSettings) -> GroupAdministration:
     return GroupAdministration(Admin(cluster.kafka), kind_by_name, SystemClock())
 
 
-@groups.command(
-    removed={f"--{name}": f"headrace groups reset GROUP --to {name.upper()}" for name in ("offset", "time")}
-)
+@groups.command()
 @click.argument("group", shell_complete=group_names)
 @click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T08:00, or 2h (ago).")
 @click.option("--shift", type=click.IntRange(-(2**62), 2**62), help="Added to the committed offset; may be negative.")

@@ -60,7 +60,7 @@ class _Lazy(HeadraceGroup):
             and (missing := guest_missing(f"command {args[0]}", f"headrace {args[0]}"))
         ):
             raise missing
-        if args and args[0] not in (*_commands(), *self.removed) and (near := nearest(args[0], _commands())):
+        if args and args[0] not in _commands() and (near := nearest(args[0], _commands())):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
@@ -79,7 +79,6 @@ class _Lazy(HeadraceGroup):
 @click.group(
     cls=_Lazy,
     params=list(OPTIONS),
-    removed={"consumers": "headrace status"},
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

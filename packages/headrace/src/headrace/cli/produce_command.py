@@ -82,16 +82,7 @@ _how = with_options(
 )
 
 
-_HEAD: Final = "head -n NUMBER FILE | headrace produce TOPIC"
-_REMOVED: Final = {
-    "--file": "headrace produce TOPIC FILE",
-    "--max": _HEAD,
-    "-n": _HEAD,
-    "--rate": "pv -lqL NUMBER FILE | headrace produce TOPIC",
-}
-
-
-@click.command(cls=HeadraceCommand, removed=_REMOVED)
+@click.command(cls=HeadraceCommand)
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("files", nargs=-1, type=click.File("rb"))
 @_what

@@ -30,11 +30,7 @@ _STATES = {"closed": "runs"}
 _SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
 
 
-@click.group(
-    cls=HeadraceGroup,
-    aliases={"list": "status"},
-    removed={"top": "headrace status --watch", "cancel": "headrace reactive seek CONSUMER --cancel COMMAND"},
-)
+@click.group(cls=HeadraceGroup, aliases={"list": "status"})
 def reactive() -> None:
     """Show and control reactive consumers and functions while they run.
 
@@ -57,7 +53,6 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--topic", help="Only this topic.")(number(why(run)))
 
 
-_WAIT = {"--wait": "headrace reactive status CONSUMER"}
 """What `seek` and `skip` had: the API waits for 10 seconds."""
 
 
@@ -117,7 +112,7 @@ _consumer_command(ControlEndpoints.pause, "pause", _PAUSE)
 _consumer_command(ControlEndpoints.resume, "resume", "Resume a consumer, or some of its partitions.")
 
 
-@reactive.command(removed=_WAIT)
+@reactive.command()
 @click.argument("consumer", shell_complete=consumer_names)
 @click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T12:00, or 2h (ago).")
 @click.option("--cancel", default="", metavar="COMMAND", help="Cancel this pending seek or skip instead.")
@@ -139,7 +134,7 @@ def seek(
     return _print_results(api.call(ControlEndpoints.seek, {**partitions, **(target or {})}, name=consumer), output)
 
 
-@reactive.command(removed=_WAIT)
+@reactive.command()
 @click.argument("consumer", shell_complete=consumer_names)
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")

@@ -64,7 +64,7 @@ _step("resume", "Resume a paused job.")
 _step("stop", "Stop a job permanently; completed records stay completed.")
 
 
-@click.command(cls=HeadraceCommand, removed={"--dead-letters": "headrace replay TOPIC.dlq --to-consumer NAME"})
+@click.command(cls=HeadraceCommand)
 @click.argument("topic", shell_complete=topic_names)
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")

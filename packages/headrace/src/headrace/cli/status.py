@@ -59,7 +59,7 @@ class Poll(NamedTuple):
         return needs_of(self.parts)
 
 
-@click.command(cls=HeadraceCommand, removed={"--interval": "headrace status --watch"})
+@click.command(cls=HeadraceCommand)
 @click.option("--watch", is_flag=True, help="Refresh in place every 2 s, with records per second, until Ctrl-C.")
 @api_options
 def status(watch: bool, api: Api, output: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from headrace.commands.entries import key_of
 from headrace.commands.reconciler import Reconciler
-from headrace.config.registered import read_registration, refuse_removed
+from headrace.config.registered import read_registration
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import Conflict, HeadraceError, InvalidRequest, NotFound, RegistrationQuota
@@ -248,7 +248,6 @@ class Registrations(Reconciler):
         at_ms = int(self._clock.time() * 1000)
         requested = Registration(owner, name, -1, _NEVER, at_ms, config, principal)
         requested = dataclasses.replace(requested, settings=self._rules.check(requested))
-        refuse_removed(config)
         await self.table.catch_up()  # the caller may have changed it through another process just before
         present = self._entries.get(requested.key)
         refused = self._rules.refused(self._entries.values())

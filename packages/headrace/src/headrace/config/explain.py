@@ -1,8 +1,6 @@
 """The configuration for people: errors as sentences with location and remedy, masked values, and the JSON Schema."""
 
-import csv
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -75,11 +73,6 @@ _TABLES = {
     "schema_registry": (PRODUCER_KEYS,),
 }
 """Sections in which people write keys of Java's clients, and the tables of these keys."""
-with Path(__file__).with_name("moved_keys.csv").open(newline="") as _file:
-    _MOVED = sorted(
-        ((row["key"].split("."), row["instead"]) for row in csv.DictReader(_file)), key=lambda row: -len(row[0])
-    )
-"""Settings of earlier versions, by the end of their path, and their replacement; `*` is any name."""
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -139,8 +132,6 @@ def _quoted(path: KeyPath, value: Any) -> str:
 
 def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
-        if text := moved(path):
-            return text
         if path[0] == "queries" and path[-1] in ("topics", "key_format", "value_format"):
             return "is that of the query's table: remove it"
         tables = _TABLES.get(str(path[0]))
@@ -151,7 +142,7 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
         known = known_keys(path[:-1], model)
         if path[-1] in known:
             return "does not belong with the other keys of this section: keep one kind of keys"
-        return f"unknown key: {hint(str(path[-1]), known)}"
+        return _unknown(path[-1], known)
     if error["type"] == "missing":
         return "is missing and has no default: add it"
     if error["type"] == "value_error":
@@ -175,19 +166,12 @@ def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     return f"{text}: correct the value"
 
 
-def moved(path: KeyPath) -> str:
-    """Return the replacement of a setting of earlier versions, in any letter case; empty for any other key."""
-    names = [str(part).lower() for part in path]
-    return next((text for parts, text in _MOVED if _ends_with(names, parts)), "")
-
-
-def _ends_with(names: list[str], parts: list[str]) -> bool:
-    ends = names[-len(parts) :]
-    return len(ends) == len(parts) and all(part.lower() in ("*", name) for part, name in zip(parts, ends, strict=True))
+def _unknown(key: object, known: Iterable[str]) -> str:
+    return f"unknown key: {hint(str(key), known)}"
 
 
 def refuse_constants(kind: Any, tree: Any, problems: Problems, path: KeyPath = ()) -> None:
-    """Report the keys of a tree that no file may set, with what holds now, and remove them from it."""
+    """Report the keys of a tree that no file may set, as unknown ones, and remove them from it."""
     sections, entry = _sections_of(kind), (get_args(kind) or (None,))[-1]
     if isinstance(tree, list):
         for index, item in enumerate(tree):
@@ -199,7 +183,7 @@ def refuse_constants(kind: Any, tree: Any, problems: Problems, path: KeyPath = (
     for key in [*tree]:
         owners = [section for section in sections if key in section.model_fields]
         if owners and all(key in section.internal for section in owners):
-            problems.report((*path, key), moved((*path, key)))
+            problems.report((*path, key), _unknown(key, _settings_of(sections)))
             del tree[key]
         else:
             below = owners[0].model_fields[key].annotation if owners else entry
@@ -229,9 +213,14 @@ def known_keys(path: KeyPath, model: type[Section] = WholeFile) -> list[str]:
             kind = next((field.annotation for each in found if (field := each.model_fields.get(str(part)))), None)
         else:  # a list, or a map of names
             kind = (get_args(kind) or (None,))[-1]
+    return _settings_of(_sections_of(kind))
+
+
+def _settings_of(sections: Iterable[type[Section]]) -> list[str]:
+    """Return the keys that a file may have in one of these sections."""
     names = [
         field.alias or name
-        for each in _sections_of(kind)
+        for each in sections
         for name, field in each.model_fields.items()
         if name not in each.internal
     ]

@@ -1,13 +1,12 @@
 """The settings of one registration: checked like those of the file, and shown without secrets."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
-from headrace.config.explain import explain, mask, refuse_constants
+from headrace.config.explain import explain, mask
 from headrace.config.known_secrets import MASK
 from headrace.config.registrations import RegistrationConfig, RegistrationsConfig
 from headrace.config.yaml_tree import KeyPath, Problems
@@ -46,18 +45,6 @@ def read_registration(settings: object, allowed: RegistrationsConfig, shared: Ma
     if problems.found:
         raise InvalidRequest("; ".join(problems.found[:_MAX_PROBLEMS]))
     return found
-
-
-def refuse_removed(settings: dict[str, Any]) -> None:
-    """Refuse keys that new registrations may not have. Those that are stored already keep theirs.
-
-    Raises:
-        InvalidRequest: Each of them, with what holds now.
-    """
-    problems = Problems()
-    refuse_constants(RegistrationConfig, copy.deepcopy(settings), problems)
-    if problems.found:
-        raise InvalidRequest("; ".join(problems.found[:_MAX_PROBLEMS]))
 
 
 def shown(settings: Mapping[str, Any]) -> dict[str, Any]:

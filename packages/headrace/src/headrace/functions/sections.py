@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.consumers import RetryConfig
-from headrace.config.explain import explain, moved
+from headrace.config.explain import explain
 from headrace.config.membership import ConsumerConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.spelling import hint, nearest
@@ -74,9 +74,7 @@ class FileReader:
         names = {name.lower(): name for name in keys}
         for written, value in found.items():
             name = names.get(written.lower()) if known else written
-            if name is None and (instead := moved((*path, written))):
-                self.wrong((*path, prefix + written), instead)
-            elif name is None and known in _PROTECTION:
+            if name is None and known in _PROTECTION:
                 self.wrong((*path, written), f"is not known: known here are {', '.join(read_keys_of(known))}")
             elif name is None:
                 self._judge_unknown((*path, prefix + written), written, known)
@@ -128,6 +126,6 @@ def _explain_more(error: ErrorDetails) -> None:
         section, written = (str(part) for part in error["loc"][-2:])
         known = _SECTIONS[section].model_fields
         error["type"] = "value_error"
-        error["msg"] = moved((section, written)) or f"is not known: {hint(written, known)}"
+        error["msg"] = f"is not known: {hint(written, known)}"
     elif any(isinstance(limit, float) for limit in error.get("ctx", {}).values()):
         error["msg"] += " s"

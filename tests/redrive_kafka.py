@@ -15,7 +15,8 @@ from headrace.config.kafka import KafkaConfig
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
-from headrace.errors import KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge, TransactionAborted
+from headrace.errors import HeadraceError, KafkaTimeout, LeaseLost, RecordRefused, RecordTooLarge
+from headrace.kafka import compacted_table
 from headrace.records import Header, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runs import redrive, redrive_writers, replay
 from headrace.runs.dead_letters import completed_offsets, pages
@@ -30,16 +31,15 @@ DLQ = "orders.dlq"
 HOUR_MS = 3_600_000
 
 
-class FakeKafka(MemoryCluster):
+class DeadLetterCluster(MemoryCluster):
     """A cluster with dead letters. Tests choose which writes fail and when a lease is lost."""
-
-    config = KafkaConfig()
 
     def __init__(self) -> None:
         super().__init__({"orders": 2, DLQ: 2})
-        self.ids = {DLQ: "first"}
-        self.produced: list[OutgoingRecord] = []
+        self.ids[DLQ] = "first"
+        self.producer.refusal = self._refusal
         self.sends: list[int] = []
+        """How many records each call had."""
         self.fail_at: set[int] = set()
         self.too_large: set[bytes] = set()
         self.refused: set[bytes] = set()
@@ -47,7 +47,6 @@ class FakeKafka(MemoryCluster):
         self.holder = ""
         self.lease_held = False
         self.lease_checks = 10**9
-        self.commits: list[str] = []
         self.events: list[str] = []
         """What was done, in its order."""
 
@@ -71,12 +70,13 @@ class FakeKafka(MemoryCluster):
         self.write(OutgoingRecord(DLQ, origin.key, origin.value, headers, partition), at_ms)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        if records == [NOTHING_COMPLETED]:
-            return [Produced(0, 0)]
-        self.sends.append(len(records))
-        return [self._write(record) for record in records]
+        if records != [NOTHING_COMPLETED]:
+            self.sends.append(len(records))
+        return await self.producer.produce(records)
 
-    def _write(self, record: OutgoingRecord) -> Any:
+    def _refusal(self, record: OutgoingRecord) -> HeadraceError | None:
+        if record == NOTHING_COMPLETED:
+            return None
         self.calls += 1
         if self.calls in self.fail_at:
             return KafkaTimeout("no response")
@@ -86,14 +86,17 @@ class FakeKafka(MemoryCluster):
             return RecordTooLarge("too large")
         if record.topic == COMPLETED_TOPIC:
             self.events.append("save")
-            self.write(record)
-        else:
-            self.produced.append(record)
-        return Produced(0, 0)
+        return None
 
-    async def read_back(self, admin: Any, topic: Any, *, settled: bool) -> AsyncGenerator[list[Record], None]:
-        if records := self.logs.get(TopicPartition(topic.name, 0), []):
-            yield records
+    @property
+    def produced(self) -> list[OutgoingRecord]:
+        """What was written elsewhere than to the topic of completed dead letters."""
+        return [record for record in self.producer.records if record.topic != COMPLETED_TOPIC]
+
+    @property
+    def marks(self) -> list[Record]:
+        """What the topic of completed dead letters has."""
+        return [record for record in self.log(COMPLETED_TOPIC) if record.key != NOTHING_COMPLETED.key]
 
     @property
     def values(self) -> list[bytes | None]:
@@ -106,11 +109,11 @@ class FakeKafka(MemoryCluster):
     async def completed(self) -> set[int]:
         found = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
         await found.load()
-        return {o for o in range(len(self.logs.get(TopicPartition(DLQ, 0), []))) if found.is_completed(0, o)}
+        return {o for o in range(len(self.log(DLQ))) if found.is_completed(0, o)}
 
 
 class FakeLease:
-    def __init__(self, fake: FakeKafka) -> None:
+    def __init__(self, fake: DeadLetterCluster) -> None:
         self._fake = fake
         self.holder = fake.holder
 
@@ -130,9 +133,9 @@ class FakeLease:
 
 
 class FakeSession:
-    """All records of a request are written, or none; what happens to each commit is scripted."""
+    """Writes nothing more after a transaction that was not written."""
 
-    def __init__(self, fake: FakeKafka) -> None:
+    def __init__(self, fake: DeadLetterCluster) -> None:
         self._fake = fake
         self._over = False
 
@@ -143,21 +146,17 @@ class FakeSession:
         self._over = True
 
     def submit(self, records: Sequence[OutgoingRecord]) -> asyncio.Future[list[Any]]:
-        response: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        what = self._fake.commits.pop(0) if self._fake.commits else "commit"
-        large = [
-            RecordTooLarge("too large") if r.value in self._fake.too_large else TransactionAborted() for r in records
-        ]
-        if self._over or what == "abort" or any(isinstance(result, RecordTooLarge) for result in large):
-            response.set_result(large)
-        else:
-            written = [self._fake._write(record) for record in records]
-            response.set_result([KafkaTimeout("in doubt")] * len(records) if what == "doubt" else written)
-        self._over = self._over or response.result()[0].__class__ is not Produced
+        if self._over:
+            self._fake.producer.transaction_ends.insert(0, "abort")
+        response = self._fake.producer.submit(records)
+        response.add_done_callback(self._ended)
         return response
 
+    def _ended(self, response: asyncio.Future[list[Any]]) -> None:
+        self._over |= response.cancelled() or not isinstance(response.result()[0], Produced)
 
-class RedeliveryHarness(FakeKafka):
+
+class RedeliveryHarness(DeadLetterCluster):
     """Dead letters, the backend of their consumers, and the service that delivers them to it."""
 
     def __init__(self, respond: Callable[[Sequence[int]], Sequence[Reply]] | None = None, **settings: Any) -> None:
@@ -216,20 +215,20 @@ class RedeliveryHarness(FakeKafka):
         for record in completed.records_for({0: offsets}):
             self.write(record)
 
-    async def read(self, kafka: KafkaConfig, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
-        self.reads += 1
-        if self.silent:
+    async def read_records(
+        self, kafka: KafkaConfig, starts: Any, ends: Any = None, properties: Any = None
+    ) -> AsyncGenerator[list[Record], None]:
+        is_dead_letters = any(partition.topic == DLQ for partition in starts)
+        self.reads += is_dead_letters
+        if self.silent and is_dead_letters:
             await asyncio.Event().wait()
-        await self.clock.advance(self.seconds_per_read)
-        async for batch in super().read(kafka, starts, ends):
-            self.records_read += len(batch)
+        await self.clock.advance(self.seconds_per_read * is_dead_letters)
+        async for batch in super().read_records(kafka, starts, ends):
+            self.records_read += is_dead_letters * len(batch)
             yield batch
 
 
-def install(fake: FakeKafka, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(completed_offsets, "read_back", fake.read_back)
-    patch.setattr(redrive, "read_window", fake.read)
-    patch.setattr(replay, "read_records", fake.read)
-    patch.setattr(pages, "read_window", fake.read)
+def install(fake: DeadLetterCluster, patch: pytest.MonkeyPatch) -> None:
+    fake.read_by(patch, compacted_table, redrive, replay, pages)
     patch.setattr(completed_offsets, "Lease", lambda *_, **__: FakeLease(fake))
     patch.setattr(redrive_writers, "TransactionSession", lambda *_, **__: FakeSession(fake))

@@ -51,7 +51,9 @@ class Cluster(MemoryCluster):
 
     def __init__(self) -> None:
         super().__init__({"t": 3, TIER: 1})
-        self.first, self.ends, self.written = (dict.fromkeys((P0, P1, P2, T0), offset) for offset in (2, 8, 10))
+        for partition in (P0, P1, P2, T0):
+            log = self.log(*partition)
+            log.start, log.fixed_end, log.fixed_written = 2, 8, 10
         self.fails = False
         self.requests = 0
         self.reachability = SimpleNamespace(outage=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
-from unittest.mock import AsyncMock, Mock
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -15,55 +15,36 @@ from hypothesis import strategies as st
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaError, KafkaTimeout, KafkaUnavailable
 from headrace.kafka import JSON_OBJECTS, CompactedTable, InternalTopic, compacted_table
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, Record
 from headrace.runtime import Clock, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 TOPIC = "_control"
-PLACE = TopicPartition(TOPIC, 0)
 
 
 class Cluster(MemoryCluster):
-    """Has one topic, whose records reach the table `reads` at once.
-
-    Other readers fail when they are behind the end of the log, and once after `broken` is set.
-    """
+    """Has one topic. Readers fail once after `broken` is set."""
 
     def __init__(self, failure: KafkaError | None = None, *, create_topics: bool = True) -> None:
-        super().__init__({TOPIC: 1})
-        self.config = KafkaConfig(create_topics=create_topics)
+        super().__init__({TOPIC: 1}, KafkaConfig(create_topics=create_topics))
         self.failure = failure
         self.broken = asyncio.Event()
         self.starts: list[int] = []
-        self.reads: CompactedTable[Any] | None = None
-
-    @property
-    def records(self) -> list[Record]:
-        return self.logs.setdefault(PLACE, [])
-
-    def append(self, record: Record) -> None:
-        super().append(record)
-        if self.reads:
-            self.reads.read([record], record.offset + 1)
 
     def put(self, key: bytes | None, value: bytes | None) -> None:
         self.write(OutgoingRecord(TOPIC, key, value, None, 0))
 
-    async def read_records(self, kafka: Any, starts: Any, ends: Any = None) -> AsyncGenerator[list[Record], None]:
-        ((place, start),) = starts.items()
-        self.starts.append(start)
-        while True:
-            if start > self._end(place) or self.broken.is_set():
+    async def read_records(
+        self, kafka: Any, starts: Any, ends: Any = None, properties: Any = None
+    ) -> AsyncGenerator[list[Record], None]:
+        self.starts += starts.values()
+        async for records in super().read_records(kafka, starts, ends):
+            if self.broken.is_set():
                 self.broken.clear()
-                raise KafkaError("offset out of range")
-            if records := [each for each in self.logs[place] if each.offset >= start]:
-                yield records
-                start = records[-1].offset + 1
-            if ends and start >= ends[place]:
-                return
-            await asyncio.sleep(0)
+                raise KafkaError("the reader broke")
+            yield records
 
     def fill(self, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -73,15 +54,15 @@ class Cluster(MemoryCluster):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
-    monkeypatch.setattr(compacted_table, "read_records", cluster.read_records)
+    cluster.read_by(monkeypatch, compacted_table)
     return cluster
 
 
 def table(cluster: Cluster, clock: Clock | None = None, *, reads: bool = True) -> CompactedTable[Any]:
     admin: Any = cluster
     topic, clock = InternalTopic(TOPIC), clock or SystemClock()
-    made = CompactedTable(admin, topic, JSON_OBJECTS, cluster.produce, clock, optional="control")
-    cluster.reads = made if reads else None
+    made = CompactedTable(admin, topic, JSON_OBJECTS, cluster.producer.produce, clock, optional="control")
+    cluster.tables = [made] if reads else []
     return made
 
 
@@ -99,11 +80,11 @@ def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_orde
     log.put(b"seek/a", None)
     log.put(b"hold/a", entry({}))
     assert seen == []
-    view.loaded(len(log.records))
+    view.loaded(len(log.log(TOPIC)))
     log.put(b"seek/c", entry({"id": 3}))
     log.put(b"seek/b", None)
     log.put(b"seek/never", None)
-    view.loaded(len(log.records))  # after an interruption
+    view.loaded(len(log.log(TOPIC)))  # after an interruption
     assert seen == [("seek/b", {"id": 2}), ("seek/c", {"id": 3}), ("seek/b", None)]
     assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
 
@@ -125,7 +106,7 @@ async def test_a_corrupt_entry_is_passed_over_with_an_alarm(
     await view.start()
     log.put(b"b", entry({"holds": True}))
     log.put(key, value)
-    view.loaded(len(log.records))
+    view.loaded(len(log.log(TOPIC)))
     assert view.items("") == {"b": {"holds": True}}
     assert "offset 1 of _control is not an entry" in caplog.text
     assert gauges()[GaugeKey("headrace_corrupt_control_entries")] == 1
@@ -138,16 +119,16 @@ async def test_put_returns_once_the_own_view_holds_it() -> None:
     """An entry that is written and not read back may hold or not, and the error says so."""
     log = Cluster()
     view = table(log)
-    view.loaded(len(log.records))
+    view.loaded(len(log.log(TOPIC)))
     assert await view.put("hold/g", {"by": "me"}) == 0
     assert view.items("hold/") == {"hold/g": {"by": "me"}}
     assert await view.put_all({"hold/g": None, "hold/h": {}}) == [1, 2]
     assert await view.put_all({}) == [], "another process may have removed all that was to be removed"
-    log.reads = None
+    log.tables.clear()
     waiting = asyncio.ensure_future(view.put("hold/g", {"by": "you"}))
     await asyncio.sleep(0)
     assert not waiting.done()
-    view.read(log.records[-1:], 4)
+    view.read(log.log(TOPIC)[-1:], 4)
     assert await waiting == 3
     with pytest.raises(KafkaTimeout, match="may or may not be written"):
         await view.put_all({"hold/g": None}, limit_seconds=0.01)
@@ -170,7 +151,7 @@ async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_non
         await view.put("a", {})
     assert view.known.is_set()
     assert view.readiness() == (True, "control is off: may not be created")
-    assert log.records == []
+    assert log.log(TOPIC) == []
 
 
 @given(
@@ -191,11 +172,11 @@ def test_every_view_is_the_same_wherever_it_began(
 
     for number, (key, value) in enumerate(steps):
         if number == loaded_at:
-            view.loaded(len(log.records))
+            view.loaded(len(log.log(TOPIC)))
         if number == watched_at:
             view.watch("", apply)
         log.put(key.encode(), None if value is None else entry({"value": value}))
-    view.loaded(len(log.records))
+    view.loaded(len(log.log(TOPIC)))
     if watched_at >= len(steps):
         view.watch("", apply)
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
@@ -220,7 +201,7 @@ async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
 async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) -> None:
     """Older changes that are applied again would undo newer ones for a moment, and repeat commands."""
     clock, seen = ManualClock(), []
-    cluster.written[PLACE] = 5
+    cluster.log(TOPIC).fixed_written = 5
     cluster.fill([b"a"])
     view = table(cluster, clock, reads=False)
     view.watch("", lambda key, value: seen.append((key, value)))
@@ -249,7 +230,7 @@ async def test_a_topic_that_was_created_again_is_read_from_its_start(
     clock, seen = ManualClock(), dict[str, Any]()
     cluster.ids[TOPIC] = "a"
     cluster.fill([b"a", b"b", b"c"])
-    view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.produce, clock)  # type: ignore[arg-type]
+    view = CompactedTable(cluster, InternalTopic(TOPIC), JSON_OBJECTS, cluster.producer.produce, clock)  # type: ignore[arg-type]
     view.watch("", lambda key, value: seen.update({key: value}))
     await view.start()
     await clock.settle()
@@ -269,10 +250,17 @@ async def test_a_topic_that_was_created_again_is_read_from_its_start(
     await view.stop()
 
 
-async def test_reading_back_ends_behind_open_transactions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_back_ends_behind_open_transactions(cluster: Cluster) -> None:
     """A process that was killed may have left one, whose end is waited for."""
-    cluster.written[PLACE] = 5
-    read = Mock(side_effect=cluster.read)
-    monkeypatch.setattr(compacted_table, "read_window", read)
-    assert [batch async for batch in compacted_table.read_back(cluster, InternalTopic(TOPIC))] == []  # type: ignore[arg-type]
-    assert read.call_args.args[2] == {PLACE: 5}
+    cluster.log(TOPIC).fixed_written = 2
+    cluster.fill([b"a"])
+
+    async def read() -> list[bytes | None]:
+        topic, admin = InternalTopic(TOPIC), cast(Any, cluster)
+        return [record.key async for batch in compacted_table.read_back(admin, topic) for record in batch]
+
+    reading = asyncio.ensure_future(read())
+    await ManualClock().settle()
+    assert not reading.done()
+    cluster.fill([b"b"])
+    assert await reading == [b"a", b"b"]

@@ -30,7 +30,7 @@ from headrace.runs.selection import Selection, Window
 from headrace.runs.window_run import Progress
 from headrace_devkit.testing import ManualClock
 from redrive_kafka import DLQ as REDRIVE_DLQ
-from redrive_kafka import FakeKafka
+from redrive_kafka import DeadLetterCluster
 from tests.control_harness import running
 from yaml_table import table
 
@@ -125,7 +125,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = N
         window = Window(topic, "id", {0: (0, 9)})
         return ReplaySpec(window=window, to={"consumer": "push"}, select=selection, repeats_at_most=1)
 
-    jobs = jobs_of(admin or FakeKafka(), SimpleNamespace(redrive_spec=redrive_spec))
+    jobs = jobs_of(admin or DeadLetterCluster(), SimpleNamespace(redrive_spec=redrive_spec))
     monkeypatch.setattr(jobs, "_check_ready", AsyncMock())
     created = cast(Any, SimpleNamespace(create=create))
     return cast(Job, asyncio.run(jobs.begin(created, kind, topic, DeadLetterJobRequest(**requested), "ann")))
@@ -142,7 +142,7 @@ def test_what_came_back_too_often_is_kept_from_a_backend(
 
 def test_a_job_ends_where_the_topic_ended_when_it_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits, or that another process continues, must not drop what nobody has seen."""
-    cluster = FakeKafka()
+    cluster = DeadLetterCluster()
     cluster.letter(1)
     spec: RedriveSpec = spec_of(begun(monkeypatch, "drop", REDRIVE_DLQ, cluster, reason="r"), RedriveSpec)
     assert (spec.topic_id, spec.ends) == ("first", {0: 1, 1: 0})
@@ -160,7 +160,7 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
 
 def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No job is made; the refusal names who is at work."""
-    cluster: Any = FakeKafka()
+    cluster: Any = DeadLetterCluster()
 
     async def members(group: str, right: str = "") -> list[Any]:
         assert group == "headrace.lease.redrive.t.dlq"

@@ -187,7 +187,7 @@ async def test_a_replay_that_cannot_go_on_says_so_in_its_job(monkeypatch: pytest
 def window(offsets: tuple[int, int] | None = None, partition: int | None = None, **times: int) -> Window:
     """Return the window of a replay; partition 0 holds 5 to 9, a record a second from 1,000 s on, and 1 is empty."""
     nothing, cluster = cast(Any, None), MemoryCluster({"t": 2, "other": 1})
-    cluster.first[P0] = 5
+    cluster.log(*P0).start = 5
     for offset in range(5, 10):
         cluster.append(Record(*P0, offset, (offset + 995) * 1000, None, None))
     context = RunContext(cast(Any, cluster), nothing, nothing, ManualClock(2000.0))

@@ -34,13 +34,13 @@ from headrace.runs.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Ta
 from headrace.runs.redrive_writers import AcknowledgedWriter, Item, Tally, WriteContext
 from headrace.runs.selection import Selection
 from headrace_devkit.testing import ManualClock
-from redrive_kafka import DLQ, HOUR_MS, FakeKafka, install
+from redrive_kafka import DLQ, HOUR_MS, DeadLetterCluster, install
 from yaml_table import table
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    made = FakeKafka()
+def fake() -> Iterator[DeadLetterCluster]:
+    made = DeadLetterCluster()
     with pytest.MonkeyPatch.context() as patch:
         install(made, patch)
         yield made
@@ -54,25 +54,25 @@ class Impatient(ManualClock):
         self._now += max(0.0, seconds)
 
 
-def run(fake: FakeKafka, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
+def run(fake: DeadLetterCluster, target: Target | None = None, clock: Any = None, /, **chosen: Any) -> Redriven:
     origins = chosen.pop("origins", None)
     selecting = {name: chosen.pop(name) for name in list(chosen) if name in Selection.__struct_fields__}
     spec = RedriveSpec(DLQ, Selection(**selecting), target or Target(), RedriveOptions(**chosen))
     return run_of(fake, spec, clock, origins)
 
 
-def dropped(fake: FakeKafka, topic_id: str, end: int) -> Redriven:
+def dropped(fake: DeadLetterCluster, topic_id: str, end: int) -> Redriven:
     """Run a drop that was requested when partition 0 ended here."""
     return run_of(fake, RedriveSpec(DLQ, target=Target("drop", reason="r"), topic_id=topic_id, ends={0: end}))
 
 
-def run_of(fake: FakeKafka, spec: RedriveSpec, clock: Any = None, origins: Origins | None = None) -> Redriven:
+def run_of(fake: DeadLetterCluster, spec: RedriveSpec, clock: Any = None, origins: Origins | None = None) -> Redriven:
     origins = origins or Origins(InternalTopics(HeadraceConfig()))
     one = Redrive(fake, fake.produce, clock or Impatient(), spec, origins)  # type: ignore[arg-type]
     return asyncio.run(one.run(asyncio.Event()))
 
 
-def test_dry_run_changes_nothing(fake: FakeKafka) -> None:
+def test_dry_run_changes_nothing(fake: DeadLetterCluster) -> None:
     """A dry run counts what would go where, by error and hour, also while another run has the lease."""
     fake.holder = "somebody"
     fake.letter(1)
@@ -88,7 +88,7 @@ def test_dry_run_changes_nothing(fake: FakeKafka) -> None:
 def test_no_letter_is_passed_over_whatever_fails(failures: set[int], letters: int, rate: float | None) -> None:
     """Runs repeated until success deliver every letter; each failed one repeats as many as may be unsaved at most."""
     with pytest.MonkeyPatch.context() as patch:
-        fake = FakeKafka()
+        fake = DeadLetterCluster()
         install(fake, patch)
         patch.setattr(redrive, "REPEATS_AT_MOST", 7)
         for number in range(letters):
@@ -114,12 +114,12 @@ def test_no_letter_is_passed_over_whatever_fails(failures: set[int], letters: in
 def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], letters: int, large: set[int]) -> None:
     """Aborted and doubtful transactions, and letters that do not fit: each other letter is there once, and counted."""
     with pytest.MonkeyPatch.context() as patch:
-        fake = FakeKafka()
+        fake = DeadLetterCluster()
         install(fake, patch)
         patch.setattr(redrive, "_TRANSACTION_RECORDS", 3)
         for number in range(letters):
             fake.letter(number)
-        fake.commits, fake.too_large = [*commits], {f"v{number}".encode() for number in large}
+        fake.producer.transaction_ends, fake.too_large = [*commits], {f"v{number}".encode() for number in large}
         counted = 0
         for _ in range(10):
             try:
@@ -136,18 +136,18 @@ def test_exactly_once_is_once_whatever_happens_to_commits(commits: list[str], le
 
 
 def test_what_comes_after_the_request_is_left_for_the_next_run(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when another session, or another process, continues the run: what is dropped was there at the request."""
     offsets = fake.topic_offsets
 
     async def grows(topic: str, right: str = "") -> Any:
-        fake.letter(len(fake.logs.get(TopicPartition(DLQ, 0), ())))
+        fake.letter(len(fake.log(DLQ)))
         return await offsets(topic)
 
     fake.letter(0)
     monkeypatch.setattr(fake, "topic_offsets", grows)
-    fake.commits = ["commit", "abort"]
+    fake.producer.transaction_ends = ["commit", "abort"]
     assert (run(fake, exactly_once=True).records, fake.ended()) == (2, {0, 1})
     for topic_id, number in (("", 1), ("first", 1)):
         assert dropped(fake, topic_id, len(fake.ended()) + 1).records == number
@@ -156,24 +156,24 @@ def test_what_comes_after_the_request_is_left_for_the_next_run(
 
 
 def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow run may be overtaken by the retention of the topic; what is still there goes."""
     for number in range(4):
         fake.letter(number)
 
     async def expired(kafka: Any, starts: Any, ends: Any) -> Any:
-        if not fake.first:
-            fake.first[TopicPartition(DLQ, 0)] = 2
+        if not fake.log(DLQ).start:
+            fake.log(DLQ).cut(2)
             raise KafkaError("offset out of range")
-        async for batch in fake.read(kafka, starts, ends):
+        async for batch in fake.read_window(kafka, starts, ends):
             yield batch
 
     monkeypatch.setattr(redrive, "read_window", expired)
     assert (run(fake).records, fake.values) == (2, [b"v2", b"v3"])
 
 
-def test_a_dead_letter_without_an_origin_stays_and_the_others_go(fake: FakeKafka) -> None:
+def test_a_dead_letter_without_an_origin_stays_and_the_others_go(fake: DeadLetterCluster) -> None:
     """Also where its group reads every topic: it must not count as dropped, and not end the run."""
     consumer = {"topic_patterns": [".*"], "group": "billing", "dead_letter": {"topic": DLQ}}
     config = HeadraceConfig.model_validate({"reactive_consumers": {"b": {**consumer, "backend": {"url": "http://h"}}}})
@@ -201,7 +201,7 @@ def known() -> Origins:
 
 @pytest.mark.parametrize(("topic", "group", "left"), table(__file__, "a_letter_goes_back_only_to_an_origin"))
 def test_a_letter_goes_back_only_to_an_origin_that_is_proved(
-    fake: FakeKafka, topic: str, group: str, left: str
+    fake: DeadLetterCluster, topic: str, group: str, left: str
 ) -> None:
     """Its consumer reads the topic and writes its dead letters here; others are left with the reason."""
     fake.partitions |= {"a": 2, "p1": 2}
@@ -242,7 +242,7 @@ def test_origins_are_proved_by_the_consumers_that_are_registered_now() -> None:
     assert "which their group team-a does not read" in refusal()
 
 
-def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) -> None:
+def test_many_forged_origins_are_counted_under_a_few_reasons(fake: DeadLetterCluster) -> None:
     """What a run says stays small."""
     for number in range(50):
         fake.letter(number, topic=f"p{number}")
@@ -251,7 +251,7 @@ def test_many_forged_origins_are_counted_under_a_few_reasons(fake: FakeKafka) ->
     assert done.unproved["others of this kind"] == 30
 
 
-def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
+def test_targets_that_are_gone_are_named(fake: DeadLetterCluster) -> None:
     """Letters of a topic that was deleted stay where they are."""
     fake.letter(1)
     del fake.partitions["orders"]
@@ -260,7 +260,7 @@ def test_targets_that_are_gone_are_named(fake: FakeKafka) -> None:
     assert fake.ended() == set()
 
 
-def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: FakeKafka) -> None:
+def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: DeadLetterCluster) -> None:
     """A partition that is no longer there is replaced by the partitioner's choice."""
     fake.partitions["orders"] = 1
     fake.letter(1)
@@ -269,7 +269,7 @@ def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: FakeKafka) ->
 
 
 def test_letters_that_expired_are_behind_the_start_and_their_marks_go(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log whose first records were deleted is redriven from its first; marks of whole blocks below are taken back."""
     monkeypatch.setattr(completed_offsets, "BLOCK_OFFSETS", 8)
@@ -277,15 +277,14 @@ def test_letters_that_expired_are_behind_the_start_and_their_marks_go(
     for number in range(20):
         fake.letter(number)
     run(fake)
-    fake.first[TopicPartition(DLQ, 0)] = 17
+    fake.log(DLQ).cut(17)
     fake.letter(20)
     assert run(fake).records == 1
-    log = fake.logs[TopicPartition(COMPLETED_TOPIC, 0)]
-    assert [record.key for record in log if record.value is None] == [b"first:0:0", b"first:0:1"]
+    assert [record.key for record in fake.marks if record.value is None] == [b"first:0:0", b"first:0:1"]
     assert run(fake).records == 0
 
 
-def test_a_record_that_was_redriven_too_often_is_kept_back(fake: FakeKafka) -> None:
+def test_a_record_that_was_redriven_too_often_is_kept_back(fake: DeadLetterCluster) -> None:
     """At the limit it is not sent and stays left; it can be moved to quarantine. Below, it keeps its first identity."""
     first = ("headrace.redrive.of", b"orders:0:3")
     for count in (b"1", b"2", b"3"):
@@ -298,13 +297,13 @@ def test_a_record_that_was_redriven_too_often_is_kept_back(fake: FakeKafka) -> N
     assert fake.partitions[f"{DLQ}.quarantine"] == 2
 
 
-def test_quarantine_moves_letters_as_they_are(fake: FakeKafka) -> None:
+def test_quarantine_moves_letters_as_they_are(fake: DeadLetterCluster) -> None:
     """The letter in quarantine is a dead letter of the same origin, with where it was and why; it can be redriven."""
     fake.letter(3, headers=[("a", b"1")])
     moved = run(fake, Target("quarantine", reason="ticket 17"))
     assert moved.targets == {f"{DLQ}.quarantine": 1}
     (record,) = fake.produced
-    before = fake.logs[TopicPartition(DLQ, 0)][0]
+    before = fake.log(DLQ)[0]
     assert (record.key, record.value, record.partition) == (before.key, before.value, 0)
     assert (record.headers or [])[: len(before.headers)] == before.headers
     assert (record.headers or [])[len(before.headers) :] == [
@@ -315,13 +314,13 @@ def test_quarantine_moves_letters_as_they_are(fake: FakeKafka) -> None:
     assert fake.ended() == {0}
 
 
-def test_drop_marks_and_writes_nothing_else(fake: FakeKafka) -> None:
+def test_drop_marks_and_writes_nothing_else(fake: DeadLetterCluster) -> None:
     """Dropped letters have ended; the mark has headers with who did it and why."""
     fake.letter(1)
     assert run(fake, Target("drop", reason="test data"), by="ann@desk").records == 1
     assert fake.produced == []
     assert fake.ended() == {0}
-    (mark,) = fake.logs[TopicPartition(COMPLETED_TOPIC, 0)]
+    (mark,) = fake.marks
     assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
 
 
@@ -348,7 +347,9 @@ def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:
     assert saved == [{0: [1]}, {0: [2]}]
 
 
-def test_a_lost_lease_ends_it_before_the_next_delivery(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_lease_ends_it_before_the_next_delivery(
+    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was in flight is saved as ended; nothing more is sent."""
     monkeypatch.setattr(redrive, "REPEATS_AT_MOST", 2)
     for number in range(5):
@@ -360,7 +361,7 @@ def test_a_lost_lease_ends_it_before_the_next_delivery(fake: FakeKafka, monkeypa
     assert fake.ended() == {0}
 
 
-def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> None:
+def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: DeadLetterCluster) -> None:
     """Foreign records stop a redrive with partition and offset."""
     fake.letter(1)
     fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])
@@ -369,7 +370,7 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: FakeKafka) -> 
     assert fake.produced == []
 
 
-def test_deliveries_stay_within_the_producers_budget(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deliveries_stay_within_the_producers_budget(fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large dead letters go a few at a time."""
     monkeypatch.setattr(redrive, "_DELIVERY_BYTES", 8)
     for number in range(5):

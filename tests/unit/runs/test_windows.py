@@ -11,7 +11,7 @@ from headrace.consumers.lag import lag_of
 from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
 from headrace.kafka import PartitionInfo, read_window, reader, window
 from headrace.kafka.reader import ReadPart
-from headrace.records import TopicPartition
+from headrace.records import Committed, TopicPartition
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -20,8 +20,9 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 def cluster() -> Any:
     """Partition 0 holds 5 to 9, with an open transaction behind; partition 1 is empty; the group `g` is at 8."""
     made = MemoryCluster({"t": 2})
-    made.first[P0], made.ends[P0], made.written[P0] = 5, 10, 12
-    made.committed_offsets["g"] = {P0: 8}
+    log = made.log(*P0)
+    log.start, log.fixed_end, log.fixed_written = 5, 10, 12
+    made.committed_offsets["g"] = {P0: Committed(8)}
     return made
 
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.kafka import compacted_table
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runs.dead_letters import completed_offsets
 from headrace.runs.dead_letters.completed_offsets import BLOCK_OFFSETS, COMPLETED_TOPIC, CompletedOffsets
-from redrive_kafka import FakeKafka
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 _offsets = st.one_of(st.integers(0, 40), st.integers(BLOCK_OFFSETS - 20, BLOCK_OFFSETS + 20), st.integers(0, 2**40))
 
 
-class FakeAdmin(FakeKafka):
+class Cluster(MemoryCluster):
     """One log of marks, and ids of topics."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.partitions[COMPLETED_TOPIC] = 1
-        self.ids = {"a.dlq": "ida", "b.dlq": "idb"}
+        super().__init__({COMPLETED_TOPIC: 1, "a.dlq": 1, "b.dlq": 1})
+        self.ids |= {"a.dlq": "ida", "b.dlq": "idb"}
 
     def mark(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
@@ -30,7 +30,7 @@ class FakeAdmin(FakeKafka):
 
     def ended(self, topic: str = "a.dlq") -> CompletedOffsets:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(completed_offsets, "read_back", self.read_back)
+            self.read_by(patch, compacted_table)
             made = CompletedOffsets(self, topic)  # type: ignore[arg-type]
             asyncio.run(made.load())
             return made
@@ -39,7 +39,7 @@ class FakeAdmin(FakeKafka):
 @given(st.lists(st.tuples(st.integers(0, 2), st.sets(_offsets, max_size=30)), max_size=6))
 def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[int]]]) -> None:
     """Offsets of any pattern, marked in any order, over restarts; and nothing else is."""
-    admin = FakeAdmin()
+    admin = Cluster()
     expected: set[tuple[int, int]] = set()
     for partition, offsets in steps:
         admin.mark(admin.ended().records_for({partition: offsets}))
@@ -53,7 +53,7 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
 @given(st.lists(st.tuples(st.integers(0, 3), _offsets), max_size=20), st.permutations(range(4)))
 def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], landing: list[int]) -> None:
     """Writers that know nothing of each other, as one that was asleep while another took over: all marks count."""
-    admin = FakeAdmin()
+    admin = Cluster()
     writers = [admin.ended() for _ in range(4)]
     written = [[writers[n].records_for({0: [offset]})[0] for m, offset in steps if m == n] for n in range(4)]
     for writer in landing:
@@ -68,7 +68,7 @@ def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(completed_offsets, "BLOCK_OFFSETS", 16)
         patch.setattr(completed_offsets, "_BLOCK_BYTES", 2)
-        found = FakeAdmin().ended()
+        found = Cluster().ended()
         found.records_for({0: ended})
         window = range(start, end)
         assert found.completed_count(0, start, end) == len(ended & {*window})
@@ -78,7 +78,7 @@ def test_counts_and_first_left_are_those_of_the_offsets(ended: set[int], start: 
 
 def test_a_topic_made_anew_has_no_marks_and_what_is_none_is_passed_over() -> None:
     """The id counts; tombstones, foreign records and broken values leave letters where they are."""
-    admin = FakeAdmin()
+    admin = Cluster()
     admin.mark(admin.ended().records_for({0: [1, 2]}))
     bomb = zlib.compress(bytes(10_000_000))
     long = (b"ida:0:" + b"9" * 5000, zlib.compress(bytes(1024)))

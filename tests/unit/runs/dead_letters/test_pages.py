@@ -54,17 +54,17 @@ def letter_at(partition: int, offset: int, foreign: bool = False, size: int = 1)
 class Cluster(MemoryCluster):
     """One topic: every partition has offsets 0 to its end, and records at some of them; a third has ended."""
 
-    config = KafkaConfig()
-
     def __init__(self, log: Log, ends: Mapping[int, int]) -> None:
         super().__init__({"t.dlq": max(ends) + 1})
-        self.ends = {TopicPartition("t.dlq", partition): ends.get(partition, 0) for partition in range(max(ends) + 1)}
+        for partition in range(max(ends) + 1):
+            self.log("t.dlq", partition).fixed_end = ends.get(partition, 0)
         self.rounds: list[int] = []
         self.fill(log)
 
     def fill(self, log: Log, foreign: Collection[int] = (), size: int = 1) -> None:
         """Have these letters, and no others."""
-        self.logs.clear()
+        for old in self.logs.values():
+            old.clear()
         for partition, offsets in log.items():
             for offset in offsets:
                 self.append(letter_at(partition, offset, offset in foreign, size))
@@ -72,9 +72,9 @@ class Cluster(MemoryCluster):
     async def load(self) -> None:
         """Nothing to load."""
 
-    async def read(self, kafka: KafkaConfig, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
+    async def read_window(self, kafka: KafkaConfig, starts: Any, ends: Any) -> AsyncGenerator[list[Record], None]:
         self.rounds.append(0)
-        async for batch in super().read(kafka, starts, ends):
+        async for batch in super().read_window(kafka, starts, ends):
             for record in batch:
                 self.rounds[-1] += 1
                 yield [record]
@@ -116,13 +116,13 @@ def test_pages_hold_every_letter_once_and_in_order(
         cursor, step = "", 0
         while step == 0 or cursor:
             found, scan = await page_of(cluster, ScanOptions(order, cursor, limit_records=limit), most)
-            assert scan.scanned <= limit + len(cluster.ends)
+            assert scan.scanned <= limit + len(cluster.logs)
             seen.extend(found)
             assert cursor != scan.cursor or not cursor
             cursor, step = scan.cursor, step + 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "read_window", cluster.read)
+        cluster.read_by(patch, pages)
         patch.setattr(pages, "_FIRST_ROUND", first_round)
         asyncio.run(main())
     assert sorted(seen) == sorted((p, record.offset) for (_, p), log in cluster.logs.items() for record in log)
@@ -137,7 +137,7 @@ LOG = {0: range(0, 400, 2), 1: range(300)}
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(LOG, {0: 400, 1: 300})
-    monkeypatch.setattr(pages, "read_window", made.read)
+    made.read_by(monkeypatch, pages)
     return made
 
 
@@ -310,7 +310,7 @@ async def test_counts_of_many_offsets_read_no_dead_letter(cluster: Cluster, monk
     """They are made of offsets and times alone."""
     topics = [await cluster.describe_topic("t.dlq")]
     monkeypatch.setattr(cluster, "list_topics", AsyncMock(return_value=topics), raising=False)
-    monkeypatch.setattr(counts, "read_window", cluster.read)
+    cluster.read_by(monkeypatch, counts)
     monkeypatch.setattr(counts, "_FEW_OFFSETS", 699)
     (row,) = await DeadLetterTopics(cast(Any, cluster)).counts()
     assert (row.dead_letters, row.left, row.partitions, cluster.rounds) == (700, 700, 2, [])

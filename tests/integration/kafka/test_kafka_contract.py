@@ -1,0 +1,46 @@
+"""A broker keeps the contract that the cluster in memory keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from headrace.config.producer import ProducerConfig
+from headrace.kafka import Admin, Producer, TopicDirectory, TransactionalProducers, read_records
+from headrace.kafka.client.properties import client_properties
+from headrace.records import TopicPartition
+from headrace.runtime import SystemClock
+from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.secured import kafka_settings
+from tests.kafka_contract import PROMISES, Clients
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
+async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, promise: Any) -> None:
+    """Its members get their partitions from the group's coordinator."""
+    settings, name = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60), topic(2)
+    admin, written = Admin(settings), ProducerConfig()
+    topics = TopicDirectory(admin, SystemClock())
+    producer = Producer(settings, written, admin=admin)
+    transactions = TransactionalProducers(settings, written, name, admin=admin)
+
+    async def cut(partition: TopicPartition, before: int) -> None:
+        client = AdminClient(client_properties(settings, "test"))
+        for future in client.delete_records([confluent_kafka.TopicPartition(*partition, before)]).values():
+            await asyncio.to_thread(future.result)
+
+    async def join() -> None:
+        """Nothing to do."""
+
+    services = (topics, producer, transactions)
+    for service in services:
+        await service.start()
+    try:
+        await promise(Clients(name, admin, topics, producer, transactions, read_records, cut, join))
+    finally:
+        for service in services:
+            await service.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from random import Random
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from headrace.delivery.pump_context import PumpHooks
 from headrace.errors import DeadLetterFailed, KafkaUnavailable, RecordTooLarge
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace_devkit.testing import ManualClock
-from tests.memory_table import EndOfTopic
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 SOURCE, RETRY_TOPIC, BLOCKED = TopicPartition("t", 3), TopicPartition("g.retry.10s", 0), "_headrace-g.blocked"
 
@@ -29,14 +28,13 @@ class RetryHarness:
         self,
         *,
         clock: ManualClock | None = None,
-        logs: defaultdict[str, list[Record]] | None = None,
+        cluster: MemoryCluster | None = None,
         dead_letters: bool = True,
         follows: bool = True,
         **given: Any,
     ) -> None:
         """With `follows`, the table of blocked keys has each record of its topic at once. `given` is the policy."""
         self.clock = clock or ManualClock()
-        self.logs = defaultdict[str, list[Record]](list) if logs is None else logs
         self.deliveries: list[Delivery] = []
         self.dead_letters: list[DeadLetter] = []
         self.response: Callable[[Record], Reply] = lambda record: ACK
@@ -45,20 +43,19 @@ class RetryHarness:
         self.too_large = b""
         """The key of the records that are too large for a retry topic."""
         self.fed = 0
-        self.follows = follows
         delivery = DeliveryConfig(
             ordering=given.pop("ordering", "none"),
             batch=BatchConfig(max_records=given.pop("max_records", 1)),
             max_in_flight=given.pop("max_in_flight", 64),
             retry=RetryConfig.model_validate({"attempts": 2, "topics": [10], **given}),
         )
-        admin = EndOfTopic(lambda: len(self.logs[BLOCKED]))
-        context: Any = SimpleNamespace(admin=admin, clock=self.clock, inner_producer=self)
+        self.cluster = cluster or MemoryCluster(dict.fromkeys([*delivery.retry.topic_names("g"), BLOCKED], 1))
+        context: Any = SimpleNamespace(admin=self.cluster, clock=self.clock, inner_producer=self)
         self.path = RetryPath(context, "p", "g", ["t"], delivery, self, self if dead_letters else None)
         self.topics, self.table = self.path.writer, self.path.blocked_keys
         self.blocked: Any = self.topics.blocked
         if self.table and follows:
-            self.table.loaded(0)
+            self.cluster.follow(self.table)
         hooks = PumpHooks(blocked_keys=self.topics)
         self.live = Pump(
             "p",
@@ -90,18 +87,16 @@ class RetryHarness:
 
     def feed_retries(self) -> None:
         """Hand over what is new in the retry topic."""
-        log = self.logs[RETRY_TOPIC.topic]
+        log = self.log(RETRY_TOPIC.topic)
         if news := log[self.fed :]:
             self.fed = len(log)
             self.retries.on_records(RETRY_TOPIC, self.retries.lanes[RETRY_TOPIC].tracker.epoch, news)
 
+    def log(self, topic: str) -> list[Record]:
+        return self.cluster.log(topic)
+
     def append(self, record: OutgoingRecord) -> Produced:
-        log, headers = self.logs[record.topic], list(record.headers or ())
-        now = int(self.clock.time())
-        log.append(Record(record.topic, 0, len(log), now, record.key, record.value, lambda: headers, 3))
-        if record.topic == BLOCKED and self.follows and self.table:
-            self.table.read(log[-1:], len(log))
-        return Produced(0, len(log) - 1)
+        return self.cluster.write(record, int(self.clock.time()))
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         return [self._refusal(record) or self.append(record) for record in records]

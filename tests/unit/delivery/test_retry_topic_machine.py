@@ -23,6 +23,7 @@ from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.unit.delivery.loop_machine import LoopMachine, in_loop
 from tests.unit.delivery.retry_harness import BLOCKED, RetryHarness
 
@@ -45,7 +46,7 @@ class Model:
         self.retry = RetryConfig.model_validate({**limits, **errors})
         self.ordering = ordering
         self.topics = self.retry.topic_names(GROUP)
-        self.logs = defaultdict[str, list[Record]](list)
+        self.cluster = MemoryCluster(dict.fromkeys([SOURCE, *self.topics, BLOCKED], 1))
         self.committed: dict[TopicPartition, Committed] = {}
         self.plans: dict[int, int] = {}
         self.failures: dict[int, int] = defaultdict(int)
@@ -63,20 +64,21 @@ class Model:
         for process in self.processes.values():
             await process.start()
 
+    def log(self, topic: str) -> list[Record]:
+        return self.cluster.log(topic)
+
     def append(self, record: OutgoingRecord) -> Produced:
-        log = self.logs[record.topic]
-        headers = record.headers or []
-        log.append(Record(record.topic, 0, len(log), int(self.clock.time()), record.key, record.value, lambda: headers))
+        written = self.cluster.write(record, int(self.clock.time()))
         for process in self.processes.values():
             process.news.set()
-        return Produced(0, len(log) - 1)
+        return written
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         if self.down:
             raise DestinationUnavailable("down")
         outcomes = []
         for record in delivery.records:
-            as_it_was = _text_of(record) == _text_of(self.logs[SOURCE][record.offset])
+            as_it_was = _text_of(record) == _text_of(self.log(SOURCE)[record.offset])
             if not as_it_was or delivery.partition != (SOURCE, 0) or delivery.group != GROUP:
                 self.wrong.append(f"{record} is not as it was")
             self.failures[record.offset] += 1
@@ -94,7 +96,7 @@ class Model:
 
     def _end(self, record: Record) -> None:
         if self.retry.keep_key_order and record.key is not None:
-            places = [other.offset for other in self.logs[SOURCE] if other.key == record.key]
+            places = [other.offset for other in self.log(SOURCE) if other.key == record.key]
             before = [other.offset for other in self.ended if other.key == record.key]
             latest = places.index(before[-1]) if before else -1
             if places.index(record.offset) > latest + 1:
@@ -108,7 +110,7 @@ class Model:
             return True
         later = self.topics if record.topic == SOURCE else self.topics[self.topics.index(record.topic) + 1 :]
         return any(
-            delayed_of(other).origin.offset == origin for retry_topic in later for other in self.logs[retry_topic]
+            delayed_of(other).origin.offset == origin for retry_topic in later for other in self.log(retry_topic)
         )
 
 
@@ -119,7 +121,7 @@ class Process(RetryHarness):
         policy = model.retry.model_dump(exclude_unset=True)
         super().__init__(
             clock=model.clock,
-            logs=model.logs,
+            cluster=model.cluster,
             follows=False,
             ordering=model.ordering,
             max_records=3,
@@ -153,7 +155,7 @@ class Process(RetryHarness):
 
     def fetch(self) -> None:
         for topic in self.reads:
-            news = self.model.logs[topic][self.position[topic] :]
+            news = self.model.log(topic)[self.position[topic] :]
             lane = self.pump.lanes.get(TopicPartition(topic, 0))
             if news and lane and not self.dead:
                 self.position[topic] += len(news)
@@ -164,7 +166,7 @@ class Process(RetryHarness):
         while True:
             await self.model.clock.sleep(chance.choice([0.0, 0.3, 8.0]))
             self.news.clear()
-            log = self.model.logs[BLOCKED]
+            log = self.model.log(BLOCKED)
             news, self.read_up_to = log[self.read_up_to :], len(log)
             assert self.table
             self.table.read(news, self.read_up_to)
@@ -214,7 +216,7 @@ class Process(RetryHarness):
         if self.dead:
             return
         for partition, committed in offsets.items():
-            for record in self.model.logs[partition.topic][: committed.offset]:
+            for record in self.model.log(partition.topic)[: committed.offset]:
                 if not self.model.is_safe(record):
                     self.model.wrong.append(
                         f"{committed.offset} of {partition} is committed, {record.offset} is nowhere"
@@ -243,7 +245,7 @@ class RetryTopicMachine(LoopMachine):
     def arrive(self, seed: int, count: int, seconds: float) -> None:
         chance, model = Random(seed), self.model
         for _ in range(count):
-            model.plans[len(model.logs[SOURCE])] = chance.choice(PLANS)
+            model.plans[len(model.log(SOURCE))] = chance.choice(PLANS)
             model.append(OutgoingRecord(SOURCE, chance.choice(KEYS), b"v", [("own", b"\x00")]))
         self._pass(seconds)
 
@@ -280,9 +282,9 @@ class RetryTopicMachine(LoopMachine):
     def check_end(self) -> None:
         """Every record is completed, keys end with their last, and nothing waits."""
         model = self.model
-        assert {record.offset for record in model.ended} == {record.offset for record in model.logs[SOURCE]}
+        assert {record.offset for record in model.ended} == {record.offset for record in model.log(SOURCE)}
         for topic in (SOURCE, *model.topics):
-            if log := model.logs[topic]:
+            if log := model.log(topic):
                 assert model.committed[TopicPartition(topic, 0)] == Committed(len(log))
         if model.retry.keep_key_order:
             self._check_keys(model)
@@ -290,9 +292,9 @@ class RetryTopicMachine(LoopMachine):
     @staticmethod
     def _check_keys(model: Model) -> None:
         for key in {*KEYS} - {None}:
-            if places := [record.offset for record in model.logs[SOURCE] if record.key == key]:
+            if places := [record.offset for record in model.log(SOURCE) if record.key == key]:
                 assert [record.offset for record in model.ended if record.key == key][-1] == places[-1]
-        waiting = {record.key: record.value for record in model.logs[BLOCKED]}
+        waiting = {record.key: record.value for record in model.log(BLOCKED)}
         assert [place for place, value in waiting.items() if value is not None] == []
 
     async def heal(self) -> None:
@@ -308,9 +310,9 @@ class RetryTopicMachine(LoopMachine):
             await process.pump.stop()
 
     def _is_done(self) -> bool:
-        committed, logs = self.model.committed, self.model.logs
+        committed, log = self.model.committed, self.model.log
         topics = [SOURCE, *self.model.topics]
-        return all(committed.get(TopicPartition(topic, 0), (0,))[0] == len(logs[topic]) for topic in topics)
+        return all(committed.get(TopicPartition(topic, 0), (0,))[0] == len(log(topic)) for topic in topics)
 
     def _pass(self, seconds: float) -> None:
         self.runner.run(self._go_on(seconds))

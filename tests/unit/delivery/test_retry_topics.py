@@ -13,7 +13,7 @@ from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnava
 from headrace.kafka import RAW_BYTES
 from headrace.records import Header, Record
 from headrace_devkit.testing import ManualClock
-from tests.memory_table import memory_table
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.unit.delivery.retry_harness import BLOCKED, RETRY_TOPIC, SOURCE, RetryHarness
 
 RETRY, NEVER = Reply("E", "again"), Reply("E", "never", permanent=True)
@@ -33,7 +33,7 @@ def delivery(*records: Record, attempt: int = 1) -> Delivery:
 
 
 def copies(harness: RetryHarness) -> list[Record]:
-    return harness.logs[RETRY_TOPIC.topic]
+    return harness.log(RETRY_TOPIC.topic)
 
 
 async def test_a_record_goes_from_retry_topic_to_retry_topic_and_then_to_the_dead_letters() -> None:
@@ -41,7 +41,7 @@ async def test_a_record_goes_from_retry_topic_to_retry_topic_and_then_to_the_dea
     harness = RetryHarness(clock=ManualClock(100.0), topics=[10, 60])
     await harness.topics.write([dead_letter(record(8))])
     await harness.topics.write([dead_letter(copies(harness)[0], 3)])
-    (copy,) = harness.logs["g.retry.60s"]
+    (copy,) = harness.log("g.retry.60s")
     assert delayed_of(copy)[1:5] == (3, 5.0, 160.0, None)
     assert len(await harness.topics.write([dead_letter(copy, 4)._replace(group="g.retry")])) == 0
     (dead,) = harness.dead_letters
@@ -160,7 +160,7 @@ async def test_a_delivery_of_a_retry_topic_has_the_live_epoch_of_its_origin() ->
 async def test_a_writer_whose_clock_is_ahead_delays_no_record_beyond_the_delay() -> None:
     """Its records, and those behind them, are delivered one delay after this process received them."""
     harness = RetryHarness()
-    ahead = RetryHarness(clock=ManualClock(1_003_600.0), logs=harness.logs)
+    ahead = RetryHarness(clock=ManualClock(1_003_600.0), cluster=harness.cluster)
     await ahead.topics.write([dead_letter(record(1))])
     await harness.topics.write([dead_letter(record(2))])
     await ahead.topics.write([dead_letter(record(3))])
@@ -232,11 +232,10 @@ async def test_a_skip_by_policy_unblocks_the_key_and_a_second_copy_is_not_delive
 async def test_nothing_is_delivered_while_blocked_keys_cannot_be_read_or_written() -> None:
     """Nothing is completed either."""
     harness = RetryHarness(ordering="key", keep_key_order=True)
-
-    def unavailable() -> int:
-        raise KafkaUnavailable("no broker")
-
-    table = memory_table(BLOCKED, RAW_BYTES, harness.produce, unavailable)
+    away = MemoryCluster({BLOCKED: 1})
+    table = away.table(BLOCKED, RAW_BYTES, harness.clock)
+    away.follow(table)
+    away.failure = KafkaUnavailable("no broker")
     blind = BlockedKeys(table)
     table.read([Record(BLOCKED, 0, 0, 0, b'{"of":"another version"}', b"waits")], 1)
     assert [*blind.entries()] == [], "it ends no process"

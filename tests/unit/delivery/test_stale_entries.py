@@ -42,7 +42,7 @@ class Model(RetryHarness):
             return [self.append(each) for each in records]
 
     async def ends(self) -> dict[TopicPartition, int]:
-        return {RETRY_TOPIC: len(self.logs[RETRY_TOPIC.topic])}
+        return {RETRY_TOPIC: len(self.log(RETRY_TOPIC.topic))}
 
     async def committed(self) -> dict[TopicPartition, int]:
         return {RETRY_TOPIC: self.retries.lanes[RETRY_TOPIC].tracker.frontier}
@@ -155,10 +155,10 @@ async def test_a_skipped_copy_from_before_a_seek_unblocks_no_current_key() -> No
         seek = asyncio.ensure_future(model.live.seeks.seek(SOURCE, 0))
         await model.clock.advance(9)
         assert await seek
-        assert len(model.logs[RETRY_TOPIC.topic]) == 2
+        assert len(model.log(RETRY_TOPIC.topic)) == 2
         model.failing.clear()
         model.deliveries.clear()
-        model.retries.on_records(RETRY_TOPIC, 1, model.logs[RETRY_TOPIC.topic])
+        model.retries.on_records(RETRY_TOPIC, 1, model.log(RETRY_TOPIC.topic))
         skipped = asyncio.ensure_future(model.retries.seeks.skip(RETRY_TOPIC, 0, "it is old"))
         await model.pass_time(30)
         assert (await skipped, model.delivered) == ("skipped", [0])

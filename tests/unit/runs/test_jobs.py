@@ -12,11 +12,11 @@ import pytest
 from headrace.delivery.dead_letter import iso
 from headrace.errors import Conflict, InvalidRequest, KafkaUnavailable, LeaseLost, NotFound
 from headrace.kafka import JSON_OBJECTS
+from headrace.records import OutgoingRecord, Record
 from headrace.runs.jobs import Job, Jobs, SaveProgress
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
-from tests.control_harness import Log
-from tests.memory_table import memory_table
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.staged import staged
 
 
@@ -24,29 +24,23 @@ class JobsHarness:
     """Processes with jobs, their leases, and the work that is done under these."""
 
     def __init__(self) -> None:
-        self.log = Log()
-        self.behind: dict[Any, int] = {}
-        """Tables that read nothing more before somebody asks for the end, and how far they have come."""
+        self.cluster = MemoryCluster({"c": 1})
         self.clock = ManualClock(1_000_000.0)
         self.holders: dict[str, Lease] = {}
         self.runs: list[tuple[str, str, Mapping[str, Any]]] = []
         self.end: Callable[[SaveProgress, asyncio.Event], Awaitable[str]] = until_stopped
         self.processes: list[Jobs] = []
 
+    @property
+    def log(self) -> list[Record]:
+        return self.cluster.log("c")
+
     async def process(self, name: str, able: bool = True) -> Jobs:
         def make(job: Job) -> Any:
             return Runner(self, name, job).run if able else None
 
-        def end() -> int:
-            records, seen = self.log.records, self.behind.pop(table, None)
-            if seen is not None:
-                table.read(records[seen:], len(records))
-            return len(records)
-
-        table: Any = memory_table("c", JSON_OBJECTS, self.log.produce, end, loaded=False)
-        table.read(self.log.records, end())
-        table.loaded(end())
-        self.log.views.append(table)
+        table = self.cluster.table("c", JSON_OBJECTS, self.clock)
+        self.cluster.follow(table)
         jobs = Jobs(
             table,
             lambda lease: Lease(self, lease),  # type: ignore[arg-type,return-value]
@@ -77,11 +71,11 @@ class JobsHarness:
 
     def put(self, key: str, entry: Any) -> None:
         """Write an entry as somebody else."""
-        self.log.append(key.encode(), msgspec.json.encode(entry))
+        self.cluster.write(OutgoingRecord("c", key.encode(), msgspec.json.encode(entry)))
 
     async def kill(self, jobs: Jobs) -> None:
         """End a process without a word; its lease is free."""
-        self.log.views.remove(jobs.table)
+        self.cluster.tables.remove(jobs.table)
         for task in list(jobs._tasks):
             task.cancel()
         await self.clock.settle()
@@ -229,14 +223,16 @@ async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(harness: J
     jobs, sleeper = await harness.process("a"), await harness.process("b")
     job = await harness.create(jobs)
     await harness.wait(lambda: harness.runs != [] and bool(sleeper.show(job).progress))
-    harness.log.views.remove(sleeper.table)
-    harness.behind[sleeper.table] = len(harness.log.records)
+    harness.cluster.tables.remove(sleeper.table)
+    behind = len(harness.log)
     await harness.kill(jobs)
     other = await harness.process("c")
     sleeper._make, able = lambda job: None, sleeper._make
     harness.end = at_once
     await harness.wait(lambda: other.show(job).state == "done" and not harness.holders)
     runs, sleeper._make = len(harness.runs), able
+    await harness.wait(lambda: bool(harness.holders))
+    harness.cluster.follow(sleeper.table, behind)
     await harness.wait(lambda: sleeper.show(job).state == "done")
     await harness.clock.advance(30)
     assert len(harness.runs) == runs
@@ -317,16 +313,18 @@ async def test_the_same_again_is_refused_while_it_runs(harness: JobsHarness, /) 
 @staged(run)
 async def test_what_is_not_written_down_is_told_again(harness: JobsHarness, /) -> None:
     """The end of a job must be known, or it would run once more."""
+    ended = asyncio.Event()
 
     async def end(save: SaveProgress, stop: asyncio.Event) -> str:
-        harness.log.broken = True
+        harness.cluster.producer.refusal = lambda record: KafkaUnavailable("no broker answers")
+        ended.set()
         return ""
 
     harness.end = end
     jobs, job = await harness.begin()
-    await harness.wait(lambda: harness.log.broken)
+    await harness.wait(ended.is_set)
     await harness.clock.advance(30)
-    harness.log.broken = False
+    harness.cluster.producer.refuse()
     await harness.wait(lambda: jobs.show(job).state == "done")
 
 
@@ -350,7 +348,7 @@ async def test_old_jobs_are_taken_away(harness: JobsHarness, /) -> None:
     await harness.wait(lambda: len(jobs.list()) == 101)
     left = {job.id for job in jobs.list()}
     assert left == {"paused", "long", *(f"new-{n}" for n in range(99))}
-    removed = [record.key for record in harness.log.records if record.value is None]
+    removed = [record.key for record in harness.log if record.value is None]
     assert removed.index(b"job/old") < removed.index(b"job/old/report"), "a job without its status would run again"
 
 

@@ -1,12 +1,13 @@
-"""The processes of one deployment in memory, for tests of live control. Their control table is a list of records."""
+"""The processes of one deployment on a cluster in memory, for tests of live control."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.commands import consumer_control
@@ -17,42 +18,16 @@ from headrace.config.section import fits_any
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.pump import Pump
 from headrace.delivery.status import SettingsInForce
-from headrace.errors import KafkaUnavailable, OffsetsKeptElsewhere
-from headrace.kafka import JSON_OBJECTS, Admin, CompactedTable, InternalTopic
-from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
+from headrace.errors import OffsetsKeptElsewhere
+from headrace.kafka import JSON_OBJECTS, Admin
+from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace.runtime import SystemClock
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 CONFIG = ReactiveConsumerConfig.model_validate({"topics": ["t"], "group": "g", "backend": {"url": "http://b"}})
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 LIMIT_SECONDS = 60.0
-
-
-class Log:
-    """The control topic of a deployment. Every process reads a record when it is written."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.views: list[CompactedTable[Any]] = []
-        self.broken = False
-
-    async def produce(self, outgoing: Sequence[OutgoingRecord]) -> list[Any]:
-        if self.broken:
-            return [KafkaUnavailable("no broker answers")] * len(outgoing)
-        return [self.append(record.key or b"", record.value) for record in outgoing]
-
-    def append(self, key: bytes, value: bytes | None) -> Produced:
-        record = Record("c", 0, len(self.records), 0, key, value)
-        self.records.append(record)
-        for view in self.views:
-            view.read([record], len(self.records))
-        return Produced(0, record.offset)
-
-    async def has_topic(self, name: str) -> bool:
-        raise KafkaUnavailable("this test reads by itself")
-
-    async def written_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, len(self.records))
 
 
 class FakePump:
@@ -109,18 +84,25 @@ class FakePump:
 
 
 class ControlHarness:
-    """ControlHarness of one deployment."""
+    """ControlHarness of one deployment, whose control table is the topic `c`."""
 
     def __init__(self) -> None:
-        self.log, self.clock = Log(), SystemClock()
+        self.cluster, self.clock = MemoryCluster({"c": 1}), SystemClock()
         self.started: list[ConsumerControl] = []
+
+    @property
+    def log(self) -> list[Record]:
+        """The records of the table."""
+        return self.cluster.log("c")
+
+    def put(self, key: str, entry: Mapping[str, Any] | None) -> None:
+        """Write an entry as somebody else."""
+        value = None if entry is None else msgspec.json.encode(entry)
+        self.cluster.write(OutgoingRecord("c", key.encode(), value))
 
     async def start(self, pump: FakePump, *, loaded: bool = True) -> ConsumerControl:
         """Start a process."""
-        admin: Any = self.log
-        table = CompactedTable(
-            admin, InternalTopic("c"), JSON_OBJECTS, self.log.produce, self.clock, optional="control"
-        )
+        table = self.cluster.table("c", JSON_OBJECTS, self.clock, "control")
         made = ConsumerControl(table, {}, f"m{len(self.started)}", lambda group: [], self.clock)
         made.add(running(CONFIG, pump, name="orders/a b", pump=pump, admin=Admin(KafkaConfig())))  # not contacted
         await made.start()
@@ -137,15 +119,13 @@ class ControlHarness:
 
     async def load(self, process: ConsumerControl) -> None:
         """Make a process read the table to its end."""
-        process.table.read(self.log.records, len(self.log.records))
-        process.table.loaded(len(self.log.records))
-        self.log.views.append(process.table)
+        self.cluster.follow(process.table)
         await asyncio.sleep(0)
 
     async def stop(self, process: ConsumerControl) -> None:
         """Stop a process without a last word, as a crash does."""
         self.started.remove(process)
-        self.log.views.remove(process.table)
+        self.cluster.tables.remove(process.table)
         await process.stop()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +64,7 @@ async def test_entries_that_say_nothing_are_passed_over(
     """Somebody wrote into the table by hand; what was right before goes on to hold."""
     pump = FakePump(P0)
     process = await harness.start(pump)
-    harness.log.append(key.encode(), msgspec.json.encode(value))
+    harness.put(key, value)
     _, [result] = await ask(process, "seek", {P1: 1}, wait_seconds=0)
     assert result.outcome == "pending"
     assert (pump.sought, pump.skipped, pump.whole, pump.holds) == ([], [], "", {})

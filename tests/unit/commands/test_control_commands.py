@@ -6,13 +6,12 @@ import asyncio
 import dataclasses
 from typing import Any
 
-import msgspec
 import pytest
 
 from headrace.commands import consumer_control
 from headrace.commands.commands import Commands, PartitionsRequest, SettingsRequest
 from headrace.commands.entries import key_of
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, KafkaUnavailable
 from tests.control_harness import P0, P1, ControlHarness, FakePump, ask, live
 from tests.raw_server import until
 from tests.staged import staged
@@ -45,7 +44,7 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
     first = asyncio.ensure_future(ask(process, "seek", {P0: 3}))
     await until(lambda: process._busy)
     second = asyncio.ensure_future(ask(process, "seek", {P0: 5}))
-    await until(lambda: len(harness.log.records) == 2)
+    await until(lambda: len(harness.log) == 2)
     assert (await ask(process, "skip", {P1: 5}))[1][0].outcome == "skipped"
     pump.idle.set()
     outcomes = [(await call)[1][0].outcome for call in (first, second)]
@@ -88,17 +87,16 @@ async def test_what_another_process_wrote_just_before_counts(harness: ControlHar
     """Whoever pauses here and resumes there, a moment later, means what was paused."""
     process = await harness.start(FakePump(P0))
     consumer = process.consumers["orders/a b"]
-    harness.log.views.clear()  # from here on it reads late
-    harness.log.append(key_of("hold/", "orders/a b").encode(), msgspec.json.encode({"by": "ann", "since": 0.0}))
-    harness.log.append(key_of("settings/", "orders/a b").encode(), msgspec.json.encode({"max_records": 7}))
+    harness.cluster.tables.clear()  # from here on it reads late
+    harness.put(key_of("hold/", "orders/a b"), {"by": "ann", "since": 0.0})
+    harness.put(key_of("settings/", "orders/a b"), {"max_records": 7})
     commands = Commands(process, harness.clock)
     calls = asyncio.gather(
         commands.resume(consumer, PartitionsRequest()),
         commands.change(consumer, SettingsRequest(rate_records=5), "bob"),
     )
     await asyncio.sleep(0.01)
-    harness.log.views.append(process.table)
-    process.table.read(harness.log.records, len(harness.log.records))
+    harness.cluster.follow(process.table)
     await calls
     assert process.hold_of(consumer) is None
     [settings] = process.table.items("settings/").values()
@@ -145,8 +143,7 @@ def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harness: ControlHarness, /) -> None:
     """The process ended between writing the outcome and removing the entry."""
     process, pump = await harness.start_with(P0)
-    entry = msgspec.json.encode({"offset": 3, "outcome": "sought"})
-    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    harness.put(key_of("seek/", "orders/a b", *P0, "i"), {"offset": 3, "outcome": "sought"})
     await until(lambda: not process.table.items("seek/"))
     assert pump.sought == []
 
@@ -155,13 +152,12 @@ async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harne
 async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(harness: ControlHarness, /) -> None:
     """The table cannot be written for a while after the seek."""
     process, pump = await harness.start_with(P0)
-    entry = msgspec.json.encode({"offset": 3})
-    harness.log.broken = True
-    harness.log.append(key_of("seek/", "orders/a b", *P0, "i").encode(), entry)
+    harness.cluster.producer.refusal = lambda record: KafkaUnavailable("no broker answers")
+    harness.put(key_of("seek/", "orders/a b", *P0, "i"), {"offset": 3})
     await until(lambda: pump.sought)
     for _ in range(20):
         await asyncio.sleep(0.001)
-    harness.log.broken = False
+    harness.cluster.producer.refuse()
     await until(lambda: not process.table.items("seek/"))
     assert pump.sought == [(P0, 3)]
 
@@ -170,18 +166,17 @@ async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(
 async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(harness: ControlHarness, /) -> None:
     """It reads the table to its end before it does anything."""
     process, pump = await harness.start_with(P0)
-    harness.log.views.clear()  # from here on it reads late
-    key = key_of("seek/", "orders/a b", *P0, "i").encode()
-    harness.log.append(key, msgspec.json.encode({"offset": 3}))
-    harness.log.append(key, None)
-    process.table.read(harness.log.records[:1], 1)
+    harness.cluster.tables.clear()  # from here on it reads late
+    key = key_of("seek/", "orders/a b", *P0, "i")
+    harness.put(key, {"offset": 3})
+    harness.put(key, None)
+    process.table.read(harness.log[:1], 1)
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert pump.sought == []
-    process.table.read(harness.log.records[1:], 2)
+    harness.cluster.follow(process.table, 1)
     await until(lambda: not process._busy)
     assert pump.sought == []
-    harness.log.views.append(process.table)
 
 
 @staged(live)
@@ -202,10 +197,9 @@ async def test_processes_with_the_same_partitions_all_do_it_once(harness: Contro
     for pump in pumps:
         consumers = (await harness.start(pump)).consumers
         consumers["orders/a b"] = dataclasses.replace(consumers["orders/a b"], partitions=[0])
-    late = harness.log.views.pop()
+    late = harness.cluster.tables.pop()
     await ask(harness.started[0], "seek", {P0: 3})
-    late.read(harness.log.records, len(harness.log.records))
-    harness.log.views.append(late)
+    harness.cluster.follow(late)
     await ask(harness.started[0], "skip", {P0: 5})
     await until(lambda: not any(process._busy or process.table.items("s") for process in harness.started))
     await until(lambda: pumps[1].skipped)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -17,51 +17,37 @@ from headrace.config.producer import ProducerConfig
 from headrace.formats.avro import AvroCodec
 from headrace.formats.choice import Codecs, Encoder
 from headrace.formats.registry import SchemaRegistry
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord
 from headrace.sidecar.produce.produce import ProduceService, RequestIds
 from headrace.sidecar.produce.produce_request import ProduceRequest, choice_of
 from headrace.sidecar.produce.produce_response import EncodedResponse
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 NO_IDS = RequestIds()
 
 
-class Kafka:
-    """Three partitions of every topic but `missing`; answers what it is told, else the next offset of partition 0."""
-
-    def __init__(self, *results: Any) -> None:
-        self.records: list[OutgoingRecord] = []
-        self.results = results
-        self.size_bytes: int | None = 0
-
-    def send(
-        self, records: Sequence[OutgoingRecord], done: Callable[[list[Any]], None], _: int, size_bytes: int | None
-    ) -> None:
-        self.size_bytes = size_bytes
-        first = len(self.records)
-        self.records += records
-        done(list(self.results) or [Produced(0, first + index) for index in range(len(records))])
-
-    async def partitions_of(self, topic: str) -> int:
-        if topic == "missing":
-            raise errors.TopicNotFound()
-        return 3
+def cluster(*outcomes: errors.HeadraceError | None) -> MemoryCluster:
+    """Return a cluster that refuses the next records with these errors; None writes one."""
+    made = MemoryCluster({"t": 3})
+    made.producer.refuse(*outcomes)
+    return made
 
 
 def produce(
-    body: Any, kafka: Kafka | None = None, ids: RequestIds = NO_IDS, topic: str = "t", **settings: Any
+    body: Any, kafka: MemoryCluster | None = None, ids: RequestIds = NO_IDS, topic: str = "t", **settings: Any
 ) -> EncodedResponse:
-    kafka = kafka or Kafka()
+    kafka = kafka or cluster()
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
-    service = ProduceService(ProducerConfig(**settings), Codecs(registry), kafka, kafka)
+    service = ProduceService(ProducerConfig(**settings), Codecs(registry), kafka.producer, kafka)  # type: ignore[arg-type]
 
     async def main() -> EncodedResponse:
         try:
             text = body if isinstance(body, bytes) else json.dumps(body).encode()
             prepared = await service.load(topic, service.parse(text), ids)
-            results: list[Any] = []
-            service.do(prepared, results.extend)
-            return service.respond(prepared, results)
+            results: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+            service.do(prepared, results.set_result)
+            return service.respond(prepared, await results)
         finally:
             await registry.close()
 
@@ -69,9 +55,9 @@ def produce(
 
 
 def sent(body: Any, ids: RequestIds = NO_IDS, **settings: Any) -> list[OutgoingRecord]:
-    kafka = Kafka()
+    kafka = cluster()
     produce(body, kafka, ids, "t", **settings)
-    return kafka.records
+    return kafka.producer.records
 
 
 DIGITS = b'{"id": 12345678901234567890123, "price":0.10, "a":1, "a":2, "e":1E400}'
@@ -104,9 +90,9 @@ def test_timestamps_not_above_zero_mean_now() -> None:
 def test_unknown_fields_are_ignored_and_listed_where_that_is_set() -> None:
     """Clients of the light-4j sidecar send some; what is wrong beside them is still found."""
     records = [{"value": 1, "colour": "red"}, {"key": "k", "vaule": 1}, {"value": 2, "colour": "blue"}]
-    kafka = Kafka()
+    kafka = cluster()
     response = produce({"records": records, "isFoo": True}, kafka, unknown_fields="ignore")
-    assert [record.value for record in kafka.records] == [b"1", None, b"2"]
+    assert [record.value for record in kafka.producer.records] == [b"1", None, b"2"]
     assert json.loads(response.body)["ignoredFields"] == ["isFoo", "records.colour", "records.vaule"]
     assert "ignoredFields" not in json.loads(produce({"records": [{"value": 1}]}, unknown_fields="ignore").body)
     with pytest.raises(errors.InvalidRequest, match=r"record 1 .*partition"):
@@ -188,12 +174,12 @@ REFUSED += [
 @pytest.mark.parametrize(("body", "error", "says"), REFUSED)
 def test_a_request_that_does_not_fit_sends_nothing_and_says_why(body: Any, error: str, says: str) -> None:
     """Each with its own error, and the index where a record is at fault."""
-    kafka = Kafka()
+    kafka = cluster()
     with pytest.raises(errors.HeadraceError) as raised:
         produce(body.encode() if isinstance(body, str) else body, kafka)
     assert type(raised.value).__name__ == error
     assert says in str(raised.value)
-    assert kafka.records == []
+    assert kafka.producer.records == []
 
 
 def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
@@ -205,13 +191,13 @@ def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
 def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
     """Also those after the first; a long list is cut; values are not shown."""
     records = [{"value": "YQ==" if index == 1 else f"hunter!{index}"} for index in range(40)]
-    kafka = Kafka()
+    kafka = cluster()
     with pytest.raises(errors.EncodeError) as raised:
         produce({"valueFormat": "BINARY", "records": records}, kafka)
     assert "39 of 40 records" in str(raised.value)
     assert raised.value.parameters["indexes"] == [0, *range(2, 21)]
     assert "hunter" not in str(raised.value)
-    assert kafka.records == []
+    assert kafka.producer.records == []
 
 
 def test_null_values_need_no_schema_and_no_registry() -> None:
@@ -229,10 +215,12 @@ def test_a_request_counts_for_what_its_schema_adds(monkeypatch: pytest.MonkeyPat
         return Encoder(AvroCodec(json.dumps(schema)), 7)
 
     monkeypatch.setattr(Codecs, "for_writing", for_writing)
-    kafka = Kafka()
+    kafka = cluster()
+    send = Mock(side_effect=kafka.producer.send)
+    monkeypatch.setattr(kafka.producer, "send", send)
     produce({"valueFormat": "AVRO", "records": [{"value": {}}] * 50}, kafka)
-    assert len(kafka.records[0].value or b"") > 1000
-    assert kafka.size_bytes is None  # the producer adds up the records
+    assert len(kafka.producer.records[0].value or b"") > 1000
+    assert send.call_args.args[3] is None  # the producer adds up the records
 
 
 def test_producing_can_be_switched_off() -> None:
@@ -241,7 +229,7 @@ def test_producing_can_be_switched_off() -> None:
         produce({"records": []}, enabled=False)
 
 
-OK = Produced(0, 1)
+OK = None
 TIMEOUT, FATAL = errors.KafkaTimeout("late"), errors.FatalKafkaError("fenced")
 DOWN, FULL = errors.KafkaUnavailable("down"), errors.ProducerQueueFull("full")
 LARGE, GONE = errors.RecordTooLarge("large"), errors.TopicNotFound("gone")
@@ -267,7 +255,7 @@ def test_the_status_is_that_of_the_worst_unless_a_record_is_written(
 ) -> None:
     """An error is `retriable` if to send it again unchanged writes nothing twice."""
     body = {"records": [{"value": 1}] * len(results)}
-    response, is_error = produce(body, Kafka(*results)), status != 200
+    response, is_error = produce(body, cluster(*results)), status != 200
     found = json.loads(response.body)
     assert response.status == status
     assert (response.retry_after_seconds is not None) == (status == 503)
@@ -275,7 +263,7 @@ def test_the_status_is_that_of_the_worst_unless_a_record_is_written(
     if is_error:
         assert found["metadata"]["retriable"] is (status == 503)
         assert ("read the topic before you send it again" in found["description"]) == (status == 504)
-    original = produce(body, Kafka(*results), always_200=True)
+    original = produce(body, cluster(*results), always_200=True)
     assert (original.status, "requestStatus" in json.loads(original.body)) == (200, True)
 
 
@@ -295,7 +283,7 @@ def test_each_failed_record_says_whether_it_is_certainly_not_there(
     result: errors.HeadraceError, code: int, outcome: str
 ) -> None:
     """A record whose fate is not known is never called failed."""
-    entry = json.loads(produce({"records": [{"value": 1}, {"value": 1}]}, Kafka(OK, result)).body)["offsets"][1]
+    entry = json.loads(produce({"records": [{"value": 1}, {"value": 1}]}, cluster(None, result)).body)["offsets"][1]
     assert entry == {"errorCode": code, "error": result.description, "outcome": outcome}
 
 

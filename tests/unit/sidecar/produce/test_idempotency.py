@@ -3,76 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from headrace import errors
-from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import IdempotencyConfig, ProducerConfig
-from headrace.records import OutgoingRecord, Produced, Record
+from headrace.kafka import compacted_table
+from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.produce import idempotency
 from headrace.sidecar.produce.idempotency import Idempotency, RememberedRequests
 from headrace.sidecar.produce.produce import ProduceService
 from headrace.sidecar.produce.produce_response import Prepared
 from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 
 RECORD = OutgoingRecord("t", None, b"1")
+KEYS = IdempotencyConfig().topic
 
 
-class Kafka:
-    """The topic of keys, and producers whose outcome the test decides."""
-
-    def __init__(self, *kept: Record, there: bool = True) -> None:
-        self.kept = list(kept)
-        self.there = there
-        self.written: list[OutgoingRecord] = []
-        self.outcomes: list[asyncio.Future[list[Any]]] = []
-        self.failure: errors.HeadraceError | None = None
-
-    def submit(
-        self, records: Sequence[OutgoingRecord], closing: Any = None, group: Any = None
-    ) -> asyncio.Future[list[Any]]:
-        results = [Produced(0, index) for index in range(len(records))]
-        self.written += [*records, closing(results)]
-        self.outcomes.append(asyncio.get_running_loop().create_future())
-        return self.outcomes[-1]
-
-    def end(self, *results: Any) -> None:
-        self.outcomes[-1].set_result(list(results) or [Produced(0, 0)])
-
-    async def has_topic(self, name: str) -> bool:
-        if self.failure:
-            raise self.failure
-        return self.there
-
-    async def ensure_topic_like(self, name: str, source: str, *_: Any) -> None:
-        self.there = source == "t"
-
-    config = KafkaConfig()
-
-
-@pytest.fixture(autouse=True)
-def read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read the records that the test keeps."""
-
-    async def read(kafka: Kafka, topic: Any, since_ms: int) -> AsyncIterator[list[Record]]:
-        yield [record for record in kafka.kept if record.timestamp_ms >= since_ms]
-
-    monkeypatch.setattr(idempotency, "read_back", read)
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
+    """A cluster that has the topic of keys."""
+    made = MemoryCluster({"t": 1, "t2": 1, KEYS: 1})
+    made.read_by(monkeypatch, compacted_table)
+    return made
 
 
 class Keys:
     """The service on that, one request after another."""
 
-    def __init__(self, kafka: Kafka, clock: ManualClock | None = None) -> None:
+    def __init__(self, kafka: MemoryCluster, clock: ManualClock | None = None) -> None:
         self.kafka, self.clock = kafka, clock or ManualClock()
         produce = ProduceService(ProducerConfig(), None, None, None)  # type: ignore[arg-type]  # not asked
-        self.transactions = Transactions(ProducerConfig(properties={"delivery.timeout.ms": 500}), produce, kafka)  # type: ignore[arg-type]
+        self.transactions = Transactions(
+            ProducerConfig(properties={"delivery.timeout.ms": 500}), produce, kafka.producer
+        )  # type: ignore[arg-type]
         self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, self.clock)  # type: ignore[arg-type]
 
     async def __aenter__(self) -> Keys:
@@ -89,85 +57,89 @@ class Keys:
     def send(self, key: bytes = b"k", target: str = "t", request: bytes = b"r") -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.service.once(key, target, request, self.prepare))
 
-    async def write(self, *outcome: Any, **request: Any) -> Any:
-        sent = self.send(**request)
-        await self.clock.settle()
-        self.kafka.end(*outcome)
-        return await sent
+    async def write(self, *outcome: errors.HeadraceError, **request: Any) -> Any:
+        self.kafka.producer.refuse(*outcome)
+        return await self.send(**request)
 
 
-async def test_a_key_that_comes_again_has_the_same_response() -> None:
+async def test_a_key_that_comes_again_has_the_same_response(kafka: MemoryCluster) -> None:
     """And writes nothing; the entry holds a hash of the request, not the request."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         first, replayed = await keys.write(request=b"a secret")
-        assert (first.status, replayed, len(keys.kafka.written)) == (200, False, 2)
+        assert (first.status, replayed, len(kafka.producer.records)) == (200, False, 2)
         again, replayed = await keys.send(request=b"a secret")
-        assert (again.status, again.body, replayed, len(keys.kafka.written)) == (200, first.body, True, 2)
-        entry = keys.kafka.written[1]
-        assert entry.topic == IdempotencyConfig().topic
+        assert (again.status, again.body, replayed, len(kafka.producer.records)) == (200, first.body, True, 2)
+        entry = kafka.producer.records[1]
+        assert entry.topic == KEYS
         assert first.body in (entry.value or b"")
         assert b"secret" not in (entry.value or b"") + (entry.key or b"")
 
 
-async def test_a_key_counts_per_caller_and_topic_and_for_one_request() -> None:
+async def test_a_key_counts_per_caller_and_topic_and_for_one_request(kafka: MemoryCluster) -> None:
     """Others may take the same word; another request under it is a conflict, also while the first one runs."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         await keys.write()
         with pytest.raises(errors.IdempotencyKeyReused):
             await keys.send(request=b"other")
         await keys.write(target="t2", request=b"other")
         caller.set("somebody")
         await keys.write(request=b"other")
+        kafka.producer.hold()
         running = keys.send(key=b"k2")
         await keys.clock.settle()
         with pytest.raises(errors.IdempotencyKeyReused):
             await keys.send(key=b"k2", request=b"other")
         with pytest.raises(errors.IdempotencyKeyBusy):
             await keys.send(key=b"k2")
-        keys.kafka.end()
+        kafka.producer.release()
         await running
         assert (await keys.send(key=b"k2"))[1]
 
 
-async def test_a_request_that_failed_is_not_remembered() -> None:
+async def test_a_request_that_failed_is_not_remembered(kafka: MemoryCluster) -> None:
     """It may be sent again, also with another body."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         assert (await keys.write(errors.TransactionAborted()))[0].status == 503
         response, replayed = await keys.write(request=b"other")
         assert (response.status, replayed) == (200, False)
 
 
-async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_in_doubt_keeps_its_key_until_its_outcome_is_known(
+    kafka: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """504 and unknown; then busy; then the response it should have had."""
     monkeypatch.setattr("headrace.sidecar.produce.transactions._GRACE_SECONDS", 0)
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         keys.transactions._settings = ProducerConfig(properties={"delivery.timeout.ms": 100})
+        kafka.producer.hold()
         unknown, _ = await keys.send()
         assert (unknown.status, b'"outcome":"unknown"' in unknown.body) == (504, True)
         with pytest.raises(errors.IdempotencyKeyBusy):
             await keys.send()
-        keys.kafka.end()
+        kafka.producer.release()
         await keys.clock.settle()
         response, replayed = await keys.send()
         assert (response.status, replayed) == (200, True)
 
 
-async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_key() -> None:
+async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_key(kafka: MemoryCluster) -> None:
     """Nothing was written, so it may be sent again."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         with pytest.raises(asyncio.CancelledError):
             await keys.service.once(b"k", "t", b"r", AsyncMock(side_effect=asyncio.CancelledError))
         assert (await keys.write())[0].status == 200
 
 
-async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_outcome_is_unknown(kafka: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No callback fails, and the key stays in use."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         problems: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        outcome = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(kafka.producer, "submit", lambda *_: outcome)
         sent = keys.send()
         await keys.clock.settle()
-        keys.kafka.outcomes[-1].cancel()
+        outcome.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sent
         with pytest.raises(errors.IdempotencyKeyBusy):
@@ -175,47 +147,48 @@ async def test_a_cancelled_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -
         assert problems == []
 
 
-async def test_entries_are_read_back_as_far_as_the_window_goes() -> None:
+async def test_entries_are_read_back_as_far_as_the_window_goes(kafka: MemoryCluster) -> None:
     """What another process of the same name wrote is answered as it would have; what is too old is not."""
-    clock, kafka = ManualClock(), Kafka()
+    clock = ManualClock()
     async with Keys(kafka, clock) as keys:
         await keys.write()
-    entry = kafka.written[1]
+    entry = kafka.producer.records[1]
     for age, known in ((599, True), (601, False)):
-        kept = Record("keys", 0, 0, int((clock.time() - age) * 1000), entry.key, entry.value)
-        odd = Record("keys", 0, 1, kept.timestamp_ms, b"x", b"\x09another version")
-        async with Keys(Kafka(kept, odd), clock) as keys:
+        kafka.logs.clear()
+        kafka.write(entry, int((clock.time() - age) * 1000))
+        kafka.write(OutgoingRecord(KEYS, b"x", b"\x09another version"), int((clock.time() - age) * 1000))
+        async with Keys(kafka, clock) as keys:
             assert len(keys.service.window) == known
             if known:
                 assert (await keys.send())[1]
 
 
-async def test_the_topic_of_keys_is_made_with_the_first_key() -> None:
+async def test_the_topic_of_keys_is_made_with_the_first_key(kafka: MemoryCluster) -> None:
     """Like the topic of that request; nobody who uses no keys gets one."""
-    async with Keys(Kafka(there=False)) as keys:
-        assert not keys.kafka.there
+    del kafka.partitions[KEYS]
+    async with Keys(kafka) as keys:
+        assert KEYS not in kafka.partitions
         assert (await keys.write())[0].status == 200
-        assert keys.kafka.there
+        assert kafka.partitions[KEYS] == 1
 
 
-async def test_until_the_keys_are_known_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_until_the_keys_are_known_requests_get_503(kafka: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written, and the response says what is waited for."""
     monkeypatch.setattr("headrace.sidecar.produce.idempotency._WAIT_SECONDS", 0.01)
-    kafka = Kafka()
     kafka.failure = errors.KafkaUnavailable("no broker")
     async with Keys(kafka) as keys:
         with pytest.raises(errors.KafkaUnavailable, match="no broker"):
             await keys.send()
-        assert keys.kafka.written == []
-        keys.kafka.failure = None
+        assert kafka.producer.records == []
+        kafka.failure = None
         await keys.clock.advance(1)
         assert (await keys.write())[0].status == 200
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 256, b"\xe9"])
-async def test_a_key_is_visible_ascii(key: bytes) -> None:
+async def test_a_key_is_visible_ascii(kafka: MemoryCluster, key: bytes) -> None:
     """1 to 255 characters."""
-    async with Keys(Kafka()) as keys:
+    async with Keys(kafka) as keys:
         with pytest.raises(errors.InvalidRequest):
             await keys.send(key=key)
 

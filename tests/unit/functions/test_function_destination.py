@@ -16,6 +16,7 @@ import pytest
 from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
 from headrace.errors import (
     DestinationUnavailable,
+    HeadraceError,
     KafkaTimeout,
     KafkaUnavailable,
     ProducerQueueFull,
@@ -26,9 +27,10 @@ from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger import HandlerBatch
-from headrace.records import OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
+from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.pump_harness import kind_of
 
 P = TopicPartition("t", 0)
@@ -62,33 +64,22 @@ class FakeWorkers:
         return self.response(work)
 
 
-class Kafka:
-    """Takes outputs; answers by what `results` holds, else by success."""
-
-    def __init__(self) -> None:
-        self.results: list[Any] = []
-        self.written: list[OutgoingRecord] = []
-        self.partitions: Any = 2
-
-    async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
-        response = self.results.pop(0) if self.results else [Produced(0, 0)] * len(records)
-        if isinstance(response, Exception):
-            raise response
-        self.written += records
-        return list(response)
-
-    async def partitions_of(self, topic: str) -> int:
-        if isinstance(self.partitions, Exception):
-            raise self.partitions
-        return int(self.partitions)
+def cluster(*outcomes: HeadraceError | None) -> MemoryCluster:
+    """Return a cluster that refuses the next outputs with these errors; None writes one."""
+    made = MemoryCluster({"t": 2, "out": 1})
+    made.producer.refuse(*outcomes)
+    return made
 
 
-def destination(workers: FakeWorkers, kafka: Kafka, clock: ManualClock | None = None) -> FunctionDestination:
+def destination(
+    workers: FakeWorkers, kafka: MemoryCluster | None = None, clock: ManualClock | None = None
+) -> FunctionDestination:
     needed: Any = workers
-    topics: Any = kafka
+    topics: Any = kafka or cluster()
+    produce = topics.producer.produce
     registry: Any = None  # no schema is needed here
     return FunctionDestination(
-        needed, workers.triggers[0], clock or ManualClock(), produce=kafka.produce, registry=registry, topics=topics
+        needed, workers.triggers[0], clock or ManualClock(), produce=produce, registry=registry, topics=topics
     )
 
 
@@ -108,8 +99,7 @@ def bodies(work: protocol.Work) -> protocol.Results:
 @pytest.mark.parametrize("response", [bodies, outputs])
 def test_a_refused_output_fails_its_own_record_only(response: Any) -> None:
     """Whatever form the worker has answered in."""
-    kafka = Kafka()
-    kafka.results = [[Produced(0, 0), RecordTooLarge("2 MB"), Produced(0, 1)]]
+    kafka = cluster(None, RecordTooLarge("2 MB"))
     replies = asyncio.run(destination(FakeWorkers(response), kafka).deliver(delivery(3)))
     assert [reply.error for reply in replies] == ["", "RecordTooLarge", ""]
 
@@ -120,32 +110,31 @@ def test_an_output_that_is_not_acknowledged_holds_back_its_record_and_what_follo
 
     So a repetition begins with that record, and writes no output before it again. Without an order nothing waits.
     """
-    kafka, why = Kafka(), "outputs to out are not acknowledged: no broker"
-    kafka.results = [
-        [Produced(0, 0), error, Produced(0, 1)],
-        [Produced(0, 0), error, Produced(0, 1)],
-        error,
-        [error] * 3,
-    ]
+    kafka, why = cluster(None, error, None), "outputs to out are not acknowledged: no broker"
     workers = FakeWorkers(outputs)
     target = destination(workers, kafka)
     stuck = Reply(why, reached=False)
     assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, NOT_BEGUN]
     workers.triggers = [workers.triggers[0].model_copy(update={"ordering": "none"})]
     target = destination(workers, kafka)
+    kafka.producer.refuse(None, error, None)
     assert asyncio.run(target.deliver(delivery(3))) == [ACK, stuck, ACK]
-    for _ in range(2):
-        with pytest.raises(DestinationUnavailable, match=why):
-            asyncio.run(target.deliver(delivery(3)))
+    kafka.producer.refuse(error, error, error)
+    with pytest.raises(DestinationUnavailable, match=why):
+        asyncio.run(target.deliver(delivery(3)))
+    kafka.producer.failure = error
+    with pytest.raises(DestinationUnavailable, match=why):
+        asyncio.run(target.deliver(delivery(3)))
 
 
 async def test_a_full_producer_is_waited_for_without_running_the_handler_again() -> None:
     """Back-pressure from Kafka makes no duplicates."""
-    kafka, workers, clock = Kafka(), FakeWorkers(outputs), ManualClock()
-    kafka.results = [ProducerQueueFull(), ProducerQueueFull()]
+    kafka, workers, clock = cluster(), FakeWorkers(outputs), ManualClock()
+    kafka.producer.failure = ProducerQueueFull()
     work = asyncio.ensure_future(destination(workers, kafka, clock).deliver(delivery(2)))
     await clock.advance(0.1)
     assert not work.done()
+    kafka.producer.failure = None
     await clock.advance(0.1)
     assert await work == [ACK, ACK]
     assert workers.frames == [[0, 1]]
@@ -170,7 +159,7 @@ def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, la
         workers = FakeWorkers(answer)
         batch = HandlerBatch(mode="enable" if batch_size > 1 else "disable", batch_size=batch_size)
         workers.triggers = [workers.triggers[0].model_copy(update={"batch": batch})]
-        replies = asyncio.run((target := destination(workers, Kafka())).deliver(delivery(count)))
+        replies = asyncio.run((target := destination(workers)).deliver(delivery(count)))
         assert {offset for offset, reply in enumerate(replies) if reply != ACK} == guilty
         limit = 3 if not late and batch_size == 1 else math.log2(count) + 4
         assert len(deaths) <= limit * len(guilty), (count, guilty, deaths)
@@ -185,7 +174,7 @@ def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_
             raise DestinationUnavailable("no worker")
         return protocol.Done()
 
-    target = destination(FakeWorkers(answer), Kafka())
+    target = destination(FakeWorkers(answer))
     target._suspects.died(P, RecordBatch.of(delivery(3).records), 3)
     outcomes = asyncio.run(target.deliver(delivery(3)))
     assert [kind_of(reply) for reply in outcomes] == ["success", "success", "not taken"]
@@ -193,7 +182,7 @@ def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_
 
 async def test_the_number_of_partitions_is_that_of_the_directory() -> None:
     """While that is not known, nothing is delivered."""
-    kafka, seen = Kafka(), []
+    kafka, seen = cluster(), []
 
     def answer(work: protocol.Work) -> protocol.Done:
         seen.append(work.partitions)
@@ -201,10 +190,10 @@ async def test_the_number_of_partitions_is_that_of_the_directory() -> None:
 
     target = destination(FakeWorkers(answer), kafka)
     await target.deliver(delivery(1))
-    kafka.partitions = 6
+    kafka.partitions["t"] = 6
     await target.deliver(delivery(1))
     assert seen == [2, 6]
-    kafka.partitions = KafkaUnavailable("no broker")
+    kafka.failure = KafkaUnavailable("no broker")
     with pytest.raises(DestinationUnavailable, match="no broker"):
         await target.deliver(delivery(1, TopicPartition("t", 9)))
 
@@ -220,7 +209,7 @@ def test_a_handlers_exception_is_logged_with_its_stack_once_a_minute(caplog: pyt
 
     async def run() -> None:
         clock = ManualClock()
-        to = destination(FakeWorkers(lambda work: protocol.Results(list(kinds))), Kafka(), clock)
+        to = destination(FakeWorkers(lambda work: protocol.Results(list(kinds))), None, clock)
         outcomes = await to.deliver(delivery(3))
         assert outcomes[0] == Reply("ValueError", "ValueError: boom", stack=kinds[0].stack)
         assert await to.deliver(delivery(3)) == outcomes

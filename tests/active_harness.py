@@ -1,4 +1,4 @@
-"""Instances of active consumers on a group in memory: the real instance and consumer, without a broker or a thread.
+"""Instances of active consumers on a cluster in memory: the real instance and consumer, without a thread.
 
 The client's thread takes a turn when a test says so. Time passes only when nothing else can happen.
 """
@@ -6,10 +6,11 @@ The client's thread takes a turn when a test says so. Time passes only when noth
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -17,17 +18,17 @@ import confluent_kafka
 import pytest
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.config.kafka import KafkaConfig
-from headrace.errors import CommitRefused, InstanceState, KafkaUnavailable
+from headrace.errors import CommitRefused, InstanceState
 from headrace.formats.choice import Codecs
 from headrace.kafka.positions import ReadPolicy
-from headrace.records import Committed, TopicPartition
+from headrace.records import Committed, OutgoingRecord, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 from headrace_devkit.testing import ManualClock
-from tests.group_client import ConsumerClient, Message, plain, where
+from headrace_devkit.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing.memory_consumer import MemoryConsumer
 
 T = TypeVar("T")
 
@@ -36,56 +37,39 @@ GROUP = "g"
 
 
 class ActiveHarness:
-    """The log, the commits and the topics of a cluster, which is also the `Admin` of its instances."""
-
-    config = KafkaConfig()
-    reachability = SimpleNamespace(outage=None, failed=lambda error: None, answered=lambda: None, check=lambda *_: None)
+    """The instances of a process on a cluster in memory, and the threads of their consumers."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.clock = ManualClock()
-        self.logs: dict[TopicPartition, list[Message]] = {p: [] for p in (P0, P1, P2)}
-        self.committed: dict[TopicPartition, Committed] = {}
-        self.on_commit: Callable[[TopicPartition, Committed], None] = lambda partition, at: None
-        self.clients: list[Client] = []
-        """Clients that are not closed, the newest last."""
-        self.responses = asyncio.Event()
-        """Set while the admin answers."""
-        self.responses.set()
-        self.failure: confluent_kafka.KafkaException | None = None
-        """Raised by requests to the coordinator while it is set."""
+        self.clock, self.cluster = ManualClock(), MemoryCluster({"t": 3})
+        self.threads: list[Steps] = []
         self.instances = self.process()
         self.instance: ActiveInstance
         """One of them, which the test makes."""
-        patch.setattr(confluent_kafka, "Consumer", lambda settings: Client(self, settings))
+        patch.setattr(confluent_kafka, "Consumer", functools.partial(MemoryConsumer, self.cluster))
+        patch.setattr(MemoryConsumer, "idle_seconds", 0.0)
         patch.setattr("headrace.kafka.loop_proxy.CommandQueue.wait", lambda queue, seconds: None)
-        patch.setattr("headrace.kafka.consumer.OwnedThread", Steps)
+        patch.setattr("headrace.kafka.consumer.OwnedThread", functools.partial(Steps, self.threads))
         patch.setattr("headrace.kafka.consumer.LoopProxy", Proxy)
+
+    @property
+    def clients(self) -> list[MemoryConsumer]:
+        """Clients that are not closed, the newest last."""
+        return self.cluster.consumers
+
+    @property
+    def committed(self) -> dict[TopicPartition, Committed]:
+        return self.cluster.committed_offsets[GROUP]
 
     def append(self, partition: TopicPartition, *sizes: int) -> None:
         """Append records: JSON strings of these sizes in bytes."""
-        log = self.logs[partition]
         for size in sizes:
-            log.append(Message(partition, len(log), key=None, value=b'"%s"' % (b"x" * max(0, size - 2))))
+            value = b'"%s"' % (b"x" * max(0, size - 2))
+            self.cluster.write(OutgoingRecord(partition.topic, None, value, None, partition.partition), 1000)
 
     def process(self, **settings: Any) -> ActiveInstances:
         """Return the instances of a process, not started."""
         codecs: Any = Codecs(None)  # type: ignore[arg-type]
-        return ActiveInstances(ActiveConsumersConfig(**settings), self, codecs, self.clock)  # type: ignore[arg-type]
-
-    async def list_topics(self) -> list[Any]:
-        return [SimpleNamespace(name=name) for name in {p.topic for p in self.logs}]
-
-    async def group_members(self, group: str, right: str = "") -> list[Any]:
-        return []
-
-    async def topic_ids(self, names: Sequence[str], right: str = "") -> dict[str, str]:
-        return {name: name for name in names}
-
-    async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        await self.responses.wait()
-        if self.failure:
-            raise KafkaUnavailable()
-        return {p: len(self.logs[p]) for p in partitions}
+        return ActiveInstances(ActiveConsumersConfig(**settings), self.cluster, codecs, self.clock)  # type: ignore[arg-type]
 
     async def run(self, work: Awaitable[T], turns: int = 40) -> T:
         """Await a call while the thread takes turns; then only time passes."""
@@ -100,8 +84,8 @@ class ActiveHarness:
 
     def turn(self) -> None:
         """Let the thread of each consumer take one turn, and the loop process its results."""
-        for client in list(self.clients):
-            client.steps.turn()
+        for thread in list(self.threads):
+            thread.turn()
 
     async def turns(self, count: int = 3) -> None:
         """Let some turns pass."""
@@ -114,105 +98,20 @@ class ActiveHarness:
         for _ in range(20):
             await self.turns(1)
             await self.clock.advance(0.5)
-            if not any(client.rebalances for client in self.clients):
+            if not any(client.has_turns for client in self.clients):
                 break
         else:
             raise AssertionError("the client is never polled")
         await self.turns()
 
 
-class Client(ConsumerClient):
-    """The client of one consumer. Rebalances happen in its next poll."""
-
-    newest: Client
-
-    def __init__(self, harness: ActiveHarness, settings: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.harness = harness
-        self.steps: Steps
-        self.loses_commits = False
-        """Whether commits fail."""
-        self._events: deque[tuple[str, list[TopicPartition]]] = deque()
-        self._reports: deque[tuple[confluent_kafka.KafkaError | None, list[Any]]] = deque()
-        self._on_commit = settings["on_commit"]
-        harness.clients.append(self)
-        Client.newest = self
-
-    def rebalance(self, event: str, *partitions: TopicPartition) -> None:
-        """Let partitions be assigned (`on_assign`), revoked (`on_revoke`) or lost (`on_lost`) in the next poll."""
-        self._events.append((event, list(partitions)))
-
-    @property
-    def rebalances(self) -> bool:
-        """Whether an event waits for the next poll."""
-        return bool(self._events)
-
-    def unsubscribe(self) -> None:
-        self.topics = []
-        self.rebalance("on_revoke", *self.assigned)
-
-    def poll(self, seconds: float) -> Any:
-        while self._reports:
-            self._on_commit(*self._reports.popleft())
-        if self._events:
-            event, partitions = self._events.popleft()
-            self._callbacks[event](self, [plain(p) for p in partitions])
-            return None
-        return next(iter(self.consume(1, 0)), None)
-
-    def consume(self, most: int, seconds: float) -> list[Any]:
-        found: list[Any] = []
-        for partition, position in self.assigned.items():
-            if partition not in self.paused:
-                records = self.harness.logs[partition][position : position + most - len(found)]
-                found += records
-                self.assigned[partition] += len(records)
-        return found
-
-    def incremental_assign(self, items: Sequence[Any]) -> None:
-        for item in items:
-            if item.offset < 0 and item.offset not in (confluent_kafka.OFFSET_BEGINNING, confluent_kafka.OFFSET_END):
-                raise confluent_kafka.KafkaException(
-                    confluent_kafka.KafkaError(confluent_kafka.KafkaError._INVALID_ARG)
-                )
-            end = len(self.harness.logs[where(item)])
-            marks = {confluent_kafka.OFFSET_BEGINNING: 0, confluent_kafka.OFFSET_END: end}
-            self.assigned[where(item)] = marks.get(item.offset, item.offset)
-
-    def partitions(self) -> Iterable[TopicPartition]:
-        return self.harness.logs
-
-    def stored(self, partition: TopicPartition) -> tuple[Committed | None, Any]:
-        if self.harness.failure:
-            raise self.harness.failure
-        return self.harness.committed.get(partition), None
-
-    def get_watermark_offsets(self, item: Any, timeout: float) -> tuple[int, int]:
-        return 0, len(self.harness.logs[where(item)])
-
-    def commit(self, offsets: Sequence[Any], asynchronous: bool) -> None:
-        if self.harness.failure:
-            raise self.harness.failure
-        for item in [] if self.loses_commits else offsets:
-            assert where(item) in self.assigned, f"a commit of {where(item)}, which is not assigned"
-            at = Committed(item.offset, item.metadata or "")
-            self.harness.on_commit(where(item), at)
-            self.harness.committed[where(item)] = at
-        if asynchronous:
-            failure = (
-                confluent_kafka.KafkaError(confluent_kafka.KafkaError.NOT_COORDINATOR) if self.loses_commits else None
-            )
-            self._reports.append((failure, [plain(where(item), item.offset) for item in offsets]))
-
-    def close(self) -> None:
-        super().close()
-        self.harness.clients.remove(self)
-
-
 class Steps:
     """In place of the thread of a consumer: it runs when a test calls `turn`."""
 
-    def __init__(self, name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, threads: list[Steps], name: str, run: Callable[[Any], None], on_death: Callable[[BaseException], None]
+    ) -> None:
+        self._threads = threads
         self.poll: Any = run.__self__  # type: ignore[attr-defined]
         self.alive = False
         self.stop_requested = threading.Event()
@@ -221,7 +120,7 @@ class Steps:
 
     def start(self) -> None:
         self.alive = True
-        Client.newest.steps = self
+        self._threads.append(self)
 
     def turn(self) -> None:
         """Take one turn; an error ends the consumer."""
@@ -242,6 +141,7 @@ class Steps:
 
     def _end(self) -> None:
         self.alive = False
+        self._threads.remove(self)
         try:
             self.poll.run(SimpleNamespace(is_set=lambda: True))
         finally:
@@ -348,7 +248,7 @@ async def work_of(harness: ActiveHarness, count: int) -> int:
     """Return the comparisons of requests that name this many partitions, of which the first instance has two."""
     many: list[TopicPartition] = [Compared("t", n) for n in range(count)]
     first = [Processed(partition, Committed(1)) for partition in many]
-    harness.logs |= {partition: [] for partition in many if partition not in harness.logs}
+    harness.cluster.partitions["t"] = count
     Compared.count = 0
     with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
         await harness.run(harness.instance.commit(first))

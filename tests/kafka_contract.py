@@ -15,7 +15,7 @@ from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
-from tests.group_client import Heard
+from tests.group_member import Heard
 from tests.raw_server import until
 
 CLOCK = SystemClock()

@@ -19,7 +19,7 @@ from headrace.records import Committed, OutgoingRecord, Record, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.secured import kafka_settings
-from tests.group_client import Heard
+from tests.group_member import Heard
 from tests.raw_server import until
 from tests.staged import staged
 

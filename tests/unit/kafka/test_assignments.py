@@ -11,7 +11,6 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from group_client import P0, P1, Member, Message, truncated, with_member
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
@@ -22,9 +21,12 @@ from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_consumer import Message, where
+from tests.group_member import P0, P1, Member, with_member
 from tests.staged import staged
 
 CONTINUE = ReadPolicy(on_gap="continue")
+TRUNCATED = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 BROKEN = confluent_kafka.KafkaError._BAD_MSG
 
 
@@ -46,12 +48,12 @@ class Backend:
 async def test_a_log_that_is_cut_while_its_partition_is_paused_is_read_from_its_start(member: Member, /) -> None:
     """What was in flight is forgotten, so nothing would ever complete and resume it."""
     client, heard = member.client, member.listener
-    client.marks[P0] = 0, 50
-    client.assign(P0)
+    member.cluster.log(*P0).fixed_end = 50
+    member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(10)))
     await member.until(lambda: P0 in client.paused, "the pause of a full partition")
-    client.marks[P0] = 0, 3
-    client.give(Message(P0, 10, confluent_kafka.KafkaError._AUTO_OFFSET_RESET))
+    member.cluster.log(*P0).fixed_end = 3
+    client.give(Message(P0, 10, TRUNCATED))
     await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
     await member.turns()
     assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
@@ -72,9 +74,9 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
         pump, client = member.listener, member.client
         pump.connect(member.consumer, member.consumer)
         await pump.start()
-        client.committed_offsets[P0], client.marks[P0] = 10, (0, 20)
-        client.assign(P0)
-        client.give(*(Message(P0, offset) for offset in range(10, 30)), truncated(P0))
+        member.cluster.committed_offsets["g"][P0], member.cluster.log(*P0).fixed_end = Committed(10), 20
+        member.assign(P0)
+        client.give(*(Message(P0, offset) for offset in range(10, 30)), Message(P0, None, TRUNCATED))
         if on_gap == "stop":
             await member.until(
                 lambda: "offsets 20 to 29 (10) are no longer" in pump.seeks.member.trouble(P0), "the gap"
@@ -101,13 +103,13 @@ def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
 async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(member: Member, /) -> None:
     """Its room is given back, and a seek that waits is answered."""
     client, heard = member.client, member.listener
-    client.assign(P0)
+    member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(10)))
     await member.until(lambda: len(heard.records) == 10, "the records")
-    client.commits_fail = True
+    client.async_commits = "unanswered"
     seek = asyncio.ensure_future(member.consumer.seek(P0, heard.epochs[P0], Committed(3)))
     await member.until(lambda: (P0, 3) in client.commits, "the seek's commit")
-    client.assign(P0)
+    member.assign(P0)
     await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
     await member.until(seek.done, "the response of the seek")
     assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
@@ -117,7 +119,7 @@ async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(me
 async def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one(member: Member, /) -> None:
     """The loop may be late with it; else more would be held than `flow` says."""
     client, heard, taken = member.client, member.listener, threading.Event()
-    client.assign(P0)
+    member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(10)))
     await member.until(lambda: len(heard.records) == 10, "the records")
 
@@ -125,9 +127,9 @@ async def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one
         member.consumer.release(P0, 10, 20)
         taken.set()
 
-    client.assign(P0)
+    member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(5)))
-    client._todo.put(release)  # type: ignore[arg-type]
+    client.do(release)
     assert taken.wait(10), "and the loop has not heard of the second assignment"
     await member.turns()
     assert member.consumer._flow.records == 5
@@ -137,8 +139,8 @@ async def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one
 async def test_a_batch_that_cannot_be_read_is_read_again_after_what_was_handed_over(member: Member, /) -> None:
     """The client names its first offset, and reads on: records after it must wait, or a commit would pass the batch."""
     client, heard = member.client, member.listener
-    client.marks[P0], together = (0, 50), [[Message(P0, 2, BROKEN), Message(P0, 9)]]
-    client.assign(P0)
+    member.cluster.log(*P0).fixed_end, together = 50, [[Message(P0, 2, BROKEN), Message(P0, 9)]]
+    member.assign(P0)
     client.give(*(Message(P0, offset) for offset in range(4)))
     await member.until(lambda: len(heard.records) == 4, "the first records")
     client.consume = lambda most, seconds: together.pop() if together else []  # type: ignore[method-assign]
@@ -164,7 +166,7 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
             post(loop, call, *arguments)
             post(loop, commit_of_before)
 
-        client.assign(P0)
+        member.assign(P0)
         client.give(*(Message(P0, offset) for offset in range(7)))
         await member.until(lambda: len(heard.records) == 7, "the records")
         monkeypatch.setattr(LoopProxy, "post", post_and_commit)
@@ -178,16 +180,24 @@ def test_a_commit_of_before_a_seek_never_counts_for_the_epoch_behind_it(monkeypa
 @staged(with_member, policy=ReadPolicy("latest"), fixtures=("monkeypatch",))
 async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member, /) -> None:
     """With `latest` the end of each log is requested. Nor does one whose committed offset the group may not read."""
-    client, heard = member.client, member.listener
-    client.marks |= {P0: (0, 5), P1: (0, 7)}
-    client.silent.add(P0)
-    refused = TopicPartition("t", 2)
-    client.refused[refused] = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    client.assign(P0, P1, refused)
+    client, heard, silent = member.client, member.listener, {P0}
+    marks, refused = client.get_watermark_offsets, TopicPartition("t", 2)
+
+    def ask(item: Any, timeout: float) -> tuple[int, int]:
+        if where(item) in silent:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+        return marks(item, timeout)
+
+    client.get_watermark_offsets = ask  # type: ignore[method-assign]
+    member.cluster.partitions["t"] = 2
+    member.cluster.log(*P0).fixed_end, member.cluster.log(*P1).fixed_end = 5, 7
+    error = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    member.cluster.committed_offsets["g"][refused] = error
+    member.assign(P0, P1, refused)
     await member.until(lambda: P1 in heard.epochs, "the partition that answers")
     assert (set(heard.epochs), client.paused, client.assigned[P1]) == ({P1}, {P0, refused}, 7)
     assert "t-0: reading its start position failed" in member.consumer.trouble(P0)
-    client.silent.clear()
+    silent.clear()
     await member.until(lambda: P0 in heard.epochs, "the other partition")
     assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, {refused}, "")
 
@@ -198,8 +208,6 @@ def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) ->
 
     async def test(member: Member) -> None:
         client = member.client
-        client.silent.update(partitions)
-        client.marks |= dict.fromkeys(partitions, (0, 0))
         asked_at: list[float] = []
 
         def ask(item: Any, timeout: float) -> Any:
@@ -208,7 +216,7 @@ def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) ->
             raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
 
         client.get_watermark_offsets = ask  # type: ignore[method-assign]
-        client.assign(*partitions)
+        member.assign(*partitions)
         await member.until(lambda: len(asked_at) >= 12, "questions")
         rounds = [at for before, at in itertools.pairwise(asked_at) if at - before > 2]
         assert len(rounds) >= 3, "never more than a few questions in a row"
@@ -233,9 +241,9 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
             return {}
 
         member.listener.on_revoked = on_revoked
-        member.client.assign(P0)
+        member.assign(P0)
         await member.until(lambda: member.listener.assigned, "the assignment")
-        member.client.revoke(P0)
+        member.client.rebalance("on_revoke", P0)
         assert asked.wait(10)
         member.clock._now += 15  # the loop stands still for so long
         await member.until(lambda: left, "the drain")
@@ -269,7 +277,9 @@ def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pyte
 
     async def test(member: Member) -> None:
         client, heard, trouble = member.client, member.listener, member.consumer.trouble
-        client.assign(*partitions)
+        for partition in partitions:
+            member.cluster.log(*partition).fixed_end = 7
+        member.assign(*partitions)
         await member.until(lambda: len(heard.epochs) >= 79, "the partitions that have a response")
         assert "no response within 0.2 s" in trouble(silent[0])
         await member.until(lambda: "HTTP 503" in trouble(partitions[40]), "the refusal")
@@ -297,7 +307,7 @@ def test_a_thread_that_does_not_return_from_the_client_hangs(monkeypatch: pytest
         member.clock._now += 1000
         await member.turns()
         assert hanging_consumers() == []
-        member.client._todo.put(hang)
+        member.client.do(hang)
         await member.until(hanging_consumers, "a thread that hangs")
         assert hanging_consumers() == ["c"]
         assert 79 < member.clock.monotonic() - begun[0] < 82

@@ -12,12 +12,13 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
-from group_client import P0, Member, Message, with_member
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaUnauthorized, KafkaUnavailable
 from headrace.kafka import Admin, poll_thread
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Record, TopicPartition
+from headrace_devkit.testing.memory_consumer import Message
+from tests.group_member import P0, Member, with_member
 
 
 class Leader:
@@ -88,15 +89,15 @@ def test_a_member_that_kafka_refuses_for_a_moment_joins_again(monkeypatch: pytes
 
     async def test(member: Member) -> None:
         client, heard = member.client, member.listener
-        client.assign(P0)
+        member.assign(P0)
         client.give(Message(P0, 0), Fatal(KafkaError.GROUP_AUTHORIZATION_FAILED))
-        await member.until(lambda: "close" in client.log, "the end of the client")
+        await member.until(lambda: member.cluster.consumers not in ([], [client]), "another client")
         await member.until(lambda: "no right Read on group g" in member.consumer.trouble(P0), "the words")
-        client.assign(P0)
-        client.give(Message(P0, 1))
+        member.assign(P0)
+        member.client.give(Message(P0, 1))
         await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new client")
         await member.turns()
-        assert (client.log.count("close"), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
+        assert (len(member.cluster.consumers), len(heard.assigned), member.consumer.trouble(P0)) == (1, 2, "")
 
     with_member(monkeypatch, test)
 
@@ -112,7 +113,7 @@ def test_a_listener_that_fails_ends_its_member(monkeypatch: pytest.MonkeyPatch) 
             raise ZeroDivisionError
 
         member.listener.on_records = fail
-        member.client.assign(P0)
+        member.assign(P0)
         member.client.give(Message(P0, 0), Message(P0, 1))
         with pytest.raises(AssertionError):
             await member.until(lambda: False, "the end of the member")

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from group_client import P0, P1, Message
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import reader
 from headrace.kafka.reader import to_batches
 from headrace.records import TopicPartition
+from headrace_devkit.testing.memory_consumer import Message
+from tests.group_member import P0, P1
 
 
 class Taken:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-import confluent_kafka
 import pytest
 
 from active_harness import P0, P1, P2, ActiveHarness, read, run_virtual, spec_of, work_of
@@ -37,7 +36,7 @@ from headrace.sidecar.active.spec import Topics
 from headrace.sidecar.record_json import RecordTexts
 from tests.staged import staged
 
-DOWN = confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+DOWN = KafkaUnavailable("no broker answers")
 
 
 def with_instance(
@@ -94,10 +93,10 @@ async def end(harness: ActiveHarness, how: str) -> None:
 @with_reader
 async def test_a_request_that_kafka_does_not_answer_leaves_the_instance_alive(harness: ActiveHarness, /) -> None:
     """The committed offsets are requested on the polling thread, which must survive the error."""
-    harness.failure = DOWN
+    harness.cluster.failure = DOWN
     with pytest.raises(KafkaError):
         await harness.run(harness.instance.membership.committed([P0]))
-    harness.failure = None
+    harness.cluster.failure = None
     assert await harness.run(harness.instance.membership.committed([P0])) == {}
     assert len((await delivered(harness))[P0]) == 10
 
@@ -140,14 +139,20 @@ async def test_lags_stay_known_during_a_request_to_kafka(harness: ActiveHarness,
     harness.append(P0, 10)
     [status] = await harness.instances.monitor.statuses()
     assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
-    harness.responses.clear()
+    responses, known_ends = asyncio.Event(), harness.cluster.known_ends
+
+    async def held(partitions: Any) -> Any:
+        await responses.wait()
+        return await known_ends(partitions)
+
+    harness.cluster.known_ends = held  # type: ignore[method-assign]
     asked = asyncio.ensure_future(harness.instances.monitor.statuses())
     await harness.clock.settle()
     assert [lag for _, _, lag in harness.instances.monitor.lags()] == [1, 0]
-    harness.failure = DOWN
-    harness.responses.set()
+    harness.cluster.failure = DOWN
+    responses.set()
     assert (await asked)[0].lag is None and [*harness.instances.monitor.lags()] == []
-    harness.failure = None
+    harness.cluster.failure = None
 
 
 @pytest.mark.parametrize("ends", ["delete", "unsubscribe", "drain"])
@@ -354,9 +359,9 @@ async def test_what_a_lost_assignment_did_not_commit_is_committed_by_the_next(ha
         await harness.clock.advance(5)
         harness.clients[-1].rebalance("on_lost", P0)  # before the thread takes its commands
         harness.clients[-1].rebalance("on_assign", P0)
-        harness.clients[-1].loses_commits = True
+        harness.clients[-1].async_commits = "lost"
         await harness.turns()
-        harness.clients[-1].loses_commits = False
+        harness.clients[-1].async_commits = "acknowledged"
     await delivered(harness)
     await delivered(harness)
     await harness.clock.advance(5)
@@ -368,10 +373,10 @@ async def test_what_a_lost_assignment_did_not_commit_is_committed_by_the_next(ha
 async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(harness: ActiveHarness, /) -> None:
     """The partition was lost, so nothing could be committed."""
     await delivered(harness)
-    harness.clients[-1].loses_commits = True
+    harness.clients[-1].async_commits = "lost"
     await harness.instance.commit(wait=False)
     await harness.turns()
-    harness.clients[-1].loses_commits = False
+    harness.clients[-1].async_commits = "acknowledged"
     harness.clients[-1].rebalance("on_lost", P0)
     await harness.turns()
     with pytest.raises(CommitRefused) as raised:
@@ -429,9 +434,9 @@ async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(ha
     await harness.clock.settle()
     harness.turn()
     await harness.instance.commit([processed(P0, 6)], wait=False)
-    harness.clients[-1].loses_commits = True
+    harness.clients[-1].async_commits = "lost"
     await harness.turns()
-    harness.clients[-1].loses_commits = False
+    harness.clients[-1].async_commits = "acknowledged"
     harness.clients[-1].rebalance("on_revoke", P0)
     await harness.turns()
     assert harness.committed == {P0: Committed(6)}

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +94,6 @@ class Member:
                     found, committed = await harness.run(one.for_transaction([each.processed() for each in offsets]))
                     assert found.member() is not None
                     for partition, at in found.offsets.items():
-                        self.group.commit(partition, at)
                         harness.committed[partition] = at
                     committed()
                 self.group.outputs.update(map(tuple, (each.value for each in request.body["topics"][0]["records"])))
@@ -121,6 +121,18 @@ class Member:
         self.last |= dict(places)
 
 
+class Commits(dict[TopicPartition, Committed]):
+    """The committed offsets of the group; each is checked."""
+
+    def __init__(self, check: Callable[[TopicPartition, Committed], None]) -> None:
+        super().__init__()
+        self.check = check
+
+    def __setitem__(self, partition: TopicPartition, at: Committed) -> None:
+        self.check(partition, at)
+        super().__setitem__(partition, at)
+
+
 class Group:
     """The members, what they have got, and what was made of it."""
 
@@ -130,7 +142,7 @@ class Group:
         self.outputs: Counter[tuple[int, int]] = Counter()
         self.wrong: list[str] = []
         self.owner: dict[TopicPartition, Member] = {}
-        self.harness.on_commit = self.commit
+        self.harness.cluster.committed_offsets["g"] = Commits(self.commit)
         for partition in (P0, P1):
             self.harness.append(partition, *[4] * RECORDS)
         self.members = [Member(self, "a"), Member(self, "b")]

@@ -59,6 +59,7 @@ from headrace.sidecar.produce.routes import ProduceRoute
 from headrace.sidecar.produce.transaction_routes import TransactionRoute, Writing
 from headrace.sidecar.produce.transactions import Transactions
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_dialects.light4j.audit_routes import AuditEndpoints
 from headrace_dialects.light4j.dead_letter_routes import ActiveDeadLetterEndpoints
 from headrace_dialects.light4j.metadata_routes import MetadataEndpoints
@@ -73,7 +74,6 @@ from headrace_queries.query_sections import QuerySections
 from headrace_queries.routes import QueryEndpoints
 from headrace_queries.table_config import SqlConfig, TableConfig
 from tests.administration_endpoints import administration, assaults
-from tests.served_kafka import Kafka
 
 LIMIT_SECONDS = 60.0
 
@@ -90,17 +90,18 @@ class Response(NamedTuple):
         return json.loads(self.body)
 
 
-def calls(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+def calls(kafka: MemoryCluster, value: Any = None) -> Callable[..., Any]:
     """Make a function that returns this value, or calls it with its arguments, and fails as Kafka does."""
 
     def call(*given: Any, **_: Any) -> Any:
-        kafka.fail()
+        if kafka.failure:
+            raise kafka.failure
         return value(*given) if callable(value) else value
 
     return call
 
 
-def awaits(kafka: Kafka, value: Any = None) -> Callable[..., Any]:
+def awaits(kafka: MemoryCluster, value: Any = None) -> Callable[..., Any]:
     """Make such a function whose result is awaited."""
     call = calls(kafka, value)
 
@@ -127,7 +128,7 @@ def query_endpoints() -> list[Any]:
     ]
 
 
-def dead_letters_of(kafka: Kafka) -> Any:
+def dead_letters_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in without dead letters, which keeps the requests."""
     requests: list[RedeliveryRequest] = []
 
@@ -157,7 +158,7 @@ def dead_letters_of(kafka: Kafka) -> Any:
 VIEW = JobView("j", "replay", {}, "ann", "now", state="running", message="", owner="", updated="", progress={})
 
 
-def work_of(kafka: Kafka) -> Any:
+def work_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for jobs and replays, which has one job."""
 
     def show(name: str, *_: Any) -> JobView:
@@ -173,21 +174,23 @@ def work_of(kafka: Kafka) -> Any:
     )
 
 
-def audit_of(kafka: Kafka) -> Any:
+def audit_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for the audit, which keeps what was controlled and refused."""
     controls: list[tuple[str, str, str, str]] = []
+    unsent: list[Any] = []
     return SimpleNamespace(
         service_id="t",
         controls=controls,
         control=lambda action, target, *, reason, outcome: controls.append((action, target, reason, outcome)),
         produced=lambda *_, **__: None,
         refused=lambda *_, **__: None,
-        not_sent=lambda *event: kafka.not_sent.append(event),
+        unsent=unsent,
+        not_sent=lambda *event: unsent.append(event),
         reported=calls(kafka, []),
     )
 
 
-def control_of(kafka: Kafka) -> Any:
+def control_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for steering, statuses and commands, which has one consumer, `t`."""
     settings, breaker = SettingsInForce(None, 1, 1, 0.0, 1), BreakerDetails("closed", None, "")
     summary = Summary("t", "reactive", "g", [], "", "", None, settings, breaker, {}, 0, None, 0, 0, None, 0, "", None)
@@ -203,7 +206,7 @@ def control_of(kafka: Kafka) -> Any:
     )
 
 
-def registered_of(kafka: Kafka) -> Any:
+def registered_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for registrations, which has one consumer; every second one that is put is new."""
     one = Registration("ann", "t", 7, 7, 0, {"group": "g"}, None)
     new = itertools.cycle((True, False))
@@ -222,7 +225,7 @@ def registered_of(kafka: Kafka) -> Any:
     )
 
 
-def active_of(kafka: Kafka, codecs: Codecs) -> Any:
+def active_of(kafka: MemoryCluster, codecs: Codecs) -> Any:
     """Return a stand-in for instances and for one of them, which reads nothing."""
     active = SimpleNamespace(topics=(), assigned=(), reads=None, batches=(), assignments={})
     active.membership = active
@@ -238,7 +241,7 @@ def active_of(kafka: Kafka, codecs: Codecs) -> Any:
     return active
 
 
-def cluster_of(kafka: Kafka) -> ClusterEndpoints:
+def cluster_of(kafka: MemoryCluster) -> ClusterEndpoints:
     """Return administration of a cluster without topics, groups and access rules."""
     node = SimpleNamespace(id=1, host="h", port=9092, rack=None)
     brokers = awaits(kafka, SimpleNamespace(cluster_id="c", controller=node, nodes=[node]))
@@ -251,14 +254,14 @@ def cluster_of(kafka: Kafka) -> ClusterEndpoints:
     return ClusterEndpoints(topics, groups, SimpleNamespace(brokers=brokers, access_rules=awaits(kafka)))  # type: ignore[arg-type]
 
 
-def registry_of(kafka: Kafka) -> Any:
+def registry_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for a registry with one subject."""
     found: Any = {"subjects": ["t-value"], "version_numbers": [1], "compatibility_of": "NONE"}
     found["read_version"] = SubjectVersion(1, RegisteredSchema(7, "AVRO", "1"))
     return SimpleNamespace(**{name: awaits(kafka, value) for name, value in found.items()})
 
 
-def pipeline_of(kafka: Kafka) -> Any:
+def pipeline_of(kafka: MemoryCluster) -> Any:
     """Return a stand-in for a run, which is held and resumed."""
     run = SimpleNamespace(state="running")
     flows = {"f": FlowStatus(batch_id=3, lag_records=4)}
@@ -271,7 +274,7 @@ def pipeline_of(kafka: Kafka) -> Any:
 class RunningServer:
     """A running server and what it talks to."""
 
-    def __init__(self, web: WebService, kafka: Kafka, metrics: Metrics, services: dict[str, Readiness]) -> None:
+    def __init__(self, web: WebService, kafka: MemoryCluster, metrics: Metrics, services: dict[str, Readiness]) -> None:
         self.web, self.kafka, self.metrics, self.services = web, kafka, metrics, services
         self.tls: TlsFiles | None = None
         self.dead_letters: Any = None
@@ -316,7 +319,7 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
     return Response(int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
-def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
+def _further_endpoints(kafka: MemoryCluster, codecs: Codecs) -> list[object]:
     """Return the endpoints that need no part of the server except Kafka and the formats."""
     work = work_of(kafka)
     control = control_of(kafka)
@@ -324,7 +327,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
     reactive: Any = SimpleNamespace(
         kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
     )
-    active = active_of(kafka, codecs)
+    active, produce = active_of(kafka, codecs), kafka.producer.produce
     reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     return [
         DocumentEndpoints(written),
@@ -335,7 +338,7 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
         PipelineEndpoints({"t": pipeline_of(kafka)}),
         *query_endpoints(),
         ActiveStatusEndpoints(active, "here"),
-        ActiveDeadLetterEndpoints(ActiveConsumersConfig(), active, kafka, codecs, {"r": reactive}, kafka.produce, None),
+        ActiveDeadLetterEndpoints(ActiveConsumersConfig(), active, kafka, codecs, {"r": reactive}, produce, None),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
         ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
         TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
@@ -350,11 +353,12 @@ def _further_endpoints(kafka: Kafka, codecs: Codecs) -> list[object]:
 async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     security = SecurityConfig.model_validate(settings.pop("security", {}))
     config = HttpConfig.model_validate({"port": 0, "allowed_hosts": ["h"], **settings})
-    kafka, metrics, services = Kafka(), Metrics(), {"kafka": Readiness(True)}
+    kafka, metrics, services = MemoryCluster({"t": 3, "t.dlq": 1}), Metrics(), {"kafka": Readiness(True)}
+    kafka.partitions["new"] = 3  # known when it is looked up
     registry = SchemaRegistry(SchemaRegistryConfig(url="http://127.0.0.1:1"), ManualClock())
     events = audit_of(kafka)
-    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka, kafka, events, config.max_records)
-    transactions = Transactions(ProducerConfig(), produce, kafka)
+    produce = ProduceService(ProducerConfig(), Codecs(registry), kafka.producer, kafka, events, config.max_records)
+    transactions = Transactions(ProducerConfig(), produce, kafka.producer)
     idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
     writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
@@ -381,7 +385,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     try:
         yield server
     finally:
-        kafka.gate.set()
+        kafka.producer.release()
         await server.close()
         await web.stop()
         await idempotency.stop()

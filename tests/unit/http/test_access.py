@@ -61,7 +61,7 @@ async def test_the_right_scope_on_another_topic(opened: OpenServer, endpoint: En
     async with opened(security=SECURITY) as server:
         sent = json.dumps(body).encode() if body else b""
         response = await server.ask(request(endpoint.method, path, bearer("other"), sent))
-        assert not server.kafka.records
+        assert not server.kafka.producer.records
         assert response.status == status if status else response.status >= 400, response.body
         assert status != 403 or response.json["code"] == "ERR10005"
         assert status != 200 or not re.search(rb'"t\b', response.body), response.body
@@ -75,7 +75,7 @@ async def test_credentials_and_their_codes(opened: OpenServer) -> None:
             response = await server.ask(request("POST", "/producers/t", more))
             assert (response.status, response.json.get("code", "")) == (status, code), more
             assert (response.headers.get("www-authenticate") == "Bearer") is (status == 401)
-        assert len(server.kafka.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
+        assert len(server.kafka.producer.records) == sum(status == 200 for _, status, _ in CALLERS["credentials"])
 
 
 async def test_strangers_do_not_learn_which_paths_there_are(opened: OpenServer) -> None:
@@ -99,15 +99,15 @@ async def test_readiness_tells_strangers_only_whether(opened: OpenServer) -> Non
 async def test_one_principal_has_a_limit_of_requests_in_flight(opened: OpenServer) -> None:
     """429 with Retry-After for the one more; others go on, and so does this one when it has its responses."""
     async with opened(security={**SECURITY, "max_in_flight": 2}) as server:
-        server.kafka.gate.clear()
+        server.kafka.producer.hold()
         waiting = [asyncio.create_task(server.ask(request("POST", "/producers/t", bearer("writer")))) for _ in range(2)]
-        while len(server.kafka.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
+        while len(server.kafka.producer.records) < 2:  # noqa: ASYNC110 the fake has no event for the second one
             await asyncio.sleep(0)
         response = await server.ask(request("POST", "/producers/t", bearer("writer")))
         assert (response.status, response.json["code"], response.headers["retry-after"]) == (429, "ERR40004", "1")
         assert (await server.ask(request("GET", "/metrics", bearer("scraper")))).status == 200
         assert (await server.ask(request("GET", "/ready", bearer("writer")))).status == 200
-        server.kafka.gate.set()
+        server.kafka.producer.release()
         assert [response.status for response in await asyncio.gather(*waiting)] == [200, 200]
         assert (await server.ask(request("POST", "/producers/t", bearer("writer")))).status == 200
 

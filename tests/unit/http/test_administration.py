@@ -179,7 +179,7 @@ async def test_an_assault_hits_produce_requests_and_not_administration(server: R
     chaos.begin("exception", AssaultRequest(level=1), "ann")
     statuses = [await server.ask(request(method, path)) for method, path in (("POST", "/producers/t"), ("GET", "/"))]
     assert [one.status for one in statuses] == [500, 500]
-    assert not server.kafka.records
+    assert not server.kafka.producer.records
     assert [(await server.get(path)).status for path in ("/adm/chaosmonkey", "/live", "/metrics")] == [200] * 3
     chaos.end("exception")
     assert (await server.ask(request("POST", "/producers/t"))).status == 200

@@ -198,4 +198,4 @@ async def test_the_example_is_a_request_that_works(server: RunningServer) -> Non
     example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
     response = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
     assert response.status == 200
-    assert [record.key for record in server.kafka.records] == [b"alice", None]
+    assert [record.key for record in server.kafka.producer.records] == [b"alice", None]

@@ -77,7 +77,7 @@ async def test_what_two_readers_may_read_differently_is_refused(server: RunningS
         assert json.loads(body)["code"] == "ERR40039", case
 
     await asyncio.gather(*(refuse(server, *row) for row in table(__file__, "ambiguous").items()))
-    assert server.kafka.records == []
+    assert server.kafka.producer.records == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_large_heads_are_refused(server: RunningServer, headers: list[str]
         writer.write(data[start : start + 10_000])
         await asyncio.sleep(0)
     assert (await asyncio.wait_for(pair[0].readuntil(b"\r\n"), 60)).startswith(b"HTTP/1.1 431")
-    assert server.kafka.records == []
+    assert server.kafka.producer.records == []
     reader, writer = await server.connect()
     writer.write(post(body=b'{"records":[{"value":"%b"}]}' % (b"x" * 40_000)) + post()[:50])
     assert (await server.read(reader)).status == 200
@@ -163,10 +163,10 @@ async def test_others_are_not_let_go(server: RunningServer) -> None:
     idle = await server.connect()
     idle[1].write(post())
     await idle[0].readuntil(b'OK"}')
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     waiting = await server.connect()
     waiting[1].write(post())
-    await server.kafka.taken.wait()
+    await server.kafka.producer.taken.wait()
     sending = await server.connect()
     sending[1].write(post("Content-Length: 900000"))
     connections: Any = server.web.shared.connections
@@ -183,7 +183,7 @@ async def test_others_are_not_let_go(server: RunningServer) -> None:
     check_deadlines(connections, 137.0)
     check_deadlines(connections, 148.0)
     assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
-    server.kafka.gate.set()
+    server.kafka.producer.release()
 
 
 async def test_a_request_ends_after_a_minute(server: RunningServer) -> None:
@@ -194,7 +194,7 @@ async def test_a_request_ends_after_a_minute(server: RunningServer) -> None:
             return await asyncio.wait_for(reader.read(), 60)
         return b""
 
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     pairs = [await server.connect() for _ in range(3)]
     for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
         pair[1].write(data)
@@ -209,7 +209,7 @@ async def test_a_request_ends_after_a_minute(server: RunningServer) -> None:
         check_deadlines(connections, 100.0 + now)
     assert not any(connection.transport.is_closing() for connection in connections)
     check_deadlines(connections, 160.1)
-    server.kafka.gate.set()
+    server.kafka.producer.release()
     text = await rest(pairs[0][0])
     assert text.startswith(b"HTTP/1.1 504 ")
     assert text.count(b"HTTP/1.1 ") == 1

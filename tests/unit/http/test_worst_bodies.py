@@ -179,7 +179,7 @@ def send(port: int, request: bytes) -> bytes:
 async def measure(server: Any, watcher: Watcher, request: bytes) -> tuple[float, float, list[bytes]]:
     """Send a request several times at once; return the longest slice, the memory per byte sent, and the responses."""
     port = int(server.web.url.rpartition(":")[2])
-    server.kafka.records.clear()
+    server.kafka.producer.records.clear()
     before = rss()
     watcher.reset()
     responses = await asyncio.gather(*(asyncio.to_thread(send, port, request) for _ in range(AT_ONCE)))

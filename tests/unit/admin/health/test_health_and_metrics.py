@@ -65,9 +65,9 @@ async def test_metrics_count_requests_by_route_and_records(server: RunningServer
 
 async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: RunningServer) -> None:
     """Who waits gets a response; who comes is sent elsewhere; health goes on."""
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
-    await server.kafka.taken.wait()
+    await server.kafka.producer.taken.wait()
     drain = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
     await asyncio.sleep(0)
     refused = await server.ask(post(b'{"records":[]}'))
@@ -75,19 +75,19 @@ async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: R
     assert (refused.headers["connection"], refused.headers["retry-after"]) == ("close", "1")
     assert (await server.get("/health/liveness")).status == 200
     assert not drain.done()
-    server.kafka.gate.set()
+    server.kafka.producer.release()
     assert (await waiting).status == 200
     await asyncio.wait_for(drain, 60)
 
 
 async def test_draining_ends_at_its_deadline(server: RunningServer) -> None:
     """A request that never ends does not hold the process."""
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
-    await server.kafka.taken.wait()
+    await server.kafka.producer.taken.wait()
     with pytest.raises(TimeoutError):
         await server.web.drain(Deadline(SystemClock(), 0.05))
-    server.kafka.gate.set()
+    server.kafka.producer.release()
     await waiting
 
 

@@ -121,7 +121,7 @@ async def test_bad_tokens_are_refused(opened: OpenServer, tmp_path: Path, monkey
         assert (found.pop("100 KB")[0], found.pop("expired 61 s")[0]) == (431, 401)
         assert {status for status, _ in found.values()} == {401}, found
         assert len({body for _, body in found.values()}) == 1, found
-        assert len(running.kafka.records) == 1
+        assert len(running.kafka.producer.records) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from headrace import errors
 from headrace.config.http import SecurityConfig
 from headrace.http.application import Application
-from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
 from tests.raw_server import until
 from tests.running_server import OpenServer, RunningServer
@@ -105,11 +104,12 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
         direct.clear()
         response = await text_of(server, request)
         assert direct == ([expected] if expected else []), request
-        written, server.kafka.records = server.kafka.records, []
+        written, server.kafka.producer.records = server.kafka.producer.records, []
+        server.kafka.logs.clear()
         assert await text_of(server, chunked(request)) == response
         assert direct == ([expected] if expected else []), request
-        assert server.kafka.records == written
-        server.kafka.records = []
+        assert server.kafka.producer.records == written
+        server.kafka.producer.records = []
 
 
 TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
@@ -129,8 +129,8 @@ async def test_records_have_the_correlation_id_of_the_response(server: RunningSe
     """Also where the client named none."""
     head = (await text_of(server, request_bytes)).decode()
     (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
-    assert server.kafka.records
-    for record in server.kafka.records:
+    assert server.kafka.producer.records
+    for record in server.kafka.producer.records:
         assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
 
 
@@ -140,21 +140,18 @@ async def test_records_have_the_correlation_id_of_the_response(server: RunningSe
         [errors.KafkaTimeout("late")],
         [errors.KafkaUnavailable("down")],
         [errors.RecordTooLarge("large")],
-        [Produced(0, 1), errors.KafkaUnauthorized("no")],
+        [None, errors.KafkaUnauthorized("no")],
     ],
 )
 async def test_what_kafka_says_is_reported_in_the_same_bytes(
     server: RunningServer, direct: list[int], results: list[Any]
 ) -> None:
     """Statuses, Retry-After and entries of records that failed."""
-
-    async def produce(records: Sequence[OutgoingRecord]) -> list[Any]:
-        return results
-
-    server.kafka.produce = produce
+    server.kafka.producer.refuse(*results, *results)
     request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
     response = await text_of(server, request)
     assert len(direct) == 1
+    server.kafka.logs.clear()
     assert await text_of(server, chunked(request)) == response
     assert len(direct) == 1
 
@@ -164,11 +161,11 @@ async def test_a_full_budget_is_reported_in_the_same_bytes(
     server: RunningServer, direct: list[int], body: bytes
 ) -> None:
     """At once, without the work being done twice."""
-    server.kafka.failure = errors.ProducerQueueFull("full")
+    server.kafka.producer.failure = errors.ProducerQueueFull("full")
     response = await text_of(server, post(body, IDS))
     assert direct == [503]
     assert b"retry-after: 1" in response
-    assert [(topic, error.code) for topic, error, *_ in server.kafka.not_sent] == [("t", "ERR40016")]
+    assert [(topic, error.code) for topic, error, *_ in server.events.unsent] == [("t", "ERR40016")]
     assert await text_of(server, chunked(post(body, IDS))) == response
     assert direct == [503]
     await server.web.drain(Deadline(SystemClock(), 60))
@@ -221,11 +218,11 @@ async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
 async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direct: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
-        server.kafka.gate.clear()
+        server.kafka.producer.hold()
         first = asyncio.ensure_future(server.ask(post(more=BEARER)))
-        await server.kafka.taken.wait()
+        await server.kafka.producer.taken.wait()
         assert (await server.ask(post(more=BEARER))).status == 429
-        server.kafka.gate.set()
+        server.kafka.producer.release()
         assert (await first).status == 200
         assert (await server.ask(post(more=BEARER))).status == 200
         assert direct == [429, 200, 200]
@@ -238,17 +235,17 @@ async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direc
 async def test_a_request_that_was_loaded_counts_until_its_response(opened: OpenServer) -> None:
     """For the limit of its caller and for a drain, although its task has ended; a client that half-closed gets it."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:
-        server.kafka.gate.clear()
+        server.kafka.producer.hold()
         reader, writer = await server.connect()
         writer.write(chunked(post(more=BEARER)))
-        await server.kafka.taken.wait()
+        await server.kafka.producer.taken.wait()
         await until(lambda: not any(task.get_name() == "http/request" for task in asyncio.all_tasks()))
         assert (await server.ask(post(more=BEARER))).status == 429
         drained = asyncio.ensure_future(server.web.drain(Deadline(SystemClock(), 60)))
         writer.write_eof()
         await asyncio.sleep(0)
         assert not drained.done()
-        server.kafka.gate.set()
+        server.kafka.producer.release()
         assert (await server.read(reader)).status == 200
         await drained
         assert server.web._application._authenticator.in_flight._counts == {}
@@ -268,14 +265,14 @@ async def test_a_request_that_was_loaded_counts_until_its_response(opened: OpenS
 )
 async def test_a_client_that_half_closes_gets_its_response(server: RunningServer, request_bytes: bytes) -> None:
     """As its records are written, whichever way serves it."""
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     reader, writer = await server.connect()
     writer.write(request_bytes)
     writer.write_eof()
-    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
     connections: Any = server.web.shared.connections
     await until(lambda: not any(each.request.keep_alive for each in connections), "the end of what the client sends")
-    server.kafka.gate.set()
+    server.kafka.producer.release()
     assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -296,7 +293,7 @@ async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> No
 
         for pieces in ([usual], [usual], [usual.replace(b'"k"', b'"l"')], [unreadable], [usual[:-5], usual[-5:]]):
             assert await statuses(*pieces) == [400 if pieces == [unreadable] else 200]
-        assert [record.key for record in server.kafka.records] == [b"k", b"k", b"l", b"k"]
+        assert [record.key for record in server.kafka.producer.records] == [b"k", b"k", b"l", b"k"]
         for token, status in (("another-token-of-16", 401), ("0123456789abcdef", 200)):
             known = {**SECURITY, "principals": {"me": {"token": token, "scopes": ["kafka:w"]}}}
             server.web._application._authenticator.change(SecurityConfig.model_validate(known))
@@ -304,7 +301,7 @@ async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> No
         behind = unreadable[-5:] + usual
         assert await statuses(unreadable[:-5], behind) == [400, 200]
         assert await statuses(behind) == [400]
-        assert len(server.kafka.records) == 6
+        assert len(server.kafka.producer.records) == 6
 
 
 async def test_a_rate_is_counted_once_for_each_request(opened: OpenServer, direct: list[int]) -> None:
@@ -322,15 +319,15 @@ async def test_a_rate_is_counted_once_for_each_request(opened: OpenServer, direc
 async def test_an_unreadable_request_does_not_replace_earlier_responses(server: RunningServer, before: int) -> None:
     """On one connection: requests that came whole are answered when they are written, and with them it ends."""
     loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     reader, writer = await server.connect()
     writer.write(post() * before + loose)
-    await asyncio.wait_for(server.kafka.taken.wait(), 60)
-    server.kafka.gate.set()
+    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
+    server.kafka.producer.release()
     text = await asyncio.wait_for(reader.read(), 60)
     assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
     assert text.count(b"connection: close") == 1
-    assert len(server.kafka.records) == before
+    assert len(server.kafka.producer.records) == before
 
 
 @pytest.mark.parametrize("first", [post(), chunked(post())])
@@ -342,16 +339,16 @@ async def test_who_leaves_while_requests_wait_harms_nobody(
 
     failures: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    server.kafka.gate.clear()
+    server.kafka.producer.hold()
     _, writer = await server.connect()
     writer.write(first + post())
-    await asyncio.wait_for(server.kafka.taken.wait(), 60)
+    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
     (connection,) = server.web.shared.connections
     connection.transport.abort()
     for _ in range(10):  # turns of the loop until the connection is closed
         await asyncio.sleep(0)
     assert not server.web.shared.connections
-    server.kafka.gate.set()
+    server.kafka.producer.release()
     await server.web.drain(Deadline(SystemClock(), 60))
     assert not failures
 
@@ -401,4 +398,4 @@ async def test_a_produce_request_that_is_not_sent_is_audited_once(
     writer.write(request_bytes.replace(b"Host: h", b"Host: h\r\nConnection: close"))
     await asyncio.wait_for(reader.read(), 60)
     writer.close()
-    assert [(topic, error.code, *count) for topic, error, *count in server.kafka.not_sent] == [audited]
+    assert [(topic, error.code, *count) for topic, error, *count in server.events.unsent] == [audited]

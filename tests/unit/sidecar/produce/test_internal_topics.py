@@ -57,7 +57,7 @@ async def test_internal_topics_are_closed(opened: OpenServer, name: str, topic: 
     """To every token; dead letter topics are open for `admin`, and without authentication."""
     async with opened(**({"security": SECURITY} if name else {})) as server:
         assert await status_of(server, request(name, topic, form)) == status
-        written = [record for record in server.kafka.records if record.topic == topic]
+        written = [record for record in server.kafka.producer.records if record.topic == topic]
         assert len(written) == (1 if status == 200 else 0)
         if written:
             names = [header for header, _ in written[0].headers or ()]

@@ -29,10 +29,10 @@ async def test_the_body_is_the_value_and_headers_say_the_rest(server: RunningSer
         "X-Correlation-Id: c-1",
         "X-Other: not taken",
     )
-    response, (record,) = await server.ask(request), server.kafka.records
+    response, (record,) = await server.ask(request), server.kafka.producer.records
     assert (response.status, response.json) == (
         200,
-        {"offsets": [{"partition": 0, "offset": 0}], "requestStatus": "OK"},
+        {"offsets": [{"partition": 2, "offset": 0}], "requestStatus": "OK"},
     )
     assert (record.key, record.value) == (b"k %41\xc3\xa9\xff", b"\x00\xff{")
     assert (record.partition, record.timestamp_ms) == (2, 1_700_000_000_000)
@@ -59,7 +59,7 @@ async def test_the_value_is_null_only_if_a_tombstone_is_asked_for(
     server: RunningServer, headers: Any, body: bytes, value: Any
 ) -> None:
     """Empty is not null; the form of a webhook is a value too."""
-    response, (record,) = await server.ask(post(body, *headers)), server.kafka.records
+    response, (record,) = await server.ask(post(body, *headers)), server.kafka.producer.records
     assert (response.status, record.value, record.key) == (200, value, None)
 
 
@@ -71,4 +71,4 @@ async def test_a_wrong_request_is_refused(
     response = await server.ask(post(body.encode(), *headers))
     assert (response.status, response.json["code"]) == (status, code), response.json
     assert says in response.json["description"]
-    assert server.kafka.records == []
+    assert server.kafka.producer.records == []

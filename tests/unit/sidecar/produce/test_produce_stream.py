@@ -29,12 +29,12 @@ async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: OpenSe
     """The response comes before the end; formats come in the query; blank lines are none; the last needs no newline."""
     async with opened() as server, streaming(server, "/producers/t?valueFormat=binary&keyFormat=5") as client:
         client.send({"key": "a", "value": "AAE=", "partition": 1, "headers": [["h", None]], "correlationId": "c"})
-        assert await client.receipt() == {"partition": 0, "offset": 0}
+        assert await client.receipt() == {"partition": 1, "offset": 0}
         client.chunk(b'\n \r\n{"value":')
         client.chunk(b'null}\r\n{"key":"b"}')
         client.finish()
-        assert await client.receipts() == [{"partition": 0, "offset": 0}] * 2
-        first, second, third = server.kafka.records
+        assert await client.receipts() == [{"partition": 0, "offset": 0}, {"partition": 2, "offset": 0}]
+        first, second, third = server.kafka.producer.records
         assert (first.key, first.value, first.partition) == (b"a", b"\x00\x01", 1)
         assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
         assert (second.value, third.key, third.value) == (None, b"b", None)
@@ -61,12 +61,12 @@ async def test_a_bad_line_fails_alone_and_says_which_it_is(opened: OpenServer) -
         client.send(*bad, {"value": "last"})
         client.finish()
         *receipts, last = await client.receipts()
-        assert last["offset"] == 0
+        assert last["offset"] == 1
         assert [(r["line"], r["outcome"]) for r in receipts] == [(4 + n, "fail") for n in range(len(bad))]
         assert {r["code"] for r in receipts} == {"ERR11004", "ERR40007", "ERR12206"}
         assert "STRING takes a JSON string" in receipts[-1]["error"]
         assert all(r["errorCode"] for r in receipts)
-        assert [record.value for record in server.kafka.records] == [b"first", b"last"]
+        assert [record.value for record in server.kafka.producer.records] == [b"first", b"last"]
 
 
 NESTED = ["/producers/t?valueSchemaReferences=" + 8000 * "[", 400, "ERR11004", ""]
@@ -113,7 +113,7 @@ async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened
 def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:
     """Have Kafka keep what it gets; the test calls `done`."""
     sent: list[tuple[Sequence[Any], Any]] = []
-    server.kafka.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
+    server.kafka.producer.send = lambda records, done, *_: sent.append((records, done)) if records else done([])
     return sent
 
 
@@ -129,15 +129,15 @@ async def still(read: Any) -> Any:
 async def test_a_full_budget_is_waited_for(opened: OpenServer) -> None:
     """Not refused, and the order of the lines is kept."""
     async with opened() as server, streaming(server) as client:
-        server.kafka.failure = errors.ProducerQueueFull()
+        server.kafka.producer.failure = errors.ProducerQueueFull()
         client.send({"value": 1})
         client.send({"value": 2})
-        await still(lambda: len(server.kafka.records))
-        assert server.kafka.records == []
-        server.kafka.failure = None
+        await still(lambda: len(server.kafka.producer.records))
+        assert server.kafka.producer.records == []
+        server.kafka.producer.failure = None
         client.finish()
         assert len(await client.receipts()) == 2
-        assert [record.value for record in server.kafka.records] == [b"1", b"2"]
+        assert [record.value for record in server.kafka.producer.records] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -149,26 +149,26 @@ async def test_a_line_over_the_limit_ends_the_stream(opened: OpenServer, whole: 
         *receipts, last = await client.receipts()
         assert len(receipts) == 2
         assert (last["line"], last["end"], last["code"], last["outcome"]) == (3, True, "ERR10068", "fail")
-        assert len(server.kafka.records) == 2
+        assert len(server.kafka.producer.records) == 2
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
 async def test_a_client_that_leaves_leaves_nothing_behind(opened: OpenServer, is_broken: bool) -> None:
     """Or that breaks the grammar of chunks. What it has sent is written; the half line is not; no stream stays open."""
     async with opened() as server, streaming(server) as client:
-        server.kafka.gate.clear()
+        server.kafka.producer.hold()
         client.send({"value": 1})
         client.chunk(b'{"value":2}')
-        await server.kafka.taken.wait()
+        await server.kafka.producer.taken.wait()
         streams = server.streams._open
         assert len(streams) == 1
         if is_broken:
             client.writer.write(b"zz\r\n")
         else:
             client.writer.transport.abort()
-        server.kafka.gate.set()
+        server.kafka.producer.release()
         await until(lambda: not streams)
-        assert [record.value for record in server.kafka.records] == [b"1"]
+        assert [record.value for record in server.kafka.producer.records] == [b"1"]
         assert not server.web._application.gate._in_progress
 
 
@@ -181,7 +181,7 @@ async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
         raise ZeroDivisionError("inner secret")
 
     async with opened() as server, streaming(server) as client:
-        server.kafka.send = broken
+        server.kafka.producer.send = broken
         client.send({"value": 1})
         last = await client.receipt()
         assert last["code"] == "ERR10010" and "secret" not in str(last)

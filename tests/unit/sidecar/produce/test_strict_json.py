@@ -42,7 +42,7 @@ STRICT += [b'{"headers":{"a":"\\udc00"}}', b'{"headers":{"\\udc00":"a"}}', b'{"h
 async def test_values_are_written_byte_for_byte(server: RunningServer, value: bytes) -> None:
     """Numbers of any size, fields that stand twice, escapes; and brackets in strings are no levels."""
     assert (await server.ask(post(b'{"records":[{"value":%s},{"value":1}]}' % value))).status == 200
-    assert server.kafka.records[0].value == value
+    assert server.kafka.producer.records[0].value == value
 
 
 BAD_RECORDS = [*(b'{"value":%s}' % value for value in REFUSED), b'{"key":%s}' % deep(65), *STRICT]
@@ -53,10 +53,10 @@ async def test_a_wrong_value_is_refused(server: RunningServer, record: bytes) ->
     """400 at once for the whole request; as a line of a stream it fails alone."""
     response = await server.ask(post(b'{"keyFormat":"json","records":[{"value":1},%s]}' % record))
     assert (response.status, response.json["code"] in ("ERR11004", "ERR10015")) == (400, True)
-    assert server.kafka.records == []
+    assert server.kafka.producer.records == []
     reader, writer = await server.connect()
     lines = b'{"value":1}\n%s\n{"value":2}' % record
     writer.write(post(lines, "application/x-ndjson", "?keyFormat=json"))
     text = (await asyncio.wait_for(reader.read(), 60)).decode()
     assert (text.count('"line":2'), text.count('"offset":')) == (1, 2)
-    assert [record.value for record in server.kafka.records] == [b"1", b"2"]
+    assert [record.value for record in server.kafka.producer.records] == [b"1", b"2"]

@@ -1,10 +1,11 @@
-"""Where a group begins, and what is missing: with a client that answers from a table."""
+"""Where a group begins, and what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import confluent_kafka
 import pytest
@@ -13,37 +14,21 @@ from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.kafka.positions import PositionResolver, ReadPolicy, StartPosition, has_committed
 from headrace.records import Committed, TopicPartition
 from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
+from headrace_devkit.testing.memory_consumer import MemoryConsumer, plain
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
-UNKNOWN = confluent_kafka.OFFSET_INVALID
 
 
-class FakeClient:
-    """Three partitions of one topic, whose logs go from 40 to 100."""
-
-    def __init__(self, committed: dict[int, int], error: Any = None) -> None:
-        self._committed = committed
-        self._error = error
-
-    def committed(self, wanted: list[Any], timeout: float) -> list[Any]:
-        return [
-            SimpleNamespace(
-                topic=at.topic,
-                partition=at.partition,
-                offset=self._committed.get(at.partition, UNKNOWN) if at.topic == "t" else UNKNOWN,
-                metadata="note",
-                error=self._error,
-            )
-            for at in wanted
-        ]
-
-    def offsets_for_times(self, wanted: list[Any], timeout: float) -> list[Any]:
-        assert {at.offset for at in wanted} == {confluent_kafka.OFFSET_END}
-        return [confluent_kafka.TopicPartition(at.topic, at.partition, -1 if at.partition else 100) for at in wanted]
-
-    def list_topics(self, timeout: float) -> Any:
-        partitions = {0: None, 1: None, 2: None}
-        return SimpleNamespace(topics=dict.fromkeys(("t", "u"), SimpleNamespace(partitions=partitions)))
+def client(committed: Mapping[int, int], error: confluent_kafka.KafkaError | None = None) -> MemoryConsumer:
+    """Return the client of a group, of a topic whose logs go from 40 to 100."""
+    cluster = MemoryCluster({"t": 3, "u": 3})
+    for topic, number in itertools.product("tu", range(3)):
+        log = cluster.log(topic, number)
+        log.start, log.fixed_end = 40, 100
+    known = dict.fromkeys(range(3), error) if error else {n: Committed(at, "note") for n, at in committed.items()}
+    cluster.committed_offsets["g"] = {TopicPartition("t", number): at for number, at in known.items()}
+    return MemoryConsumer(cluster, {"group.id": "g"})
 
 
 def resolver(policy: ReadPolicy, *, subscribed: Sequence[str] = ()) -> PositionResolver:
@@ -52,7 +37,7 @@ def resolver(policy: ReadPolicy, *, subscribed: Sequence[str] = ()) -> PositionR
     return made
 
 
-def starts(client: FakeClient, partitions: list[TopicPartition], policy: ReadPolicy, **more: Any) -> Any:
+def starts(client: MemoryConsumer, partitions: list[TopicPartition], policy: ReadPolicy, **more: Any) -> Any:
     """Return where partitions start, without their epochs."""
     found = resolver(policy, **more).starts(client, partitions)
     return {partition: start._replace(epoch=0) for partition, start in found.items()}
@@ -61,27 +46,31 @@ def starts(client: FakeClient, partitions: list[TopicPartition], policy: ReadPol
 def test_a_group_resumes_at_its_committed_offset_with_its_metadata() -> None:
     """Whatever the policy is for groups without committed offsets."""
     for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
-        assert starts(FakeClient({0: 50}), [P0], policy) == {P0: StartPosition(50, Committed(50, "note"))}
+        assert starts(client({0: 50}), [P0], policy) == {P0: StartPosition(50, Committed(50, "note"))}
 
 
 def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
     """So that a restart before the first record does not choose a later one. One request asks for all partitions, and
     what has no number in the response is not known."""
-    found = starts(FakeClient({}), [P0, P1], ReadPolicy("latest"))
+    one = client({})
+    ask = Mock(return_value=[plain(P0, 100), plain(P1, -1)])
+    one.offsets_for_times = ask  # type: ignore[method-assign]
+    found = starts(one, [P0, P1], ReadPolicy("latest"))
+    assert [item.offset for item in ask.call_args.args[0]] == [confluent_kafka.OFFSET_END] * 2
     assert found == {P0: StartPosition(100, Committed(100), is_new=True)}
 
 
 def test_what_was_added_begins_at_its_start() -> None:
     """A partition, and a topic that this process has read before or that a pattern adds; else "latest" is the end."""
     latest, as_one, begin = ReadPolicy("latest"), ReadPolicy("latest", as_one=True), confluent_kafka.OFFSET_BEGINNING
-    assert {at.offset for at in starts(FakeClient({2: 7}), [P0, P1], latest).values()} == {begin}
+    assert {at.offset for at in starts(client({2: 7}), [P0, P1], latest).values()} == {begin}
     added = TopicPartition("u", 0)
     reads = resolver(latest)
-    reads.starts(FakeClient({0: 50}), [P0])
-    assert reads.starts(FakeClient({}), [P0])[P0].offset == begin
-    assert starts(FakeClient({0: 50}), [added], as_one, subscribed=["t", "u"])[added].offset == begin
-    assert starts(FakeClient({0: 50}), [added], latest, subscribed=["t", "u"])[added].offset == 100
-    assert starts(FakeClient({}), [added], as_one, subscribed=["t", "u"])[added].offset == 100
+    reads.starts(client({0: 50}), [P0])
+    assert reads.starts(client({}), [P0])[P0].offset == begin
+    assert starts(client({0: 50}), [added], as_one, subscribed=["t", "u"])[added].offset == begin
+    assert starts(client({0: 50}), [added], latest, subscribed=["t", "u"])[added].offset == 100
+    assert starts(client({}), [added], as_one, subscribed=["t", "u"])[added].offset == 100
 
 
 def test_what_cannot_be_read_is_not_guessed() -> None:
@@ -89,6 +78,6 @@ def test_what_cannot_be_read_is_not_guessed() -> None:
     error = confluent_kafka.KafkaError(14)
     for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
         made = resolver(policy)
-        assert (made.starts(FakeClient({}, error=error), [P0]), made.is_open(P0)) == ({}, True)
+        assert (made.starts(client({}, error=error), [P0]), made.is_open(P0)) == ({}, True)
     with pytest.raises(confluent_kafka.KafkaException):
-        has_committed(FakeClient({}, error=error), ["t"])
+        has_committed(client({}, error=error), ["t"])

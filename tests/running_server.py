@@ -242,7 +242,7 @@ def active_of(kafka: MemoryCluster, codecs: Codecs) -> Any:
 
 
 def cluster_of(kafka: MemoryCluster) -> ClusterEndpoints:
-    """Return administration of a cluster without topics, groups and access rules."""
+    """Return administration of a cluster without topics and groups."""
     node = SimpleNamespace(id=1, host="h", port=9092, rack=None)
     brokers = awaits(kafka, SimpleNamespace(cluster_id="c", controller=node, nodes=[node]))
     topics: Any = TopicAdministration(kafka, kind_by_name)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def cluster_of(kafka: MemoryCluster) -> ClusterEndpoints:
     topics.change = awaits(kafka, TopicChanges("t", False, []))
     groups._cluster = SimpleNamespace(group=awaits(kafka))
     groups.reset = awaits(kafka, OffsetsResponse("t", False, 0, []))
-    return ClusterEndpoints(topics, groups, SimpleNamespace(brokers=brokers, access_rules=awaits(kafka)))  # type: ignore[arg-type]
+    return ClusterEndpoints(topics, groups, SimpleNamespace(brokers=brokers))  # type: ignore[arg-type]
 
 
 def registry_of(kafka: MemoryCluster) -> Any:

@@ -11,13 +11,12 @@ from typing import Any
 import confluent_kafka
 import pytest
 import yaml
-from confluent_kafka import admin
 
 from headrace.kafka import Admin
 from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
-from headrace_devkit.testing.secured import SecuredCluster, kafka_settings
+from headrace_devkit.testing.secured import kafka_settings
 from tests.active_client import Response, send
 
 SCOPES = {"ops": ["admin"], "ann": ["consume:test-*", "group:test-*"]}
@@ -176,26 +175,6 @@ def test_the_command_asks_for_the_name_again(site: Scenario, topic: MakeTopic) -
     assert refused.returncode and "internal" in refused.stderr
     site.cli("topics", "delete", name, given=f"{name}\n")
     site.wait_until(lambda: name not in site.cli("topics", "list").stdout, "the end of the topic")
-
-
-def test_access_rules_are_listed_for_those_who_may_read_them(
-    kafka_secured: SecuredCluster, headrace: StartHeadrace
-) -> None:
-    """Others see the brokers, and why there are no rules."""
-    pattern, allow = (admin.ResourcePatternType.PREFIXED, "User:ann", "*"), admin.AclPermissionType.ALLOW
-    rule = admin.AclBinding(admin.ResourceType.TOPIC, "orders", *pattern, admin.AclOperation.READ, allow)
-    client = admin.AdminClient({"bootstrap.servers": kafka_secured.bootstrap_servers})
-    client.create_acls([rule])[rule].result(30)
-    own = {"bootstrap_servers": kafka_secured.bootstrap_servers}
-    shown, denied = (
-        send("GET", f"{headrace({'kafka': kafka}).url}/cluster").body
-        for kafka in (own, kafka_secured.login(user="guest"))
-    )
-    listed = {"principal": "User:ann", "host": "*", "operation": "read", "permission": "allow"}
-    assert {**listed, "resource_type": "topic", "resource": "orders", "pattern": "prefixed"} in shown["access_rules"]
-    assert (shown["authorizer"], shown["controller"], shown["problem"]) == (True, 1, "")
-    assert (denied["access_rules"], len(denied["brokers"])) == ([], 1)
-    assert "Describe" in denied["problem"]
 
 
 async def test_an_election_that_is_not_needed_is_no_problem(

@@ -1,4 +1,4 @@
-"""Creates, changes and deletes topics, and shows configurations, groups, brokers and access rules to administrators.
+"""Creates, changes and deletes topics, and shows configurations, groups and brokers to administrators.
 
 What the cluster rejects because of the request is InvalidRequest, with what to do.
 """
@@ -9,9 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import confluent_kafka
 from confluent_kafka.admin import (
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -19,7 +16,6 @@ from confluent_kafka.admin import (
     ConfigSource,
     NewPartitions,
     NewTopic,
-    ResourcePatternType,
     ResourceType,
 )
 
@@ -54,20 +50,6 @@ _ADVICE: Final = {
 """Kafka's errors that the request causes, with what to do."""
 _SETTLED: Final = ("stable", "empty", "dead")
 """States of a group that waits for no member."""
-_ANY: Final[Any] = None
-_ALL_RULES: Final = AclBindingFilter(
-    ResourceType.ANY, _ANY, ResourcePatternType.ANY, _ANY, _ANY, AclOperation.ANY, AclPermissionType.ANY
-)
-
-
-def _rules(client: AdminClient, limit: float) -> Sequence[Any]:
-    found: Sequence[Any] = client.describe_acls(_ALL_RULES, request_timeout=limit).result(limit)
-    if not found:  # librdkafka 2.16 also returns no rules when the brokers refuse to list them
-        cluster = client.describe_cluster(include_authorized_operations=True, request_timeout=limit).result(limit)
-        allowed = cluster.authorized_operations or []
-        if AclOperation.DESCRIBE not in allowed:
-            raise confluent_kafka.KafkaException(_Error(_Error.CLUSTER_AUTHORIZATION_FAILED))
-    return found
 
 
 class ConfigValue(NamedTuple):
@@ -209,16 +191,6 @@ class ClusterAdmin:
             lambda client, limit: client.describe_cluster(request_timeout=limit).result(limit),
             Right("Describe", "cluster"),
         )
-
-    async def access_rules(self) -> Sequence[Any] | None:
-        """Return the client's ACLs; None where the cluster has no authorizer."""
-        try:
-            rules: Sequence[Any] = await self.admin.request("list access rules", _rules, Right("Describe", "cluster"))
-            return rules
-        except errors.KafkaError as error:
-            if error.parameters.get("kafka_code") == _Error.SECURITY_DISABLED:
-                return None
-            raise
 
     async def _change(self, doing: str, call: Callable[[AdminClient, float], Mapping[Any, Any]], right: Right) -> Any:
         def request(client: AdminClient, limit: float) -> Any:

@@ -152,7 +152,7 @@ class ClusterEndpoints:
         _audit(call, f"group {group}", dry_run=call.body.dry_run)
         return await self._groups.reset(group, call.body)
 
-    @Endpoint("GET", "/cluster", "showCluster", "Brokers, controller and access rules", ADMINISTER, errors=KAFKA)
+    @Endpoint("GET", "/cluster", "showCluster", "Brokers and controller", ADMINISTER, errors=KAFKA)
     async def show_cluster(self, call: Call[None, None]) -> ClusterView:
         return await view_cluster(self._cluster)
 

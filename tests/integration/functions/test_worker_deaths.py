@@ -140,3 +140,40 @@ async def test_a_worker_that_dies_while_it_starts_is_named(
         await function.until(lambda: reason in function.service.readiness().reason)
         with pytest.raises(DestinationUnavailable, match=re.escape(reason)):
             await function.deliver(b"a")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes is announced, 1073741824 are allowed"),
+        (b"\0\0\0\x05\x92\x02\xa2\xff\xfe", "unexpected content: 'utf-8' codec"),
+        (b"\0\0\0\x09\x92", "exit code 7"),
+    ],
+    ids=["too long", "not a text", "half a frame"],
+)
+async def test_a_handler_that_writes_to_the_connection_ends_its_worker_only(
+    write_function: Write, running: Run, sent: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker that follows serves the records that come after."""
+    code = f"""
+        import os, socket, time
+        def handler(context, event):
+            if event.body != b"break":
+                return
+            for number in range(3, 100):
+                try:
+                    connected = socket.socket(fileno=os.dup(number)).getpeername() == ""
+                except OSError:
+                    continue
+                if connected:
+                    os.write(number, {sent!r})
+            if {why == "exit code 7"}:
+                os._exit(7)
+            time.sleep(60)
+    """
+    async with running(write_function(code)) as function:
+        await function.ready()
+        [reply] = await function.deliver(b"break")
+        assert reply.error == "WorkerLost" and why in reply.reason
+        assert await function.deliver(b"b", first=1) == [ACK]
+    assert "Traceback" not in caplog.text

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from headrace.errors import WorkerLost
+from headrace.framing import ProtocolBroken
 from headrace.functions import protocol
 from headrace.functions.frames import NOTHING_BEGUN, FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
@@ -75,12 +76,12 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
 async def test_responses_that_do_not_fit_are_no_responses() -> None:
     """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in a response."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
-    with pytest.raises(protocol.ProtocolBroken):
+    with pytest.raises(ProtocolBroken):
         frames.completed(protocol.Done())
     frames.add(2, P)
-    with pytest.raises(protocol.ProtocolBroken):
+    with pytest.raises(ProtocolBroken):
         frames.completed(protocol.Results([]))
-    with pytest.raises(protocol.ProtocolBroken):
+    with pytest.raises(ProtocolBroken):
         frames.completed(protocol.Results([None] * 3))
     assert frames.completed(protocol.Results([None])) == 1
     frames.close()

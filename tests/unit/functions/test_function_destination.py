@@ -23,6 +23,7 @@ from headrace.errors import (
     RecordTooLarge,
     WorkerLost,
 )
+from headrace.framing import FrameReader
 from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
@@ -58,7 +59,7 @@ class FakeWorkers:
         schemas: Mapping[int, protocol.Schema],
         ending: Collection[TopicPartition] = (),
     ) -> protocol.Done | protocol.Results:
-        [work] = protocol.FrameReader(protocol.decode_to_worker).feed(bytes(frame))
+        [work] = FrameReader(protocol.decode_to_worker).feed(bytes(frame))
         assert isinstance(work, protocol.Work) and len(work.offsets) == records
         self.frames.append(work.offsets)
         return self.response(work)

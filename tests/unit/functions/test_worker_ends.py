@@ -11,6 +11,7 @@ import pytest
 
 from headrace.delivery.outcomes import ACK
 from headrace.errors import WorkerLost
+from headrace.framing import encode_frame
 from headrace.functions import protocol
 from headrace.functions.frames import NOTHING_BEGUN
 from headrace.functions.process import WorkerProcess
@@ -174,7 +175,7 @@ async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_en
         function.service._reload(0, process)
         await function.until(lambda: process._drain_callback.pending)
         work = protocol.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
-        response = asyncio.ensure_future(process.serve(PARTITION, protocol.encode_frame(work), 1, {}))
+        response = asyncio.ensure_future(process.serve(PARTITION, encode_frame(work), 1, {}))
         await asyncio.sleep(0)
         (folder / "go").touch()
         result = await response  # without WorkerLost: NOTHING_BEGUN if it was recalled before the worker began it

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace import framing
 from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.avro import AvroCodec
@@ -104,7 +105,7 @@ async def test_a_result_that_cannot_be_sent_fails_its_own_record(
     write_function: Write, running: Run, monkeypatch: pytest.MonkeyPatch, ordering: str
 ) -> None:
     """Half an emoji, as cut JSON has it; more than a response holds. What does not fit is called again."""
-    monkeypatch.setattr(protocol, "MAX_FRAME_BYTES", 4000)
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 4000)
     code = """
         import enum
         class Topic(enum.StrEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from typing import Any
 
@@ -16,7 +15,7 @@ from headrace_devkit.testing import ManualClock
 from headrace_queries.callers import Caller, CallerEnds
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, frame_of, size_of
+from headrace_queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, encode_message
 
 LIMIT_SECONDS = 20.0
 
@@ -73,14 +72,10 @@ def test_a_caller_waits_longer_after_each_end() -> None:
     assert ends.count(culprit) == 5
 
 
-@pytest.mark.parametrize("size", [MOST_FRAME_BYTES, MOST_FRAME_BYTES + 1])
-def test_a_frame_has_a_bound(size: int) -> None:
-    """Neither side sends nor reads a longer one."""
-    prefix = size.to_bytes(4, "big")
-    with pytest.raises(ConnectionError) if size > MOST_FRAME_BYTES else contextlib.nullcontext():
-        assert size_of(prefix) == size
+def test_a_message_has_a_bound() -> None:
+    """The engine does not send a longer one."""
     with pytest.raises(StatementRejected):
-        frame_of(Row(1, b"x" * MOST_FRAME_BYTES))
+        encode_message(Row(1, b"x" * MOST_FRAME_BYTES))
 
 
 def _has_row(response: ToParent) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable, StatementRejected
+from headrace.framing import ProtocolBroken
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
 from headrace.runtime.memory import memory_bytes
 from headrace_queries.protocol import (
@@ -19,6 +20,7 @@ from headrace_queries.protocol import (
     EngineSetup,
     Filter,
     Lookup,
+    Messages,
     Rebuild,
     RequestFailed,
     Statuses,
@@ -27,8 +29,7 @@ from headrace_queries.protocol import (
     ToEngine,
     ToParent,
     decode_to_parent,
-    frame_of,
-    read_frame,
+    encode_message,
 )
 from headrace_queries.query_sections import QuerySections
 
@@ -152,7 +153,7 @@ class EngineChild(Service):
         """
         if self._writer is None or self._writer.is_closing():
             raise QueriesUnavailable(_STARTING)
-        self._writer.write(frame_of(message))
+        self._writer.write(encode_message(message))
 
     def end(self, reason: str) -> None:
         """End the present process; another one is started."""
@@ -191,15 +192,18 @@ class EngineChild(Service):
         finally:
             engine_end.close()
         reader, writer = await asyncio.open_unix_connection(sock=own_end)
+        messages = Messages(reader, decode_to_parent)
         self._writer = writer
         self._process = child
         self._end_reason = ""
         watch = self.spawn(self._watch(child), "watch of the engine")
         try:
             self.send(EngineSetup(pickle.dumps(self._config), self._statements))
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    self._take(decode_to_parent(await read_frame(reader)))
+            try:
+                async for message in messages:
+                    self._take(message)
+            except ProtocolBroken as cause:
+                self.end(f"it does not follow the protocol: {cause}")
             was_ready = not self.problem
             self._fail_all()
             await child.stop(Deadline(self._clock, GRACE_SECONDS))  # it may still write why it ends

@@ -1,4 +1,4 @@
-"""The messages between Headrace and its engine of tables, and their frames: a 4-byte big-endian length, and msgpack.
+"""The messages between Headrace and its engine of tables, which `headrace.framing` cuts from a stream.
 
 The parent sends `EngineSetup` once, then requests in any order. The engine responds to each `Ask`, `Lookup` and
 `Rebuild` with one message that has its number: `Rows`, `Row`, `Rebuilt` or `RequestFailed`. A `Subscribe` gets one
@@ -8,14 +8,18 @@ An engine sends `EvaluationBatch` and `Evaluate` to an evaluator, which says wit
 """
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from headrace.errors import StatementRejected
+from headrace.framing import FrameReader, ProtocolBroken, encode_frame
 from headrace_queries.push_statement import PushStatement
 
+M = TypeVar("M")
 Form = Literal["objects", "arrays", "arrow"]
 Positions = dict[int, int]
 """By partition: the offset of the next record."""
@@ -247,45 +251,49 @@ class Evaluated(msgspec.Struct, array_like=True, tag=11, frozen=True):
 ToEngine = EngineSetup | Ask | Lookup | Cancel | Rebuild | Subscribe | Unsubscribe | Filter | EvaluationBatch | Evaluate
 ToParent = Rows | Row | RequestFailed | Rebuilt | Statuses | PushBegun | Changes | Ended | Slow | Filtered | Evaluated
 
-PREFIX_BYTES = 4
 MOST_FRAME_BYTES = 128 * 1024 * 1024
-_encode = msgspec.msgpack.Encoder().encode
-decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
-decode_to_parent: Callable[[bytes], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
+_READ_BYTES = 262_144
+decode_to_engine: Callable[[memoryview], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_parent: Callable[[memoryview], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
 
 
-def frame_of(message: ToEngine | ToParent) -> bytes:
+def encode_message(message: ToEngine | ToParent) -> bytearray:
     """Return a message as one frame.
 
     Raises:
         StatementRejected: It is too long.
     """
-    body = _encode(message)
-    if len(body) > MOST_FRAME_BYTES:
+    try:
+        return encode_frame(message, MOST_FRAME_BYTES)
+    except ProtocolBroken:
         raise StatementRejected(
             f"the engine of tables takes and gives at most {MOST_FRAME_BYTES >> 20} MiB at once: "
             "select fewer rows or columns, or send fewer records"
-        )
-    return len(body).to_bytes(PREFIX_BYTES, "big") + body
+        ) from None
 
 
-def size_of(prefix: bytes) -> int:
-    """Return the bytes of the frame behind a prefix.
+class Messages(Generic[M]):
+    """The messages of a connection, until it ends, perhaps within one of them."""
 
-    Raises:
-        ConnectionError: It is longer than any frame that is sent.
-    """
-    size = int.from_bytes(prefix, "big")
-    if size > MOST_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {size} bytes, and {MOST_FRAME_BYTES} are allowed")
-    return size
+    def __init__(self, stream: asyncio.StreamReader, decode: Callable[[memoryview], M]) -> None:
+        self._stream = stream
+        self._reader = FrameReader(decode, MOST_FRAME_BYTES)
+        self._messages = deque[M]()
 
+    def __aiter__(self) -> Self:
+        return self
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the body of the next frame.
+    async def __anext__(self) -> M:
+        """Return the next message.
 
-    Raises:
-        asyncio.IncompleteReadError: The other side has closed the connection.
-        ConnectionError: The frame is too long.
-    """
-    return await reader.readexactly(size_of(await reader.readexactly(PREFIX_BYTES)))
+        Raises:
+            ProtocolBroken: The other side has sent something else.
+        """
+        while not self._messages:
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                data = await self._stream.read(_READ_BYTES)
+            if not data:
+                raise StopAsyncIteration
+            self._messages.extend(self._reader.feed(data))
+        return self._messages.popleft()

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime import Supervisor, SystemClock
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace_queries.engine.engine import Engine
-from headrace_queries.protocol import EngineSetup, decode_to_engine, read_frame
+from headrace_queries.protocol import EngineSetup, Messages, decode_to_engine
 from headrace_queries.query_sections import QuerySections
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ _ALLOCATED_BYTES = 2 << 30
 
 async def _main(number: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=number))
-    setup = decode_to_engine(await read_frame(reader))
+    messages = Messages(reader, decode_to_engine)
+    setup = await anext(messages)
     assert isinstance(setup, EngineSetup)
     config: QuerySections = pickle.loads(setup.config)
     configure_logging(config.log_level, config.log_format)
@@ -48,7 +49,7 @@ async def _main(number: int) -> None:
     supervisor = Supervisor(engine.services, clock, _STOP_SECONDS)
     await supervisor.start()
     try:
-        await engine.serve(reader)
+        await engine.serve(messages)
     finally:
         await supervisor.stop()
         await engine.close()

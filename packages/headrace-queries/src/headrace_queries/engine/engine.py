@@ -1,7 +1,6 @@
 """The services of an engine process, and which of them serves each message of the parent."""
 
 import asyncio
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -27,6 +26,7 @@ from headrace_queries.protocol import (
     Filter,
     Filtered,
     Lookup,
+    Messages,
     PushBegun,
     Rebuild,
     Rebuilt,
@@ -36,11 +36,10 @@ from headrace_queries.protocol import (
     Slow,
     Statuses,
     Subscribe,
+    ToEngine,
     ToParent,
     Unsubscribe,
-    decode_to_engine,
-    frame_of,
-    read_frame,
+    encode_message,
 )
 from headrace_queries.query_sections import QuerySections
 
@@ -105,27 +104,25 @@ class Engine(Service):
         self.keep(lambda: give_back_memory(self._clock), "memory")
         self.keep(self._watch, "slow statements")
 
-    async def serve(self, reader: asyncio.StreamReader) -> None:
+    async def serve(self, messages: Messages[ToEngine]) -> None:
         """Serve messages until the parent closes the connection."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                message = decode_to_engine(await read_frame(reader))
-                if isinstance(message, Ask):
-                    self._pulls.ask(message)
-                elif isinstance(message, Lookup):
-                    self._pulls.look_up(message)
-                elif isinstance(message, Filter):
-                    self._filters.filter(message)
-                elif isinstance(message, Cancel):
-                    self._pulls.cancel(message.number)
-                elif isinstance(message, Rebuild):
-                    self.spawn(self._rebuild(message), f"rebuild {message.table}")
-                elif isinstance(message, Subscribe):
-                    pushes = self._pushes[message.table]
-                    self.spawn(pushes.subscribe(message), f"push query {message.number}")
-                elif isinstance(message, Unsubscribe):
-                    ending = self._pushes[message.table].unsubscribe(message.number)
-                    self.spawn(ending, f"end of push query {message.number}")
+        async for message in messages:
+            if isinstance(message, Ask):
+                self._pulls.ask(message)
+            elif isinstance(message, Lookup):
+                self._pulls.look_up(message)
+            elif isinstance(message, Filter):
+                self._filters.filter(message)
+            elif isinstance(message, Cancel):
+                self._pulls.cancel(message.number)
+            elif isinstance(message, Rebuild):
+                self.spawn(self._rebuild(message), f"rebuild {message.table}")
+            elif isinstance(message, Subscribe):
+                pushes = self._pushes[message.table]
+                self.spawn(pushes.subscribe(message), f"push query {message.number}")
+            elif isinstance(message, Unsubscribe):
+                ending = self._pushes[message.table].unsubscribe(message.number)
+                self.spawn(ending, f"end of push query {message.number}")
 
     async def close(self) -> None:
         """Close connections that are left."""
@@ -157,7 +154,7 @@ class Engine(Service):
         if self._writer.is_closing():
             return
         try:
-            self._writer.write(frame_of(message))
+            self._writer.write(encode_message(message))
         except StatementRejected as cause:
             for number in message.numbers if isinstance(message, Changes) else ():
                 self._send(Ended(number, cause.description))

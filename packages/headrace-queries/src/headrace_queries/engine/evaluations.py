@@ -8,17 +8,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from headrace.errors import QueriesUnavailable
+from headrace.framing import ProtocolBroken
 from headrace.runtime import ChildProcess, Service
 from headrace_queries.engine.evaluator import EVALUATION_SECONDS
 from headrace_queries.protocol import (
     Evaluate,
     Evaluated,
     EvaluationBatch,
+    Messages,
     RequestFailed,
     ToParent,
     decode_to_parent,
-    frame_of,
-    read_frame,
+    encode_message,
 )
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Evaluations(Service):
         self._memory_bytes = memory_bytes
         self._turn = asyncio.Lock()
         self._child: ChildProcess | None = None
-        self._reader: asyncio.StreamReader
+        self._messages: Messages[ToParent]
         self._writer: asyncio.StreamWriter
 
     async def start(self) -> None:
@@ -59,9 +60,9 @@ class Evaluations(Service):
                     if self._child is None or not self._child.running:
                         await self._start()
                     left = [request for request in left if is_pending(request)]  # clients leave meanwhile
-                    self._writer.write(frame_of(batch))
+                    self._writer.write(encode_message(batch))
                     for request in left:
-                        self._writer.write(frame_of(request))
+                        self._writer.write(encode_message(request))
                     while left and self._child:
                         response = await self._response()
                         yield left.pop(0), response
@@ -81,12 +82,13 @@ class Evaluations(Service):
             raise QueriesUnavailable(f"the process that evaluates push queries does not start: {cause}") from cause
         finally:
             other_end.close()
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=own_end)
+        reader, self._writer = await asyncio.open_unix_connection(sock=own_end)
+        self._messages = Messages(reader, decode_to_parent)
         self._child = child
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await read_frame(self._reader)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as cause:
+                await anext(self._messages)
+        except (TimeoutError, StopAsyncIteration, ProtocolBroken) as cause:
             self._end()
             text = "the process that evaluates push queries does not start: see the log above"
             raise QueriesUnavailable(text) from cause
@@ -95,8 +97,8 @@ class Evaluations(Service):
         """Return the next response; None, without the process, if it does not come."""
         try:
             async with asyncio.timeout(EVALUATION_SECONDS + _GRACE_SECONDS):
-                response: ToParent = decode_to_parent(await read_frame(self._reader))
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as cause:
+                response = await anext(self._messages)
+        except (TimeoutError, StopAsyncIteration, ProtocolBroken) as cause:
             log.warning(
                 "%s: a push query ended the process that evaluates it (%r); dropping the query", self.name, cause
             )

@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 import uvloop
 
+from headrace.framing import ProtocolBroken
 from headrace.runtime import ThreadPool
 from headrace_queries.columns import quoted
 from headrace_queries.engine.apart import in_parts
@@ -31,12 +32,12 @@ from headrace_queries.protocol import (
     Evaluate,
     Evaluated,
     EvaluationBatch,
+    Messages,
     RequestFailed,
     Row,
     ToParent,
     decode_to_engine,
-    frame_of,
-    read_frame,
+    encode_message,
 )
 
 EVALUATION_SECONDS: Final = 2.0
@@ -129,10 +130,9 @@ async def _main(number: int, memory_bytes: int) -> None:
         evaluator.connection.interrupt()
         timer = loop.call_later(_AGAIN_SECONDS, interrupt)  # one that comes before a statement begins has no effect
 
-    writer.write(frame_of(Row(0, None)))
+    writer.write(encode_message(Row(0, None)))
     ends_at = 0.0
-    while True:
-        message = decode_to_engine(await read_frame(reader))
+    async for message in Messages(reader, decode_to_engine):
         if isinstance(message, EvaluationBatch):
             await thread.run(evaluator.take, message)
             ends_at = time.monotonic() + EVALUATION_SECONDS
@@ -142,14 +142,14 @@ async def _main(number: int, memory_bytes: int) -> None:
                 response = await thread.run(evaluator.evaluate, message)
             finally:
                 timer.cancel()
-            writer.write(_frame_of(response, message.number))
+            writer.write(_encoded(response, message.number))
 
 
-def _frame_of(response: ToParent, number: int) -> bytes:
+def _encoded(response: ToParent, number: int) -> bytearray:
     try:
-        return frame_of(response)
+        return encode_message(response)
     except Exception as cause:  # noqa: BLE001 boundary: rows that are too many are their caller's response
-        return frame_of(failure(number, cause))
+        return encode_message(failure(number, cause))
 
 
 def main() -> None:
@@ -160,10 +160,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with (
-        contextlib.suppress(asyncio.IncompleteReadError, ConnectionError),
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    with contextlib.suppress(ProtocolBroken), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main(int(sys.argv[1]), memory_bytes))
     os._exit(0)
 

@@ -24,6 +24,7 @@ from headrace.delivery.outcomes import (
     not_taken,
 )
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
+from headrace.framing import encode_frame
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
 from headrace.functions.call_spans import CallSpans, call_spans
@@ -344,7 +345,7 @@ class FunctionDestination(PartitionListener):
             self._workers.stop_partitions([partition])
 
         request.trigger, waiting = self._trigger_index, self._workers.spawn(give_up(), "wait for a worker")
-        frame = protocol.encode_frame(request)
+        frame = encode_frame(request)
         try:
             response = await self._workers.serve(self._workers.workers, partition, frame, 1, {}, self._ending)
             result = response.results[0] if isinstance(response, protocol.Results) and response.results else None
@@ -384,7 +385,7 @@ class FunctionDestination(PartitionListener):
             self._is_in_order(delivery),
             spans.indexes if spans else [],
         )
-        frame = protocol.encode_frame(work)
+        frame = encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]
         try:
             response = await self._workers.serve(workers, partition, frame, len(records), schemas, ending)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 import msgspec
 
 from headrace.errors import FunctionInvalid
+from headrace.framing import FrameReader
 from headrace.functions import protocol
 from headrace.functions.frames import Response
 from headrace.functions.sdk import print_line
@@ -46,9 +47,9 @@ class ForegroundFunction(FunctionService):
             raise FunctionInvalid(str(cause)) from cause
         for schema in schemas.values():
             serving.bodies.learn(schema)
-        [work] = protocol.FrameReader(protocol.decode_to_worker).feed(frame)
+        [work] = FrameReader(protocol.decode_to_worker).feed(frame)
         assert isinstance(work, protocol.Work)
-        [response] = protocol.FrameReader(protocol.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
+        [response] = FrameReader(protocol.decode_to_parent).feed(bytes(runs.run(serving.serve(work))))
         assert isinstance(response, protocol.Done | protocol.Results)
         runs.close()
         return response

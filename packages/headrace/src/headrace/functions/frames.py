@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Set
 from typing import NamedTuple
 
 from headrace.errors import WorkerLost
+from headrace.framing import ProtocolBroken
 from headrace.functions import protocol
 from headrace.records import TopicPartition
 
@@ -100,11 +101,11 @@ class FramesInFlight:
                 has not stopped the frame.
         """
         if not self._frames:
-            raise protocol.ProtocolBroken("a response without a request")
+            raise ProtocolBroken("a response without a request")
         frame = self._frames[0]
         records = len(response.results) if isinstance(response, protocol.Results) else frame.records
         if records > frame.records or not (records or frame.number in self._stopped):
-            raise protocol.ProtocolBroken("a response without a request")
+            raise ProtocolBroken("a response without a request")
         self._frames.popleft()
         self._stopped.discard(frame.number)
         if self._shared[1] == frame.number + 1:  # else the next frame is stopped already

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.errors import WorkerLost
+from headrace.framing import FrameReader, ProtocolBroken, encode_frame
 from headrace.functions import protocol
 from headrace.functions.frames import Frame, FramesInFlight, Response, open_shared_page
 from headrace.functions.worker_log import WorkerOutput
@@ -41,14 +42,14 @@ class WorkerConnection(asyncio.Protocol):
         self._take = take
         self._on_broken = on_broken
         self._on_closed = on_closed
-        self._reader = protocol.FrameReader(protocol.decode_to_parent)
+        self._reader = FrameReader(protocol.decode_to_parent)
         self._known_schemas: set[int] = set()
         self._transport: Any = None
 
     async def open(self, end: socket.socket, setup: protocol.Setup) -> None:
         """Connect, and send the setup."""
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
-        transport.write(protocol.encode_frame(setup))
+        transport.write(encode_frame(setup))
         self._transport = transport
 
     @property
@@ -62,7 +63,7 @@ class WorkerConnection(asyncio.Protocol):
         return self._transport is not None and bool(self._transport.is_closing())
 
     def send(self, message: protocol.ToWorker) -> None:
-        self._transport.write(protocol.encode_frame(message))
+        self._transport.write(encode_frame(message))
 
     def send_schemas(self, schemas: Mapping[int, protocol.Schema]) -> None:
         """Send those of the schemas that the worker does not know."""
@@ -90,7 +91,7 @@ class WorkerConnection(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._take(message)
-        except protocol.ProtocolBroken as cause:
+        except ProtocolBroken as cause:
             self._on_broken(f"the worker does not follow the protocol: {cause}")
 
     def connection_lost(self, exc: Exception | None) -> None:

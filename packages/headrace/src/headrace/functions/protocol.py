@@ -1,32 +1,21 @@
-"""The messages between the parent and a worker, and their frames.
+"""The messages between the parent and a worker, which `framing` cuts from a stream.
 
-A frame is a 4-byte big-endian length and one msgpack value. The parent sends `Setup` once, then `Schema`, `Work` and
-`Drain`. The worker sends `Ready` or `Unfit` once, then in order one `Done` or `Results` for each `Work`, and one
-`Drained` for each `Drain`. A `Work` that the parent has recalled gets no response. The worker sends `HasDrainCallback`
-once if there is a callback. It may send `Ack` at any time, and the parent answers each with one `Acked`. A `Work` has
-many records of one partition as columns, because the cost per record limits the throughput. This module needs only the
-standard library and msgspec.
+The parent sends `Setup` once, then `Schema`, `Work` and `Drain`. The worker sends `Ready` or `Unfit` once, then in
+order one `Done` or `Results` for each `Work`, and one `Drained` for each `Drain`. A `Work` that the parent has recalled
+gets no response. The worker sends `HasDrainCallback` once if there is a callback. It may send `Ack` at any time, and
+the parent answers each with one `Acked`. A `Work` has many records of one partition as columns, because the cost per
+record limits the throughput. This module needs only the standard library and msgspec.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
 import msgspec
-
-M = TypeVar("M")
 
 Header = tuple[str, bytes | None]
 Headers = list[Header]
 
-MAX_FRAME_BYTES = 1 << 30
 LOG_MARK = b"\x1e"
 """Begins a line of the worker's standard error that holds level, message and fields of a log record as JSON."""
-
-_PREFIX_BYTES = 4
-
-
-class ProtocolBroken(Exception):
-    """The other side sent bytes that are not a frame; the connection cannot be used any more."""
 
 
 class TriggerSetup(msgspec.Struct, array_like=True, frozen=True):
@@ -194,55 +183,5 @@ class Ack(msgspec.Struct, array_like=True, tag=7, frozen=True):
 ToWorker = Setup | Schema | Work | Drain | Acked
 ToParent = Ready | Unfit | Done | Results | HasDrainCallback | Drained | Ack
 
-_encoder = msgspec.msgpack.Encoder()
 decode_to_worker: Callable[[memoryview], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 decode_to_parent: Callable[[memoryview], ToParent] = msgspec.msgpack.Decoder(ToParent).decode
-
-
-def encode_frame(message: ToWorker | ToParent) -> bytearray:
-    """Return a message as one frame.
-
-    Raises:
-        ProtocolBroken: It is larger than `MAX_FRAME_BYTES`.
-    """
-    frame = bytearray(_PREFIX_BYTES)
-    _encoder.encode_into(message, frame, _PREFIX_BYTES)
-    size = len(frame) - _PREFIX_BYTES
-    if size > MAX_FRAME_BYTES:
-        raise ProtocolBroken(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
-    frame[:_PREFIX_BYTES] = size.to_bytes(_PREFIX_BYTES, "big")
-    return frame
-
-
-class FrameReader(Generic[M]):
-    """Puts the messages of a byte stream together, however the stream is cut."""
-
-    def __init__(self, decode: Callable[[memoryview], M]) -> None:
-        self._decode = decode
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> list[M]:
-        """Take the next bytes of the stream and return the messages they complete, in order.
-
-        Raises:
-            ProtocolBroken: These bytes are not a frame.
-        """
-        self._held += data
-        messages: list[M] = []
-        begin, held = 0, len(self._held)
-        with memoryview(self._held) as view:
-            while held - begin >= _PREFIX_BYTES:
-                size = int.from_bytes(view[begin : begin + _PREFIX_BYTES], "big")
-                if size > MAX_FRAME_BYTES:
-                    raise ProtocolBroken(f"a frame of {size} bytes is announced, {MAX_FRAME_BYTES} are allowed")
-                end = begin + _PREFIX_BYTES + size
-                if end > held:
-                    break
-                with view[begin + _PREFIX_BYTES : end] as payload:
-                    try:
-                        messages.append(self._decode(payload))
-                    except msgspec.DecodeError as cause:
-                        raise ProtocolBroken(f"a frame has an unexpected content: {cause}") from None
-                begin = end
-        del self._held[:begin]
-        return messages

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace.framing import FrameReader, encode_frame
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Platform
 from headrace.functions.worker.handler import Unusable, is_async, load_handler, trace_of
@@ -210,7 +211,7 @@ class Worker:
         self.end = end
         self._progress = progress
         self._claims = _Claims(claims)
-        self._reader = protocol.FrameReader(protocol.decode_to_worker)
+        self._reader = FrameReader(protocol.decode_to_worker)
         self._received: deque[protocol.ToWorker] = deque()
         self._runs: _Plain | _OnEventLoop = _Plain(self.read)
         self.acks = Acks(self._send)
@@ -317,7 +318,7 @@ class Worker:
         return bool(data)
 
     def _send(self, message: protocol.ToParent) -> None:
-        self._write(protocol.encode_frame(message))
+        self._write(encode_frame(message))
 
     def _write(self, frame: bytearray) -> None:
         if os.getpid() != self._pid:

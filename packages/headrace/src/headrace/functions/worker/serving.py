@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace import framing
 from headrace.config.format_list import STRINGS
 from headrace.errors import DecodeError, HeadraceError
 from headrace.formats.plain import Convert, JsonCodec, unframe
 from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
+from headrace.framing import ProtocolBroken, encode_frame
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
 from headrace.functions.worker.call_times import CallTimes
@@ -136,7 +138,7 @@ class Serving:
             results, times = await self.results(work, stop, timed), timed.times
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
         try:
-            return protocol.encode_frame(
+            return encode_frame(
                 protocol.Done(seconds, times)
                 if whole and not any(results)
                 else protocol.Results(results, seconds, times)
@@ -144,7 +146,7 @@ class Serving:
         except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
             fitting = _fitting(results, work.in_order)
         self._progress[0] = self._begun + len(fitting)
-        return protocol.encode_frame(protocol.Results(fitting, seconds, times))
+        return encode_frame(protocol.Results(fitting, seconds, times))
 
     async def results(
         self, work: protocol.Work, stop: int = -1, handler: Handler | None = None
@@ -305,13 +307,13 @@ def _fitting(results: Sequence[protocol.AnyResult], in_order: bool) -> list[prot
     for result in results:
         sent = result
         try:
-            own_bytes = len(protocol.encode_frame(protocol.Results([result])))
+            own_bytes = len(encode_frame(protocol.Results([result])))
         except Exception as cause:  # noqa: BLE001 boundary to user code: this record fails
-            name = "RecordTooLarge" if isinstance(cause, protocol.ProtocolBroken) else type(cause).__name__
+            name = "RecordTooLarge" if isinstance(cause, ProtocolBroken) else type(cause).__name__
             sent = protocol.Result(error=name, reason=f"what the handler made cannot be sent: {cause}")
-            own_bytes = len(protocol.encode_frame(protocol.Results([sent])))
+            own_bytes = len(encode_frame(protocol.Results([sent])))
         size_bytes += own_bytes
-        if fitting and size_bytes > protocol.MAX_FRAME_BYTES:
+        if fitting and size_bytes > framing.MAX_FRAME_BYTES:
             return fitting
         fitting.append(sent)
         if in_order and sent is not result:

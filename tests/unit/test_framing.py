@@ -1,13 +1,16 @@
-"""The framing between parent and worker."""
+"""The frames between a process and its child."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.framing import FrameReader, ProtocolBroken, encode_frame
 from headrace.functions import protocol
 
 BYTES = st.none() | st.binary(max_size=50)
@@ -43,21 +46,34 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 @given(st.lists(work() | SCHEMAS, max_size=4), st.lists(st.integers(0)))
 def test_messages_survive_however_the_stream_is_cut(messages: list[protocol.ToWorker], cuts: list[int]) -> None:
     """What goes in comes out, in order, for every way of cutting the bytes."""
-    reader = protocol.FrameReader(protocol.decode_to_worker)
-    stream = b"".join(protocol.encode_frame(message) for message in messages)
+    reader = FrameReader(protocol.decode_to_worker)
+    stream = b"".join(encode_frame(message) for message in messages)
     assert [message for piece in cut(stream, cuts) for message in reader.feed(piece)] == messages
 
 
-@given(st.binary(min_size=4, max_size=200))
-def test_foreign_bytes_break_the_connection_and_nothing_else(data: bytes) -> None:
+@given(st.binary(max_size=200), st.booleans())
+def test_foreign_bytes_break_the_connection_and_nothing_else(data: bytes, in_a_frame: bool) -> None:
     """Bytes that are not a frame end in `ProtocolBroken` or in waiting for more, never in another error."""
-    try:
-        protocol.FrameReader(protocol.decode_to_parent).feed(data)
-    except protocol.ProtocolBroken:
-        return
+    with contextlib.suppress(ProtocolBroken):
+        FrameReader(protocol.decode_to_parent).feed(len(data).to_bytes(4, "big") * in_a_frame + data)
 
 
-def test_an_impossible_length_is_refused_at_once() -> None:
+@pytest.mark.parametrize("content", [b"\x92\x02\xa2\xff\xfe", b"\x93\x01\xc0" + b"\x91" * 100_000, b"\xc1", b""])
+def test_a_frame_with_another_content_breaks_the_connection(content: bytes) -> None:
+    """A text that is not UTF-8, a value that is too deep, no value."""
+    with pytest.raises(ProtocolBroken, match="unexpected content"):
+        FrameReader(protocol.decode_to_parent).feed(len(content).to_bytes(4, "big") + content)
+
+
+@pytest.mark.parametrize(("size", "most_bytes"), [(2**32 - 1, None), (2**30 + 1, None), (101, 100)])
+def test_an_impossible_length_is_refused_at_once(size: int, most_bytes: int | None) -> None:
     """A length beyond the limit is not waited for."""
-    with pytest.raises(protocol.ProtocolBroken, match="announced"):
-        protocol.FrameReader(protocol.decode_to_parent).feed(b"\xff\xff\xff\xff")
+    with pytest.raises(ProtocolBroken, match="announced"):
+        FrameReader(protocol.decode_to_parent, most_bytes).feed(size.to_bytes(4, "big"))
+
+
+def test_a_frame_beyond_the_bound_is_not_made() -> None:
+    """The bound is that of the content."""
+    assert FrameReader(msgspec.msgpack.decode, 100).feed(encode_frame(b"x" * 98, 100)) == [b"x" * 98]
+    with pytest.raises(ProtocolBroken, match="a frame of 101 bytes is larger than 100"):
+        encode_frame(b"x" * 99, 100)

@@ -2,25 +2,27 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
+import pickle
 import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import uvloop
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import ProcessShare, process_count
 from headrace.errors import EnvironmentProblem, HeadraceError, ServiceDied
+from headrace.framing import FrameReader, ProtocolBroken, encode_frame
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service, Signals, SystemClock
 from headrace.runtime.held_port import hold_port
 from headrace.runtime.notification import Notifications
-from headrace.runtime.process_link import DRAIN, packed
+from headrace.runtime.process_link import DRAIN
 from headrace.runtime.supervisor import first_of
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,9 @@ _GRACE_SECONDS: Final = 10.0
 """For a process to stop after its drain."""
 _REPORT_ATTEMPTS: Final = 10
 _REPORT_SECONDS: Final = 0.1
-_LONGEST_LINE: Final = 1_048_576
+_MOST_BYTES: Final = 1_048_576
+"""Of a message of a process."""
+_decode: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 class OneProcess:
@@ -189,8 +193,8 @@ class SeveralProcesses(Service):
             one.child = await ChildProcess.start(
                 self, one.name, [sys.executable, "-P", "-m", *words], ended.set_result, stdin=other, env=os.environ
             )
-        reader, one.writer = await asyncio.open_connection(sock=own, limit=_LONGEST_LINE)
-        one.writer.write(packed((self._config, self._shares[one.number])))
+        reader, one.writer = await asyncio.open_connection(sock=own)
+        one.writer.write(encode_frame(pickle.dumps((self._config, self._shares[one.number]))))
         self._report()
         reading = self.spawn(self._read(one, reader), f"read {one.name}")
         try:
@@ -199,12 +203,20 @@ class SeveralProcesses(Service):
             reading.cancel()
 
     async def _read(self, one: OneProcess, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader(_decode, _MOST_BYTES)
         with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                with contextlib.suppress(ValueError):
-                    await self._take(one, json.loads(line))
+            while data := await reader.read(_MOST_BYTES):
+                try:
+                    messages = frames.feed(data)
+                except ProtocolBroken as cause:
+                    log.error("%s does not follow the protocol (%s); ending it", one.name, cause)
+                    assert one.child
+                    one.child.kill()
+                    return
+                for fields in messages:
+                    await self._take(one, fields)
 
-    async def _take(self, one: OneProcess, fields: Mapping[str, Any]) -> None:
+    async def _take(self, one: OneProcess, fields: Mapping[str, str]) -> None:
         one.has_started.set()
         if "WATCHDOG" in fields:
             one.alive = True
@@ -247,7 +259,7 @@ class SeveralProcesses(Service):
         for one in self._all:
             if one.writer:
                 why = {other.name: other.why for other in self._all if other is not one and not other.ready_line}
-                one.writer.write(json.dumps(why).encode() + b"\n")
+                one.writer.write(encode_frame(why))
 
     async def _end(self) -> list[int]:
         """Drain all processes at once, and return their exit codes."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,67 +61,30 @@ def test_a_response_ends_a_problem() -> None:
     """What was reported before a response is not the reason of a later outage."""
     errors = ConnectionErrors(kafka(LOGIN))
     errors.take(error("_AUTHENTICATION", f"{SASL}Invalid username or password"))
-    assert (last := errors.find())
+    assert (last := errors.last())
     assert last.name == "password"
     errors.clear()
-    assert errors.find() is errors.last() is None
+    assert errors.last() is None
 
 
-@contextlib.contextmanager
-def listener(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Answer the first requests of each connection, then close it; give the address and the requests."""
-    server, requests = socket.create_server(("127.0.0.1", 0)), []
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                with server.accept()[0] as connection:
-                    for response in (*responses, b""):
-                        requests.append(connection.recv(1000))
-                        connection.sendall(response)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.getsockname()[1]}", requests
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
-    thread.join(10)
-
-
-VERSIONS, LOGINS, NO_LOGINS = (
-    bytes.fromhex(text)
-    for text in ("00000006 00000001 0000", "0000000a 00000002 0021 00000000", "0000000a 00000002 0022 00000000")
-)
-
-
-@pytest.mark.parametrize(
-    ("responses", "name", "sent"),
-    [
-        ([VERSIONS, LOGINS], "login required", [18, 17]),
-        ([VERSIONS, NO_LOGINS], "", [18, 17]),
-        ([VERSIONS], "", [18, 17]),
-        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "HTTP", [18]),
-    ],
-)
-def test_a_plain_listener_is_asked_in_plain_text(responses: list[bytes], name: str, sent: list[int]) -> None:
-    """Only what it answers is said; one that answers gets no greeting of TLS."""
-    with listener(*responses) as (address, requests):
-        errors = ConnectionErrors(KafkaConfig(bootstrap_servers=address))
-        errors.take(error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
-        found = errors.find()
-    assert (found.name if found else "") == name
-    assert [int.from_bytes(request[4:6]) for request in requests if request] == sent
+@pytest.mark.parametrize(("security", "protocol"), [({}, "plaintext"), (CERTIFICATE, "ssl")])
+def test_a_cluster_that_closes_connections_may_want_another_protocol(security: dict[str, Any], protocol: str) -> None:
+    """The client says nothing more of it while no broker has answered; it is a guess, so retries go on."""
+    errors = ConnectionErrors(kafka(security))
+    errors.take(error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
+    assert (found := errors.last())
+    assert (found.name, found.refused) == ("other kind", False)
+    assert "k:1 closed the connection, as a listener with another protocol does" in str(found)
+    assert f"kafka.security, whose protocol is {protocol} now" in str(found)
 
 
 @pytest.mark.parametrize("security", [{}, LOGIN, CERTIFICATE])
 def test_a_cluster_that_has_answered_is_not_told_to_change_its_security(security: dict[str, Any]) -> None:
-    """A broker that stops closes connections, too; nothing is sent to find out."""
-    closed = "ssl://{}/1: SSL handshake failed: closed by peer: connecting to a PLAINTEXT broker listener?"
-    with listener() as (address, requests):
-        errors = ConnectionErrors(KafkaConfig.model_validate({"bootstrap_servers": address, "security": security}))
-        errors.clear()
-        errors.take(error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
-        assert errors.find() is None
-        errors.take(error("_TRANSPORT", closed.format(address)))
-        assert str(errors.find()) == f"connection closed by {address}"
-    assert requests == []
+    """A broker that stops closes connections, too."""
+    closed = "ssl://k:1/1: SSL handshake failed: closed by peer: connecting to a PLAINTEXT broker listener?"
+    errors = ConnectionErrors(kafka(security))
+    errors.clear()
+    errors.take(error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
+    assert errors.last() is None
+    errors.take(error("_TRANSPORT", closed))
+    assert str(errors.last()) == "connection closed by k:1"

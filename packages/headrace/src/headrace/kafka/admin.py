@@ -421,7 +421,7 @@ class Admin:
                 return
             except confluent_kafka.KafkaException:
                 self._client.poll(0)
-            problem = await run_blocking(self.reachability.problem, contact=True)
+            problem = self.reachability.problem()
             waited = loop.time() - began
             # A command is started again by its user; a service waits for a broker that starts.
             hopeless = Admin.on_wait is not None and self.reachability.no_listener

@@ -188,9 +188,9 @@ class Reachability(Service):
         """Whether clients report that no broker listens."""
         return self._errors.no_listener
 
-    def problem(self, *, contact: bool = False) -> ConnectionProblem | None:
-        """Return why no broker is reached, if a client has reported it. With `contact` a broker may be contacted."""
-        return self._errors.find() if contact else self._errors.last()
+    def problem(self) -> ConnectionProblem | None:
+        """Return why no broker is reached, if a client has reported it."""
+        return self._errors.last()
 
     def hint(self) -> str:
         """Return a hint on an address that looks wrong, as the end of a sentence; empty if none does."""
@@ -211,7 +211,7 @@ class Reachability(Service):
                 self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
             self._refused_requests = 0
         elif self.answered_at <= started_at or outage:  # otherwise another client has had a response meanwhile
-            problem = self._errors.find() or _SILENT
+            problem = self._errors.last() or _SILENT
             known = self._unanswered
             named_refusal = problem.refused or bool(known and known.named_refusal)
             if known and now < known.remind_at and named_refusal == known.named_refusal:
@@ -277,7 +277,7 @@ class BrokerProbe:
         except confluent_kafka.KafkaException as cause:
             client.poll(0)  # serves the errors
             client.close()
-            raise KafkaUnavailable(str(errors.find() or cause.args[0].str())) from cause
+            raise KafkaUnavailable(str(errors.last() or cause.args[0].str())) from cause
         reports.append(self._own_failed)
         return client
 

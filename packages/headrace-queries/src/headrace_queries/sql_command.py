@@ -14,7 +14,7 @@ import msgspec
 from headrace.cli.api import Api
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.global_options import ROW_FORMATS, HeadraceCommand, uses
-from headrace.cli.options import AliasedOption, span_options
+from headrace.cli.options import span_options
 from headrace.cli.output import print_columns
 from headrace.cli.trust import trust
 from headrace.config.format_list import FORMATS
@@ -32,9 +32,7 @@ _FORMAT: Final = click.Choice([*FORMATS])
     "--last", "most", type=click.IntRange(1), default=10_000, show_default=True, help="Most records of each topic."
 )
 @span_options
-@click.option(
-    "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, help="By default as they look."
-)
+@click.option("--value-format", "--format", "value_format", type=_FORMAT, help="By default as they look.")
 @click.option("--key-format", type=_FORMAT, help="By default as they look.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=10.0, help="Seconds of a statement there.")
 @uses("url", "ca")

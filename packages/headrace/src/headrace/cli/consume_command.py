@@ -23,7 +23,7 @@ from headrace.cli.log_positions import (
     chosen_partitions,
     find_topics,
 )
-from headrace.cli.options import AliasedOption, with_options
+from headrace.cli.options import with_options
 from headrace.cli.output import progress
 from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
 from headrace.cli.record_selection import SqlCondition
@@ -50,7 +50,6 @@ _which = with_options(
         "--from",
         "--since",
         "start",
-        cls=AliasedOption,
         type=POSITION,
         default="earliest",
         help="earliest, latest, 47, +2 (after the first two), -3 (the last three), 2026-01-31T08:00, 2h (ago), @MS.",
@@ -64,16 +63,13 @@ _which = with_options(
         "--group",
         "-G",
         "group",
-        cls=AliasedOption,
         shell_complete=group_names,
         help="Read as a member of this group, and commit what was printed.",
     ),
     click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL."),
 )
 _how = with_options(
-    click.option(
-        "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, default=AUTO, show_default=True
-    ),
+    click.option("--value-format", "--format", "value_format", type=_FORMAT, default=AUTO, show_default=True),
     click.option("--key-format", type=_FORMAT, default=AUTO, show_default=True),
     click.option("--keys", is_flag=True, help='Print key, tab, value; no key is null, the text null is "null".'),
     click.option("--times", is_flag=True, help="Print the timestamp first."),

@@ -1,6 +1,5 @@
 """Options that several commands share, and the types of their values."""
 
-import copy
 import functools
 import re
 import time
@@ -11,15 +10,6 @@ import click
 
 from headrace.kafka.timestamps import parse_time
 from headrace.runs.selection import Selection, Span
-
-
-class AliasedOption(click.Option):
-    """An option whose help shows only the first spelling; the others are accepted, too."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        shown = copy.copy(self)
-        shown.opts = self.opts[:1]
-        return click.Option.get_help_record(shown, ctx)
 
 
 class ParsedType(click.ParamType[Any]):
@@ -81,11 +71,7 @@ _OFFSETS = ParsedType("first-last", _offsets, "neither an offset (17) nor a rang
 
 TIMES = (
     click.option(
-        "--since",
-        "--from",
-        cls=AliasedOption,
-        type=MOMENT,
-        help="Records written at this time or later: 2026-01-31T08:00, or 2h (ago).",
+        "--since", "--from", type=MOMENT, help="Records written at this time or later: 2026-01-31T08:00, or 2h (ago)."
     ),
     click.option("--until", type=MOMENT, help="Records written before this time."),
 )

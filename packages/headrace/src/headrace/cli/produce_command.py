@@ -11,7 +11,7 @@ from headrace.cli.client_options import producer_of, property_option
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
-from headrace.cli.options import MOMENT, PAIR, AliasedOption, ParsedType, with_options
+from headrace.cli.options import MOMENT, PAIR, ParsedType, with_options
 from headrace.cli.output import byte_progress, counted, print_result
 from headrace.cli.record_input import (
     ByteCount,
@@ -73,9 +73,7 @@ _what = with_options(
     click.option("-Z", "--tombstone", "tombstones", is_flag=True, help="An empty value, or a key alone, is null."),
 )
 _how = with_options(
-    click.option(
-        "--value-format", "--format", "value_format", cls=AliasedOption, type=_FORMAT, help="By default text."
-    ),
+    click.option("--value-format", "--format", "value_format", type=_FORMAT, help="By default text."),
     click.option("--key-format", type=_FORMAT, help="By default text."),
     click.option("--schema-file", type=click.File("r"), help="Schema of values; registered if it is new."),
     click.option("--schema-id", type=click.IntRange(1), help="Schema of values by its id."),

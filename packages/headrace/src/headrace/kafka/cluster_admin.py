@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import confluent_kafka
+import msgspec
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -52,14 +53,15 @@ _SETTLED: Final = ("stable", "empty", "dead")
 """States of a group that waits for no member."""
 
 
-class ConfigValue(NamedTuple):
-    """A configuration of a topic; `source` is Kafka's word for where it is set."""
+class TopicConfig(msgspec.Struct, order=True):
+    """A configuration of a topic."""
 
     name: str
     value: str | None
     """None if it is sensitive."""
     is_default: bool
     source: str
+    """Where it is set: `dynamic_topic_config`, `static_broker_config`, `default_config` or another of Kafka's words."""
     read_only: bool
 
 
@@ -115,7 +117,7 @@ class ClusterAdmin:
             Right("Delete", "topic", name),
         )
 
-    async def configs(self, name: str) -> list[ConfigValue]:
+    async def configs(self, name: str) -> list[TopicConfig]:
         """Return every configuration of a topic, sorted by name."""
         resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
         entries = await self._change(
@@ -124,7 +126,7 @@ class ClusterAdmin:
             Right("DescribeConfigs", "topic", name),
         )
         return sorted(
-            ConfigValue(e.name, e.value, bool(e.is_default), ConfigSource(e.source).name.lower(), bool(e.is_read_only))
+            TopicConfig(e.name, e.value, bool(e.is_default), ConfigSource(e.source).name.lower(), bool(e.is_read_only))
             for e in entries.values()
         )
 

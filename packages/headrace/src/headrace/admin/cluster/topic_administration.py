@@ -9,7 +9,7 @@ from msgspec import Meta
 from headrace.config.topic_names import Kind
 from headrace.errors import InvalidRequest, TopicInternal
 from headrace.kafka import Admin
-from headrace.kafka.cluster_admin import ClusterAdmin, ConfigValue
+from headrace.kafka.cluster_admin import ClusterAdmin, TopicConfig
 from headrace.kafka.cluster_info import PartitionInfo, TopicInfo
 from headrace.kafka.names import check_topic
 from headrace.records import TopicPartition
@@ -55,17 +55,6 @@ class TopicView(msgspec.Struct):
     """Offsets between the first and the end; compaction and transactions leave gaps. Kafka's client gives no bytes."""
     configs: dict[str, str | None]
     """Those that differ from Kafka's defaults."""
-
-
-class TopicConfig(msgspec.Struct):
-    """A configuration of a topic."""
-
-    name: str
-    value: str | None
-    is_default: bool
-    source: str
-    """Where it is set: `dynamic_topic_config`, `static_broker_config`, `default_config` or another of Kafka's words."""
-    read_only: bool
 
 
 class TopicConfigs(msgspec.Struct):
@@ -150,7 +139,7 @@ class TopicAdministration:
     async def configs(self, name: str) -> TopicConfigs:
         """Return every configuration of a topic."""
         await self._admin.describe_topic(name)
-        return TopicConfigs([TopicConfig(*one) for one in await self._cluster.configs(name)])
+        return TopicConfigs(await self._cluster.configs(name))
 
     def check_changeable(self, name: str) -> None:
         """Raise TopicInternal for a topic of Kafka, Headrace or the schema registry."""
@@ -227,7 +216,7 @@ def _partition(info: PartitionInfo, first: int, end: int) -> TopicPartitionView:
     return TopicPartitionView(info.partition, info.leader, replicas, first, end, info.problem)
 
 
-def _config_changes(configs: Mapping[str, str | None], before: Mapping[str, ConfigValue]) -> list[TopicChange]:
+def _config_changes(configs: Mapping[str, str | None], before: Mapping[str, TopicConfig]) -> list[TopicChange]:
     changes = []
     for key, value in configs.items():
         known = before.get(key)

@@ -32,9 +32,8 @@ _OF_THE_NETWORK = (
     ("timed out", "timed out at"),
     ("isconnected", "connection closed by"),
 )
-_NO_TLS: Final = "no TLS"
 _OTHER_KIND: Final = "other kind"
-"""Problems that the listener does not state: a broker that stops closes connections in the same way."""
+"""A problem that the listener does not state: a broker that stops closes connections in the same way."""
 _NO_LISTENER = ("connection refused by", "unknown host")
 
 
@@ -159,7 +158,7 @@ class ConnectionErrors:
     def last(self) -> ConnectionProblem | None:
         """Return the latest problem."""
         found = self._last
-        if self.has_answered and found and found.name == _NO_TLS:
+        if self.has_answered and found and found.name == _OTHER_KIND:
             return ConnectionProblem(f"connection closed by {found.address}", name=_CLOSED, address=found.address)
         encrypted = self._kafka.security.effective_protocol.endswith("ssl")
         closed = found.name == _CLOSED and encrypted if found else self._none_left

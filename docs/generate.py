@@ -26,7 +26,7 @@ from headrace.errors import HeadraceError, catalogue
 from headrace.functions.file_values import Duration
 from headrace.functions.function_keys import KEYS, LOGIN, FunctionKey
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger_kinds import KINDS
 from headrace.runtime.telemetry.metrics import CATALOGUE, OUTCOMES
 from headrace_dialects.light4j.key_table import ROWS as LIGHT_4J_KEYS
@@ -47,7 +47,7 @@ _OPEN_FIRST = {
     "client": "",
     "config": "model load",
     "consumers": "running_consumer",
-    "commands": "consumer_control registrations",
+    "commands": "consumer_control registration_table",
     "runs": "window_run jobs",
     "runs/dead_letters": "pages completed_offsets",
     "admin": "",
@@ -57,7 +57,7 @@ _OPEN_FIRST = {
     "delivery": "pump lane schedule tracker policy dead_letter outcomes",
     "formats": "choice plain registry",
     "functions": "workers destination process spec",
-    "functions/triggers": "kafka",
+    "functions/triggers": "kafka_trigger",
     "functions/worker": "loop handler",
     "kafka": "consumer poll_thread producer commits compacted_table admin",
     "kafka/client": "",

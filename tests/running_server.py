@@ -25,7 +25,7 @@ from headrace.app.documents import written
 from headrace.commands.consumer_control import CommandResponse
 from headrace.commands.consumer_status import BreakerDetails, Details, Summary
 from headrace.commands.registration_routes import RegistrationEndpoints
-from headrace.commands.registrations import Registration
+from headrace.commands.registration_table import Registration
 from headrace.commands.routes import ControlEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig

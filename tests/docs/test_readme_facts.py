@@ -21,7 +21,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSasl
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.functions.triggers.trigger_kinds import KINDS
 from headrace_pipelines.sinks.sink_kinds import SINKS, AnySink
 from headrace_pipelines.sinks.topic_sink import KafkaSink

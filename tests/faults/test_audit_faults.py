@@ -83,7 +83,7 @@ class Audited(Ledger):
         return [event for event in events if event["auditType"] != "DROPPED"], gaps
 
 
-SMALL = "from headrace.config.audit import AuditConfig\n\nAuditConfig.max_pending_bytes = 3_000\n"
+SMALL = "from headrace.config.audit_config import AuditConfig\n\nAuditConfig.max_pending_bytes = 3_000\n"
 """Room for a dozen events."""
 TROUBLE = (
     PlannedResponse(status=503),

@@ -13,7 +13,7 @@ from headrace.app.topic_requirements import topic_requirements
 from headrace.config.whole_file import WholeFile
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.errors import FunctionInvalid
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace import errors
-from headrace.commands.registrations import PREFIX, Registration, RegistrationRules, Registrations
+from headrace.commands.registration_table import PREFIX, Registration, RegistrationRules, Registrations
 from headrace.config.registrations import RegistrationsConfig
 from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import Conflict, Forbidden, HeadraceError, NotFound, RegistrationQuota

@@ -12,7 +12,7 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.load import load_config
 from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace_devkit.devcluster.certificates import Authority
 from yaml_table import table
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.config.http import HttpConfig
 from headrace.errors import AuditNotTaken, HeadraceError, ProducerQueueFull, TooManyRecords
 from headrace.http.endpoint import served

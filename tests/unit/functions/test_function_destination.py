@@ -26,7 +26,7 @@ from headrace.errors import (
 from headrace.framing import FrameReader
 from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.triggers.kafka import KafkaAttributes, KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger import HandlerBatch
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter

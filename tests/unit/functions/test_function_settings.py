@@ -15,7 +15,7 @@ from headrace.functions.check import advice
 from headrace.functions.function_keys import ANNOTATED
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from yaml_table import table
 
 ANNOTATION_OF = {key.key: key.annotation for key in ANNOTATED if key.is_read}

@@ -14,8 +14,8 @@ import pytest
 from headrace.config.http import HttpConfig, PrincipalConfig, SecurityConfig
 from headrace.errors import KafkaUnavailable, PortTaken, WorkerLost
 from headrace.functions.load import load_function
-from headrace.functions.triggers.http import HttpTrigger
 from headrace.functions.triggers.http_requests import FunctionRequests
+from headrace.functions.triggers.http_trigger import HttpTrigger
 from headrace.http.application import Application
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.config.consumers import DeadLetterConfig
 from headrace.config.model import ControlConfig, HeadraceConfig
 from headrace.errors import TopicInternal

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.errors import AuthTokenScopeMismatch, InternalError, KafkaTimeout, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record, RecordBatch
 from headrace.runtime import Deadline

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.app.topic_requirements import topic_requirements
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.errors import InvalidRequest

@@ -20,7 +20,7 @@ from headrace.functions.check import advice
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import SystemClock

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from headrace import errors
-from headrace.commands.registrations import Registration, Registrations
+from headrace.commands.registration_table import Registration, Registrations
 from headrace.config.registered import check_size, shown
 from headrace.errors import InvalidRequest
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN

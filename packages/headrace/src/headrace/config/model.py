@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.administration import HealthConfig
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig

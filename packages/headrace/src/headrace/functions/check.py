@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.config.spelling import nearest
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka import SPARE, KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import SPARE, KafkaTrigger
 
 _SPARE = 1.2
 """Advised capacity in relation to the need, so that one replica may fail."""

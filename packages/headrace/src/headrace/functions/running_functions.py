@@ -17,8 +17,8 @@ from headrace.functions.exactly_once import TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.reload import FunctionReload
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.http import HttpTrigger
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.http_trigger import HttpTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger, TriggerParts
 from headrace.functions.workers import Acknowledge, FunctionService
 from headrace.kafka import Admin, GroupTransactions, InternalTopic, MissingPartitions, ReadPolicy, Subscription

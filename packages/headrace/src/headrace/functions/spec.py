@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.section import Number
 from headrace.functions import protocol
 from headrace.functions.file_values import AnyCase, Duration, FilePart, Whole
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 
 _LEVELS: Final = ("debug", "info", "warning", "error")

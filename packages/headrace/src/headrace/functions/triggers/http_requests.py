@@ -10,7 +10,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import DestinationUnavailable, HeadraceError, WorkerLost
 from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
-from headrace.functions.triggers.http import HttpTrigger
+from headrace.functions.triggers.http_trigger import HttpTrigger
 from headrace.functions.workers import FunctionService
 from headrace.http.application import Router
 from headrace.http.auth.principals import WRITE

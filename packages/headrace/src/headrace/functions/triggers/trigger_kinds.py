@@ -6,8 +6,8 @@ from typing import Final
 
 from headrace.extras import by_key, kinds_of_guests
 from headrace.functions.function_keys import add_mapping
-from headrace.functions.triggers.http import HttpTrigger
-from headrace.functions.triggers.kafka import KafkaTrigger
+from headrace.functions.triggers.http_trigger import HttpTrigger
+from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.functions.triggers.trigger import Trigger
 
 GROUP: Final = "headrace.functions.triggers"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from headrace.config.audit import AuditConfig
+from headrace.config.audit_config import AuditConfig
 from headrace.errors import HeadraceError, InternalError
 from headrace.records import OutgoingRecord, Produce, Produced, Record
 from headrace.runtime import Clock, Deadline, Readiness, Service, TokenBucket, next_slice

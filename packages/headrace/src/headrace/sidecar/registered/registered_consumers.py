@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.commands.consumer_control import ConsumerControl
 from headrace.commands.registration_routes import RegistrationEndpoints
-from headrace.commands.registrations import Registration, RegistrationRules, Registrations
+from headrace.commands.registration_table import Registration, RegistrationRules, Registrations
 from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.kafka import CompactedTable, TopicCreator

@@ -1,6 +1,6 @@
 """The preconditions that a machine and its neighbours must meet: judged from what was measured, without I/O."""
 
-from headrace.consumers.preconditions import Finding, State
+from headrace.consumers.preconditions import Finding, State, judged
 
 _MIB, _GIB, _DAY_SECONDS = 1 << 20, 1 << 30, 86_400.0
 _LEAST_FREE_BYTES = 256 * _MIB
@@ -10,16 +10,12 @@ _ADVISED_CLOCK_SECONDS, _MOST_CLOCK_SECONDS = 5.0, 60.0
 """A token is accepted a minute before and after its time."""
 
 
-def _found(about: str, check: str, state: State, found: str, advice: str) -> Finding:
-    return Finding(about, check, state, found, "" if state == "ok" else advice)
-
-
 def judge_memory(needed: int, total: int, free: int) -> Finding:
     """Judge the memory that pipelines and tables may take, in bytes, against that of the machine or container."""
     state: State = "failing" if needed > total else "warning" if needed > free else "ok"
     found = f"{needed / _GIB:.1f} GiB of {total / _GIB:.1f} GiB, {free / _GIB:.1f} GiB free"
     advice = "lower driver.heap_bytes of pipelines or sql.memory_bytes, or run some of them elsewhere"
-    return _found("machine", "memory", state, found, advice)
+    return judged("machine", "memory", state, found, advice)
 
 
 def judge_disk(free: int, total: int, needed: int, setting: str = "state_dir") -> Finding:
@@ -29,13 +25,13 @@ def judge_disk(free: int, total: int, needed: int, setting: str = "state_dir") -
     found = f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} GiB free"
     advice = f"free space, or move {setting} to a larger disk"
     advice += ", or lower max_bytes of tables" if setting == "state_dir" else ": events that do not fit are lost"
-    return _found("machine", f"disk of {setting}", state, found, advice)
+    return judged("machine", f"disk of {setting}", state, found, advice)
 
 
 def judge_open_files(needed: int, limit: int) -> Finding:
     """Judge the limit of open files, by what `http.max_connections` needs."""
     advice = "raise the limit (ulimit -Hn, LimitNOFILE= of systemd) or lower http.max_connections"
-    return _found("machine", "open files", "failing" if needed > limit else "ok", f"{needed} of {limit}", advice)
+    return judged("machine", "open files", "failing" if needed > limit else "ok", f"{needed} of {limit}", advice)
 
 
 def judge_certificate(setting: str, end: float, now: float) -> Finding:
@@ -43,7 +39,7 @@ def judge_certificate(setting: str, end: float, now: float) -> Finding:
     days = (end - now) / _DAY_SECONDS
     state: State = "failing" if days < 0 else "warning" if days < _SOON_DAYS else "ok"
     found = f"valid for {days:.0f} days" if days >= 0 else f"expired {-days:.0f} days ago"
-    return _found(setting, "certificate", state, found, "renew it in place: changed files are read without a restart")
+    return judged(setting, "certificate", state, found, "renew it in place: changed files are read without a restart")
 
 
 def judge_clock(server: str, difference: float) -> Finding:
@@ -51,10 +47,10 @@ def judge_clock(server: str, difference: float) -> Finding:
     far = abs(difference)
     state: State = "failing" if far > _MOST_CLOCK_SECONDS else "warning" if far > _ADVISED_CLOCK_SECONDS else "ok"
     advice = "synchronise both clocks (chrony, NTP): tokens are refused before and after their time"
-    return _found(server, "clock", state, f"{difference:+.0f} s", advice)
+    return judged(server, "clock", state, f"{difference:+.0f} s", advice)
 
 
 def judge_backend(consumer: str, url: str, problem: str) -> Finding:
     """Judge whether a process listens at a backend; `problem` is empty if one does."""
     advice = f"start the backend, or correct its URL ({url}): records wait for it meanwhile"
-    return _found(consumer, "backend", "warning" if problem else "ok", problem or "listens", advice)
+    return judged(consumer, "backend", "warning" if problem else "ok", problem or "listens", advice)

@@ -98,6 +98,14 @@ class DeadLetterCluster(MemoryCluster):
         """What the topic of completed dead letters has."""
         return [record for record in self.log(COMPLETED_TOPIC) if record.key != NOTHING_COMPLETED.key]
 
+    def is_marked(self, offset: int) -> bool:
+        """Whether an offset of partition 0 is completed, as the topic says."""
+        found = CompletedOffsets(self, DLQ)  # type: ignore[arg-type]
+        found.begin(self.ids[DLQ])
+        for mark in self.marks:
+            found.take((mark.key or b"").decode().partition(":")[2], mark.value)
+        return found.is_completed(0, offset)
+
     @property
     def values(self) -> list[bytes | None]:
         return [record.value for record in self.produced]

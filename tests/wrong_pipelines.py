@@ -25,6 +25,14 @@ flows:
     sink: {SINK}
 """
 CODE = "from headrace_pipelines.processors import MapState, Processor, ValueState\n"
+GATES = """\
+class Gates(Processor):
+    columns = "gate STRING, n BIGINT"
+    n = ValueState("BIGINT")
+
+    def process(self, key, row):
+        yield {"gate": key, "n": 1}
+"""
 PROCESSOR = "{processor: gates:Gates, reads: [passages], key: gate, sink: {topic: by_gate2}}"
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 KNOWN_TO_SPARK = {name for name, case in CASES.items() if case.get("plan")}
@@ -50,6 +58,6 @@ def write_wrong(folder: Path, name: str) -> Path:
     file = folder / f"{name}.yaml"
     file.write_text(text + case.get("more", ""))
     (folder / "plates.csv").write_text("plate,owner,since\n")
-    if "code" in case:
-        (folder / "gates.py").write_text(CODE + case["code"])
+    if "processor" in case:
+        (folder / "gates.py").write_text(CODE + case.get("code", GATES))
     return file

@@ -98,6 +98,13 @@ def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str
         "/w==",
         None,
     ]
+    found = part(url, source, format="auto").body["records"]
+    assert [(record.get("value"), record["valueFormat"]) for record in found] == [
+        ("{}", "string"),
+        ("/w==", "binary"),
+        (None, "null"),
+    ]
+    assert part(url, source, format="auto", valueFormat="json").status == 400
     assert part(url, source, valueFormat="string", keyFormat="binary").body["records"][0]["key"] == "AQ=="
 
 

@@ -12,15 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli import completion, record_input
+from headrace.cli.command_codecs import open_codecs
 from headrace.cli.log_positions import POSITION, LogBounds
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
 from headrace.cli.record_input import ByteCount, read_lines
 from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
-from headrace.cli.record_values import AutoValues, open_codecs, values_of
 from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import HeadraceError, InvalidRequest
+from headrace.formats.stored_values import StoredValues
 from headrace.kafka import Admin
 from headrace.records import OutgoingRecord, RecordBatch, TopicPartition
 from headrace.runtime.invisible import escaped
@@ -64,11 +65,9 @@ def batch(key: bytes | None, value: bytes | None) -> RecordBatch:
 def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
     async def read() -> ShownBatch:
         async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
-            side = values_of(codecs, name, print)
+            side = StoredValues(codecs, name)
             await side.prepare([value])
-            return ShownBatch(
-                batch(key, value), values_of(codecs, "auto", print).shown([key]), side.shown([value]), True
-            )
+            return ShownBatch(batch(key, value), StoredValues(codecs).shown([key]), side.shown([value]), True)
 
     return asyncio.run(read())
 
@@ -122,7 +121,7 @@ async def test_a_registry_that_is_away_is_asked_once() -> None:
     """Each value that names a schema would wait for it."""
     said: list[str] = []
     async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
-        values = AutoValues(codecs, said.append)
+        values = StoredValues(codecs, report=said.append)
         for number in range(3):
             await values.prepare([b"\0\0\0\0" + bytes([number + 1])])
     assert len(said) == 1

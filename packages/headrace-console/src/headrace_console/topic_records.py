@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from headrace_console.server_api import ApiProblem
 from headrace_console.view import View
 
 MOST_PARTITIONS: Final = 32
@@ -23,7 +22,6 @@ _SLICE_RECORDS: Final = 500
 _SLICE_BYTES: Final = 2_097_152
 _SEARCHED_RECORDS: Final = 10_000
 _SEARCH_SECONDS: Final = 8.0
-_FRAME_BYTES: Final = 5
 _CORRELATION: Final = "X-Correlation-Id"
 _NO_GROUP: Final = "headrace-console-preview"
 """A group for previews of offsets at a time; nothing is committed in it."""
@@ -40,7 +38,7 @@ class TopicRecord(NamedTuple):
     key_format: str
     value: str
     value_format: str
-    """`json`, `string`, `binary` (base64), `tombstone`, or a schema's id."""
+    """`string`, `binary` (base64), `null`, or `schema` with its id."""
     headers: list[tuple[str, str]]
 
 
@@ -122,18 +120,8 @@ async def read_slice(view: View, topic: str, partition: int, offset: int, count:
     """Return records of a partition from an offset on; raises ApiProblem if it is refused."""
     path = f"{topic_path(topic)}/partitions/{partition}/records"
     query = {"offset": offset, "count": count, "max_bytes": _SLICE_BYTES}
-    raw = await view.get(path, {**query, "format": "binary"})
-    framed = {name for one in raw["records"] for name in ("key", "value") if _schema_of(_bytes(one, name)) is not None}
-    decoded: dict[int, Any] = {}
-    if framed:
-        formats = {f"{name}Format": "avro" if name in framed else "binary" for name in ("key", "value")}
-        try:
-            found = await view.get(path, {**query, **formats})
-            decoded = {one["offset"]: one for one in found["records"]}
-        except ApiProblem:
-            pass  # without the registry, its bytes are shown
-    records = [_record(one, decoded.get(one["offset"], {})) for one in raw["records"]]
-    return RecordSlice(records, raw["next_offset"], raw["end_offset"])
+    found = await view.get(path, {**query, "format": "auto"})
+    return RecordSlice([*map(_record, found["records"])], found["next_offset"], found["end_offset"])
 
 
 def contains(record: TopicRecord, text: str) -> bool:
@@ -169,10 +157,9 @@ async def _ranges(view: View, topic: str, query: RecordQuery) -> dict[int, tuple
     return {one["partition"]: (one["after"], ranges[one["partition"]][1]) for one in preview["offsets"]}
 
 
-def _record(raw: Mapping[str, Any], decoded: Mapping[str, Any]) -> TopicRecord:
-    key, key_format = _text(_bytes(raw, "key"), decoded, "key")
-    value, value_format = _text(_bytes(raw, "value"), decoded, "value")
+def _record(raw: Mapping[str, Any]) -> TopicRecord:
     at = datetime.fromtimestamp(raw["timestamp"] / 1000, UTC).isoformat(timespec="milliseconds")
+    (key, key_format), (value, value_format) = _text(raw, "key"), _text(raw, "value")
     return TopicRecord(raw["partition"], raw["offset"], at, key, key_format, value, value_format, [*_headers(raw)])
 
 
@@ -190,35 +177,7 @@ def _escaped(data: bytes) -> str:
     return data.decode(errors="backslashreplace")
 
 
-def _bytes(raw: Mapping[str, Any], name: str) -> bytes | None:
-    text = raw.get(name)
-    return None if text is None else base64.b64decode(text)
-
-
-def _schema_of(data: bytes | None) -> int | None:
-    """Return the id of the schema that bytes begin with, as the schema registry's clients write it."""
-    framed = data is not None and len(data) >= _FRAME_BYTES and data[0] == 0
-    return int.from_bytes(data[1:_FRAME_BYTES]) if framed and data else None
-
-
-def _text(data: bytes | None, decoded: Mapping[str, Any], name: str) -> tuple[str, str]:
+def _text(raw: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return a key or value as text, and its format."""
-    if data is None:
-        return "", "tombstone" if name == "value" else "none"
-    schema = _schema_of(data)
-    if schema is not None:
-        if name in decoded:
-            return json.dumps(decoded[name], ensure_ascii=False), f"schema {schema}"
-        return base64.b64encode(data).decode(), f"binary, perhaps of schema {schema}"
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "binary"
-    return text, "json" if _is_json(text) else "string"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict | list) if text[:1] in "{[" else False
-    except (ValueError, RecursionError):
-        return False
+    found, value = raw[f"{name}Format"], raw.get(name, "")
+    return json.dumps(value, ensure_ascii=False) if found.startswith("schema") else value, found

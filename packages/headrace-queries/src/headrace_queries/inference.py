@@ -8,9 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.format_list import ANY_SCHEMA
-from headrace.errors import FormatError
 from headrace.formats.plain import schema_id_of
-from headrace.formats.schema_codec import PLAIN_CODECS
+from headrace.formats.stored_values import by_bytes
 from headrace_queries.columns import STORED, Column, quoted
 
 _LOOKED_AT: Final = 100
@@ -40,17 +39,10 @@ def format_of(payloads: Iterable[bytes | None], *, of_keys: bool) -> str:
     first = [*islice((data for data in payloads if data), _LOOKED_AT)]
     if first and all(map(schema_id_of, first)):
         return ANY_SCHEMA
-    if not of_keys and sum(_fits("json", data) for data in first) * 2 >= len(first):
+    formats = Counter(by_bytes(data).format for data in first)
+    if not of_keys and formats["json"] * 2 >= len(first):
         return "json"
-    return "string" if all(_fits("string", data) for data in first) else "binary"
-
-
-def _fits(name: str, data: bytes) -> bool:
-    try:
-        PLAIN_CODECS[name].decode(data)
-    except FormatError:
-        return False
-    return True
+    return "binary" if formats["binary"] else "string"
 
 
 def structure_of(text: str | None) -> Structure:

@@ -231,9 +231,9 @@ class Registry(SchemaRegistry):
         (b"\xff", "json", "binary", b'"/w=="'),
         (b"\0\0\0\0\x01\xfe", "avro", "binary", b'"AAAAAAH+"'),
         (b"\0\0\0\0\x01a", None, "string", b'"\\u0000\\u0000\\u0000\\u0000\\u0001a"'),
-        (b"\0\0\0\0\x02\x0e", None, "schema", b'{"n":7}'),
+        (b"\0\0\0\0\x02\x0e", None, "schema 2", b'{"n":7}'),
         (b"\0\0\0\0\x02\x0e", "avro", "avro", b'{"n":7}'),
-        (b"\0\0\0\0\x02\x0e", "json", "schema", b'{"n":7}'),
+        (b"\0\0\0\0\x02\x0e", "json", "schema 2", b'{"n":7}'),
     ],
 )
 async def test_values_are_decoded_as_far_as_they_can_be(

@@ -380,7 +380,7 @@ def record_row(topic: str, one: TopicRecord) -> dict[str, Any]:
         "at": f"{one.partition}:{one.offset}",
         "time": one.at,
         "key": excerpt(one.key, _EXCERPT),
-        "value": "(tombstone)" if one.value_format == "tombstone" else excerpt(one.value, _EXCERPT),
+        "value": "(tombstone)" if one.value_format == "null" else excerpt(one.value, _EXCERPT),
         "headers": excerpt(", ".join(f"{name}: {value}" for name, value in one.headers), _EXCERPT),
         "formats": f"{one.key_format} / {one.value_format}",
         "_link": path_of("/record", **at),

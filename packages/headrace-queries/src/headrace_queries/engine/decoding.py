@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from headrace.errors import FormatError
 from headrace.formats.choice import Codecs, Reader
-from headrace.formats.plain import unframe
 from headrace.records import RecordBatch
 from headrace_queries.columns import whole_type
 from headrace_queries.table_config import TableConfig
@@ -76,8 +75,7 @@ class _Side:
     """Keys or values of one format."""
 
     def __init__(self, format_name: str, codecs: Codecs) -> None:
-        self.reader: Reader = codecs.for_reading(format_name)
-        self._codecs = codecs
+        self.reader: Reader = codecs.for_reading(format_name, as_rows=True)
         self._kind = pa.binary() if whole_type(format_name) == "BLOB" else pa.string()
         self._plain = not self.reader.names_schemas
 
@@ -91,11 +89,7 @@ class _Side:
                 return raw.cast(pa.string()), {}
             except pa.ArrowInvalid:
                 return self._each(column, lambda data: data.decode())
-        return self._each(column, self._row_text)
-
-    def _row_text(self, data: bytes) -> str:
-        schema_id, payload = unframe(data)
-        return str(self._codecs.readable(schema_id).decode_row(payload), "utf-8")
+        return self._each(column, lambda data: str(self.reader.decode(data) or b"", "utf-8"))
 
     def _each(self, column: list[bytes | None], decode: Callable[[bytes], str]) -> tuple[pa.Array, dict[int, str]]:
         texts: list[str | None] = []

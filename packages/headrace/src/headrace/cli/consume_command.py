@@ -12,6 +12,7 @@ import click
 
 from headrace.cli.client_options import property_option, with_properties
 from headrace.cli.cluster_options import ClusterSettings, connection_options
+from headrace.cli.command_codecs import open_codecs
 from headrace.cli.completion import group_names, topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.log_positions import (
@@ -27,11 +28,11 @@ from headrace.cli.options import with_options
 from headrace.cli.output import progress
 from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
 from headrace.cli.record_selection import SqlCondition
-from headrace.cli.record_values import AUTO, Shown, Values, first_problem, open_codecs, values_of
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
 from headrace.extras import hook
 from headrace.formats.choice import Codecs
+from headrace.formats.stored_values import AUTO, Shown, StoredValues
 from headrace.kafka import Admin, MemberReader, Reachability, ReadPart, read_columns
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import SystemClock
@@ -107,7 +108,7 @@ class Printer:
 
     def __init__(
         self,
-        sides: tuple[Values | None, Values | None],
+        sides: tuple[StoredValues | None, StoredValues | None],
         renderer: RecordRenderer,
         condition: SqlCondition | None,
         limit: int | None,
@@ -157,19 +158,22 @@ class Printer:
         return self._renderer(shown) if len(shown.batch) else b""
 
 
-async def _shown(side: Values | None, batch: RecordBatch, column: str) -> Sequence[Shown]:
+async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> Sequence[Shown]:
     if not side:
         return [None] * len(batch)
     payloads = getattr(batch, column)
     await side.prepare(payloads)
-    try:
+    with contextlib.suppress(DecodeError):
         return side.shown(payloads)
+    return [_shown_alone(side, data, batch, offset) for data, offset in zip(payloads, batch.offsets, strict=True)]
+
+
+def _shown_alone(side: StoredValues, data: bytes | None, batch: RecordBatch, offset: int) -> Shown:
+    try:
+        return side.shown([data])[0]
     except DecodeError as cause:
-        at, problem = first_problem(side, payloads) or (0, cause)
-        raise DecodeError(
-            f"record {batch.offsets[at]} of {batch.topic_partition}: {problem}. "
-            "Choose another --value-format or --key-format"
-        ) from cause
+        where = f"record {offset} of {batch.topic_partition}"
+        raise DecodeError(f"{where}: {cause}. Choose another --value-format or --key-format") from cause
 
 
 @contextlib.contextmanager
@@ -309,7 +313,7 @@ class _Run(NamedTuple):
     def printer(self, codecs: Codecs, renderer: RecordRenderer) -> Printer:
         """Return what selects, decodes and renders records."""
         report = functools.partial(click.echo, err=True)
-        sides = tuple(values_of(codecs, name, report) for name in (self.key_format, self.value_format))
+        sides = tuple(StoredValues(codecs, name, report=report) for name in (self.key_format, self.value_format))
         template = renderer if isinstance(renderer, Template) else None
         needs_keys = template.needs_keys if template else self.keys or self.output == "json"
         needs_values = template.needs_values if template else True

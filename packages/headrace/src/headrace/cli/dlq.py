@@ -19,11 +19,11 @@ import msgspec
 
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_options
+from headrace.cli.command_codecs import open_codecs
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceGroup, uses
 from headrace.cli.options import RATE, TIMES, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.cli.record_values import open_codecs
 from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
 from headrace.cli.trust import certificates_of, trust
 from headrace.config.whole_file import WholeFile

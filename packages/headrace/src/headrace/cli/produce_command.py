@@ -9,6 +9,7 @@ import click
 
 from headrace.cli.client_options import producer_of, property_option
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer
+from headrace.cli.command_codecs import open_codecs
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.options import MOMENT, PAIR, ParsedType, with_options
@@ -26,7 +27,6 @@ from headrace.cli.record_input import (
     read_whole,
 )
 from headrace.cli.record_output import unescaped
-from headrace.cli.record_values import open_codecs
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.errors import HeadraceError
 from headrace.formats.choice import SchemaChoice

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.cli.record_values import Shown
 from headrace.formats.plain import schema_id_of
+from headrace.formats.stored_values import Shown
 from headrace.kafka.timestamps import iso_ms
 from headrace.records import Header, RecordBatch
 from headrace.runtime.invisible import INVISIBLE, escaped

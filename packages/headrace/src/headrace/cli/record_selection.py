@@ -5,14 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.cli.record_values import AUTO, Values
-from headrace.config.format_list import SCHEMA_TYPES
+from headrace.config.format_list import ANY_SCHEMA
 from headrace.extras import hook
 from headrace.formats.choice import Codecs
+from headrace.formats.stored_values import AUTO, StoredValues
 from headrace.records import Record, RecordBatch
 
-_REGISTERED: Final = next(iter(SCHEMA_TYPES))
-"""Any format with a schema: the bytes name the schema, and that names the format."""
 _TEXT: Final = "string"
 Matching = Callable[[Sequence[Record]], Awaitable[list[Record]]]
 
@@ -25,7 +23,7 @@ class SqlCondition:
         condition: str,
         codecs: Codecs,
         formats: tuple[str, str],
-        sides: tuple[Values, Values],
+        sides: tuple[StoredValues, StoredValues],
         report: Callable[[str], None],
     ) -> None:
         """Check the condition; `formats` and `sides` are those of keys and of values; `report` gets what is left out.
@@ -73,6 +71,6 @@ class SqlCondition:
         formats, payloads = [], []
         for name, side, data in zip(self._formats, self._sides, (record.key, record.value), strict=True):
             shown = side.shown([data])[0] if name == AUTO else None
-            formats.append(name if name != AUTO else _REGISTERED if isinstance(shown, msgspec.Raw) else _TEXT)
+            formats.append(name if name != AUTO else ANY_SCHEMA if isinstance(shown, msgspec.Raw) else _TEXT)
             payloads.append(None if isinstance(shown, bytes) else data)
         return tuple(formats), msgspec.structs.replace(record, key=payloads[0], value=payloads[1])

@@ -98,13 +98,13 @@ class Codecs:
         # A schema that is named without a format determines the format.
         return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
 
-    def for_reading(self, format_text: str) -> "Reader":
-        """Return the reader of a format.
+    def for_reading(self, format_text: str, *, as_rows: bool = False) -> "Reader":
+        """Return the reader of a format; `as_rows` is for columns of SQL.
 
         Raises:
             InvalidRequest: No such format.
         """
-        return Reader(self, PLAIN_CODECS.get(format_name(format_text)))
+        return Reader(self, PLAIN_CODECS.get(format_name(format_text)), as_rows=as_rows)
 
     async def load(self, schema_id: int) -> None:
         """Make a schema ready for `loaded`, if the registry has it and it is usable.
@@ -195,10 +195,11 @@ class Codecs:
 class Reader:
     """Decodes stored bytes of one format into JSON text."""
 
-    def __init__(self, codecs: Codecs, plain: Codec | None) -> None:
+    def __init__(self, codecs: Codecs, plain: Codec | None, *, as_rows: bool) -> None:
         """Decode with `plain`, or with the schema that the bytes name if it is None."""
         self._codecs = codecs
         self._plain = plain
+        self._as_rows = as_rows
         self.names_schemas = plain is None
         """Whether the bytes name their schema, so that `prepare` must be called."""
         self._last_id = -1
@@ -232,7 +233,8 @@ class Reader:
             return self._plain.decode(data)
         schema_id, payload = unframe(data)
         if schema_id != self._last_id:
-            self._last_decode = self._codecs.readable(schema_id).decode
+            codec = self._codecs.readable(schema_id)
+            self._last_decode = codec.decode_row if self._as_rows else codec.decode
             self._last_id = schema_id
         return self._last_decode(payload)
 

@@ -15,11 +15,10 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from headrace.config.consumers import ReactiveConsumerConfig
-from headrace.config.format_list import ANY_SCHEMA, SCHEMA_TYPES
 from headrace.delivery.dead_letter import STACK_TRACE, Origin, origin_of, own_headers, redriven_count
-from headrace.errors import DecodeError, InvalidRequest, RegistryUnavailable, TooManyRequests
+from headrace.errors import InvalidRequest, TooManyRequests
 from headrace.formats.choice import Codecs
-from headrace.formats.plain import schema_id_of
+from headrace.formats.stored_values import AUTO, StoredValues
 from headrace.kafka import Admin, read_window
 from headrace.kafka.timestamps import iso_ms, milliseconds, moment
 from headrace.records import Record, TopicPartition
@@ -43,7 +42,6 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _LONG_MS: Final = 2 * _DAY_MS
 """A longer window is counted by day."""
-_ANY_SCHEMA: Final = "schema"
 
 
 class FoundDeadLetter(NamedTuple):
@@ -260,7 +258,7 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     headers: list[tuple[str, str | None]]
     """The record's own headers; bytes that are not UTF-8 are written as `\\\\xff`."""
     key_format: str
-    """How the key was read: a format, `schema` for any that the registry has, `binary` for base64, `null`."""
+    """How the key was read: a format, `schema` with the id of one in the registry, `binary` for base64, `null`."""
     key: msgspec.Raw
     value_format: str
     value: msgspec.Raw
@@ -271,9 +269,9 @@ class DeadLetterReader:
 
     def __init__(self, codecs: Codecs, key_format: str | None = None, value_format: str | None = None) -> None:
         """Prepare; a format that is not given is guessed: a schema of the registry, JSON, text, else base64."""
-        self._codecs = codecs
-        self._formats = key_format, value_format
-        self._without_registry = False
+        self._keys, self._values = (
+            StoredValues(codecs, name or AUTO, is_strict=False, finds_json=True) for name in (key_format, value_format)
+        )
 
     async def read(self, found: FoundDeadLetter) -> DeadLetterRecord:
         """Return a dead letter with its key and value in JSON."""
@@ -281,8 +279,9 @@ class DeadLetterReader:
         headers = record.headers
         own = [(name, _text(data)) for name, data in own_headers(headers)]
         trace = dict(headers).get(STACK_TRACE) or b""
-        key_format, key = await self._decoded(record.key, self._formats[0])
-        value_format, value = await self._decoded(record.value, self._formats[1])
+        await self._keys.prepare([record.key])
+        await self._values.prepare([record.value])
+        key, value = self._keys.find(record.key), self._values.find(record.value)
         return DeadLetterRecord(
             partition=record.partition,
             offset=record.offset,
@@ -301,29 +300,11 @@ class DeadLetterReader:
             result=ResultDetails(*map(origin.text, ("key", "correlation_id", "traceability_id", "result_timestamp"))),
             redrives=redriven_count(headers),
             headers=own,
-            key_format=key_format,
-            key=key,
-            value_format=value_format,
-            value=value,
+            key_format=key.format,
+            key=msgspec.Raw(key.text or b"null"),
+            value_format=value.format,
+            value=msgspec.Raw(value.text or b"null"),
         )
-
-    async def _decoded(self, data: bytes | None, named: str | None) -> tuple[str, msgspec.Raw]:
-        if data is None:
-            return "null", msgspec.Raw(b"null")
-        framed = [_ANY_SCHEMA] if schema_id_of(data) is not None and named not in SCHEMA_TYPES else []
-        guesses = [*framed, *(["json"] if data[:1] in (b"{", b"[") else []), "string"]
-        for name in [named, *guesses] if named else guesses:
-            if name in (*SCHEMA_TYPES, _ANY_SCHEMA) and self._without_registry:
-                continue
-            reader = self._codecs.for_reading(ANY_SCHEMA if name == _ANY_SCHEMA else name)
-            try:
-                await reader.prepare([data])
-                return name, msgspec.Raw(reader.decode(data) or b"null")
-            except DecodeError:
-                continue
-            except RegistryUnavailable:
-                self._without_registry = True
-        return "binary", msgspec.Raw(self._codecs.for_reading("binary").decode(data) or b"null")
 
 
 class DeadLetterPage(msgspec.Struct, frozen=True, rename="camel"):

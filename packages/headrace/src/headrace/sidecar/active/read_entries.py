@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from headrace.errors import DecodeError
-from headrace.formats.choice import Reader
+from headrace.formats.choice import Codecs, Reader
+from headrace.formats.stored_values import StoredValues
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.sidecar.record_json import RecordTexts, exact_headers, join_array, quote, write_records
 
@@ -79,6 +80,21 @@ class EntryWriter:
         position = f"{record.topic}:{record.partition}:{record.offset}"
         own_id = quote(f"{self._group}:{position}" if self._group else position)
         return f'{quote(entry)[:-1]},"headers":{exact_headers(record.headers, own_id)}{decoded}}}'
+
+
+async def write_found(codecs: Codecs, batches: Sequence[RecordBatch]) -> list[RecordTexts]:
+    """Return one entry per record, with its key and value as they are found, and the format of each."""
+    stored = StoredValues(codecs)
+    entries: list[RecordTexts] = []
+    for batch in batches:
+        await stored.prepare([*batch.keys, *batch.values])
+        keys, values = [*map(stored.find, batch.keys)], [*map(stored.find, batch.values)]
+        texts = [each.text for each in keys], [each.text for each in values]
+        written = write_records("", batch.topic_partition, batch, *texts)
+        formats = zip((each.format for each in keys), (each.format for each in values), strict=True)
+        ends = [f',"keyFormat":"{of_key}","valueFormat":"{of_value}"}}'.encode() for of_key, of_value in formats]
+        entries.append(written._replace(ends=ends))
+    return entries
 
 
 def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:

@@ -190,6 +190,9 @@ class ConsumedRecord(msgspec.Struct, rename="camel"):
     value: Any = msgspec.UNSET
     header_list: list[ExactHeader] | msgspec.UnsetType = msgspec.UNSET
     """All headers, if `headers` cannot represent them exactly."""
+    key_format: str | msgspec.UnsetType = msgspec.UNSET
+    """With `format=auto`: `schema` with its id, `string`, `binary` (base64) or `null`."""
+    value_format: str | msgspec.UnsetType = msgspec.UNSET
     raw_key: str | msgspec.UnsetType = msgspec.UNSET
     raw_value: str | msgspec.UnsetType = msgspec.UNSET
     error_code: str | msgspec.UnsetType = msgspec.UNSET

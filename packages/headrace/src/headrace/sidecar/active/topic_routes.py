@@ -12,6 +12,7 @@ from headrace import errors
 from headrace.config.active import ActiveConsumersConfig
 from headrace.errors import InvalidRequest, OffsetOutOfRange, TooManyRequests, TopicInternal
 from headrace.formats.choice import Codecs
+from headrace.formats.stored_values import AUTO
 from headrace.http.auth.principals import READ
 from headrace.http.endpoint import KAFKA, Call, Endpoint, Rule
 from headrace.http.messages import HttpResponse
@@ -21,7 +22,7 @@ from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.active.read_entries import EntryWriter, fitting
+from headrace.sidecar.active.read_entries import EntryWriter, fitting, write_found
 from headrace.sidecar.active.requests import ConsumedRecord
 
 _LIMIT_SECONDS: Final = 5.0
@@ -40,7 +41,7 @@ class SliceQuery(msgspec.Struct, forbid_unknown_fields=True):
     """Most bytes of keys and values; a larger first record is returned alone."""
     max_bytes_camel: _Bytes | None = msgspec.field(default=None, name="maxBytes")
     format: str | None = None
-    """Format of keys and values; by default those of `active_consumers`."""
+    """Format of keys and values; by default those of `active_consumers`. `auto`: the one that fits each of them."""
     key_format: str | None = msgspec.field(default=None, name="keyFormat")
     value_format: str | None = msgspec.field(default=None, name="valueFormat")
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -86,15 +87,19 @@ class TopicEndpoints:
             raise InvalidRequest(f"partition {number[:60]!r} is not a number", parameter="partition")
         if self._kind_of(topic) == "state":
             raise TopicInternal(f"{topic} is internal: its records are not readable here", topic=topic)
-        keys = self._codecs.for_reading(query.key_format or query.format or settings.key_format)
-        values = self._codecs.for_reading(query.value_format or query.format or settings.value_format)
+        entries = None
+        if query.format != AUTO or query.key_format or query.value_format:
+            keys = self._codecs.for_reading(query.key_format or query.format or settings.key_format)
+            values = self._codecs.for_reading(query.value_format or query.format or settings.value_format)
+            entries = EntryWriter("", keys, values)
         if self._reads >= _READS:
             raise TooManyRequests(f"{_READS} reads of topics are in progress in this process; try again later")
         self._reads += 1
         try:
             records, offsets = await self._read(TopicPartition(topic, int(number)), query)
             batches = [RecordBatch.of(records)] if records else []
-            text, count = fitting(await EntryWriter("", keys, values).write(batches), b'{"records":[')
+            texts = await (entries.write(batches) if entries else write_found(self._codecs, batches))
+            text, count = fitting(texts, b'{"records":[')
         finally:
             self._reads -= 1
         shown = records[:count]

@@ -46,18 +46,14 @@ class RecordFilter:
         self._connection = empty_database()
         # CASE, because a closing parenthesis of the condition cannot end it.
         self._statement = f"SELECT seq FROM {_TABLE} WHERE CASE WHEN (\n{condition}\n) THEN true END"
-        Statements(self._connection).check(self._statement, {_TABLE: "key"}, [_TABLE])
-        self._fields = [*self._paths()] if value_format != "binary" else []
+        statements = Statements(self._connection)
+        statements.check(self._statement, {_TABLE: "key"}, [_TABLE])
+        read = _columns(statements.tree(self._statement)) if value_format != "binary" else ()
+        self._fields = [names[1:] for names in read if names[0].lower() == _VALUE and len(names) > 1]
         """Fields of the value that the condition reads."""
         config = TableConfig(topic=_TABLE, key_format=key_format, value_format=value_format)
         self._decoder = Decoder(config, codecs)
         self._report = report
-
-    def _paths(self) -> Iterator[list[str]]:
-        rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [self._statement]).fetchall()
-        for names in _columns(msgspec.json.decode(rows[0][0])):
-            if names[0].lower() == _VALUE and len(names) > 1:
-                yield names[1:]
 
     async def matching(self, records: Sequence[Record]) -> list[Record]:
         """Return the records that meet the condition.

@@ -2,27 +2,25 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Final, NamedTuple
+
+import duckdb
 
 from headrace.errors import StatementRejected
 
-_TOKEN: Final = re.compile(
-    r"""
-    (?P<space>\s+)
-  | (?P<comment>--[^\n]*|/\*(?:(?!/\*).)*?\*/)
-  | (?P<text>[eE]'(?:[^'\\]|\\.|'')*+'|'(?:[^']|'')*+'|\$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$)
-  | (?P<name>"(?:[^"]|"")++"|`(?:[^`]|``)++`)
-  | (?P<word>[^\W\d]\w*)
-  | (?P<number>\d[\w.]*)
-  | (?P<open>[(\[{])
-  | (?P<close>[)\]}])
-  | (?P<end>;)
-  | (?P<broken>['"`]|/\*|\$(?:[^\W\d]\w*)?\$)
-  | (?P<arrow>->(?!>))
-  | (?P<other>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+_KINDS: Final = {
+    duckdb.token_type.identifier: "word",
+    duckdb.token_type.keyword: "word",
+    duckdb.token_type.string_const: "text",
+    duckdb.token_type.numeric_const: "number",
+    duckdb.token_type.comment: "comment",
+}
+_OPERATORS: Final = {**dict.fromkeys("([{", "open"), **dict.fromkeys(")]}", "close"), ";": "end", "->": "arrow"}
+_OPENING: Final = re.compile(r"/\*|\$\w*\$|\w*['\"`]")
+_END: Final = "\n;"
+"""Behind a text, so that its last token shows whether it has an end."""
+_BLANKS: Final = " \t\r\n\f\v"
 MOST_CHARACTERS: Final = 65_536
 """Of a statement."""
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
@@ -33,7 +31,7 @@ class SqlToken(NamedTuple):
     """A part of a statement."""
 
     kind: str
-    """A group of the expression: `word`, `name` (in quotes), `text`, `number`, `open`, `close`, `end`, `other`, ..."""
+    """`word`, `name` (in quotes), `text`, `number`, `open`, `close`, `end`, `arrow`, `other`, `comment` or `space`."""
     text: str
     start: int
     depth: int
@@ -106,11 +104,8 @@ def position(sql: str, start: int) -> str:
 
 def _tokens(text: str) -> Iterator[SqlToken]:
     brackets: list[SqlToken] = []
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup or "other"
-        token = SqlToken(kind, found[0], found.start(), len(brackets))
-        if kind == "broken":
-            raise StatementRejected(f"{token.text} at {position(text, token.start)} has no end: close it, or remove it")
+    for kind, part, start in _lexed(text):
+        token = SqlToken(kind, part, start, len(brackets))
         if kind == "close":
             opened = brackets.pop() if brackets else None
             if not opened or opened.text + token.text not in ("()", "[]", "{}"):
@@ -122,6 +117,32 @@ def _tokens(text: str) -> Iterator[SqlToken]:
     if brackets:
         opened = brackets[-1]
         raise StatementRejected(f"{opened.text} at {position(text, opened.start)} has no end: close the bracket")
+
+
+def _lexed(text: str) -> Iterator[tuple[str, str, int]]:
+    """Return kind, text and index of each token that DuckDB's own lexer finds, and of the blanks between them."""
+    data = (text + _END).encode(errors="replace")
+    found = duckdb.tokenize(data.decode())
+    at = found[0][0]
+    index = len(data[:at].decode())
+    if index:
+        yield "space", text[:index], 0
+    for (_, kind), (end, _) in pairwise(found):
+        start, at = at, max(end, at + 1)  # what follows a `$` has the same offset as it
+        part = data[start:at].decode()
+        token = part.rstrip(_BLANKS)
+        yield _kind(token, kind), token, index
+        if token != part:
+            yield "space", part[len(token) :], index + len(token)
+        index += len(part)
+    if found[-1][0] != len(data) - 1:
+        opening = _OPENING.match(text, index)
+        what = opening[0] if opening else text[index : index + 1]
+        raise StatementRejected(f"{what} at {position(text, index)} has no end: close it, or remove it")
+
+
+def _kind(token: str, kind: duckdb.token_type) -> str:
+    return "name" if token[0] in '"`' else _KINDS.get(kind) or _OPERATORS.get(token, "other")
 
 
 def _emit(tokens: list[SqlToken]) -> list[SqlToken]:

@@ -135,7 +135,7 @@ class Statements:
         with self._lock:
             statement = self._accepted.get(text)
         if statement is None:
-            statement = self._parse(text)
+            statement = self._judged(text)
             if len(text) <= _MOST_CACHED:
                 with self._lock:
                     self._accepted[text] = statement
@@ -152,7 +152,8 @@ class Statements:
                 raise QueriesUnavailable(f"table {by_name[name]} is not available now: GET /tables says why")
         return statement
 
-    def _parse(self, text: str) -> Statement:
+    def tree(self, text: str) -> dict[str, Any]:
+        """Return the syntax tree of one SELECT, which may be of any kind; raises StatementRejected as `check`."""
         if len(text) > MOST_CHARACTERS:
             raise StatementRejected(f"the statement has {len(text)} characters; at most {MOST_CHARACTERS} are accepted")
         if _brackets(text) > _MOST_BRACKETS:
@@ -173,10 +174,14 @@ class Statements:
             raise StatementRejected("the statement is empty: write a SELECT over the tables that GET /tables lists")
         if len(tree["statements"]) != 1:
             raise StatementRejected("one statement is run per request: send the others in requests of their own")
+        statement: dict[str, Any] = tree["statements"][0]
+        return statement
+
+    def _judged(self, text: str) -> Statement:
         own: set[str] = set()
         read: list[str] = []
         outside: set[str] = set()
-        for node, visible in _nodes(tree["statements"][0], frozenset(), 0):
+        for node, visible in _nodes(self.tree(text), frozenset(), 0):
             first = len(read)
             _judge(node, own, read)
             outside.update(name for name in read[first:] if name not in visible)

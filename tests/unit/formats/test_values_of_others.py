@@ -20,7 +20,6 @@ from headrace.functions.worker.serving import Bodies
 from headrace.records import RecordBatch, TopicPartition
 from headrace_pipelines.driver.value_codecs import BlockingRegistry
 from headrace_queries.engine.decoding import Decoder
-from headrace_queries.table_config import TableConfig
 from tests.unit.formats.conftest import Setting
 from yaml_table import table
 
@@ -54,7 +53,7 @@ async def faces(serving: Any, kind: str, text: str, references: Mapping[str, Any
         bodies = Bodies()
         bodies.learn(Schema(ID, kind, text, texts))
         decode: Any = bodies.decoder(FORMATS[kind])
-        rows = Decoder(TableConfig.model_validate({"topic": "t", "value_format": FORMATS[kind]}), codecs)
+        rows = Decoder("string", FORMATS[kind], codecs)
         batch = RecordBatch(TopicPartition("t", 0), [0], [0], [None], [data], None, [9])
         await rows.prepare([batch])
         [row] = rows.to_arrow([batch]).to_pylist()

@@ -73,7 +73,8 @@ class Kept:
             file.open(declared(config.value_schema) if config.value_schema else None)
 
     def apply(self, name: str, first: int, records: list[Written]) -> None:
-        decoder = Decoder(self.config.tables[name], self.codecs)
+        config = self.config.tables[name]
+        decoder = Decoder(config.key_format, config.value_format, self.codecs)
         self.files[name].apply(decoder.to_arrow([batch_of(first, records)]), {0: first + len(records)})
 
     def rows(self, name: str) -> list[bytes]:
@@ -293,7 +294,8 @@ async def test_a_batch_that_needs_too_much_memory_is_applied_in_parts(tmp_path: 
     taker = feed.pushes = Taker(feed.file)
     tags = b",".join([b'{"a": "%s", "b": "y"}' % (b"x" * 24)] * 10_000)
     records = [(b'"k"', b'{"tags": [%s]}' % tags, NOW, None)] * 12
-    decoded = Decoder(kept.config.tables["large"], kept.codecs).to_arrow([batch_of(5, records)])
+    large = kept.config.tables["large"]
+    decoded = Decoder(large.key_format, large.value_format, kept.codecs).to_arrow([batch_of(5, records)])
     await feed.apply_records(decoded, {0: 17})
     assert sum(count for count, _ in taker.taken) == feed.file.rows == 12
     ends = [positions[0] for _, positions in taker.taken]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, SchemaNotFound
 from headrace.formats.choice import Codecs
-from headrace.formats.registry import SchemaRegistry
+from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.records import Record, TopicPartition
 from headrace.runtime import SystemClock
 from headrace_queries.inference import format_of, inferred, usual
@@ -56,6 +56,33 @@ def test_a_condition_that_is_refused(condition: str, value_format: str, problem:
     """It is one condition over the columns of a record, and their values are of the format."""
     with pytest.raises(HeadraceError, match=problem):
         matching(condition, value_format)
+
+
+class Registry(SchemaRegistry):
+    """Has the schema 2 only."""
+
+    async def by_id(self, schema_id: int) -> RegisteredSchema:
+        if schema_id != 2:
+            raise SchemaNotFound("it is not registered")
+        return RegisteredSchema(2, "AVRO", '{"type":"record","name":"R","fields":[{"name":"n","type":"int"}]}')
+
+
+@pytest.mark.parametrize(
+    ("condition", "offsets"),
+    [
+        ("value.n > 5", [0, 1]),
+        ("value.n = 7 AND key = 'k'", [1]),
+        ("value IS NULL", [3, 4, 5]),
+        ("value LIKE '%text'", [2]),
+    ],
+)
+async def test_each_value_is_seen_in_the_format_that_fits(condition: str, offsets: list[int]) -> None:
+    """By its schema, or as text; other bytes are null, also those whose schema is not there."""
+    codecs = Codecs(Registry(SchemaRegistryConfig(), SystemClock()))
+    found = RecordFilter(condition, codecs, "auto", "auto", print)
+    values = [b'{"n": 6}', b"\0\0\0\0\x02\x0e", b"a text", b"\xff", b"\0\0\0\0\x01\xff", None]
+    records = [Record("t", 0, at, 1_700_000_000_000, b"k", data) for at, data in enumerate(values)]
+    assert [record.offset for record in await found.matching(records)] == offsets
 
 
 @pytest.mark.parametrize(("payloads", "of_keys", "expected"), table(__file__, "formats"))

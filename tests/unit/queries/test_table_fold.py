@@ -74,7 +74,7 @@ class Kept:
         self._table = self.config.tables["stock"]
         self.file = TableFile(self.connection.cursor(), "stock", self._table, paths["stock"])
         codecs = Codecs(SchemaRegistry(SchemaRegistryConfig(), ManualClock()))
-        self._decoder = Decoder(self._table, codecs)
+        self._decoder = Decoder(self._table.key_format, self._table.value_format, codecs)
 
     def open(self) -> Kept:
         assert self._table.value_schema

@@ -18,7 +18,6 @@ from headrace_queries.engine.decoding import Decoder
 from headrace_queries.engine.statements import Statements, refused
 from headrace_queries.inference import Structure, for_fields, structure_of
 from headrace_queries.slice import batches_of
-from headrace_queries.table_config import TableConfig
 
 _TABLE: Final = "records"
 _COLUMNS: Final = f'seq, key, {{value}} AS value, partition, "offset", {TIME} AS timestamp, headers'
@@ -38,6 +37,9 @@ class RecordFilter:
         """Check a condition over key, value, partition, offset, timestamp and headers.
 
         Args:
+            codecs: Decode keys and values.
+            key_format: Of keys; with `auto` each has its own.
+            value_format: The same of values.
             report: Gets a sentence about records that are left out, as they do not fit the format or the condition.
 
         Raises:
@@ -51,8 +53,7 @@ class RecordFilter:
         read = _columns(statements.tree(self._statement)) if value_format != "binary" else ()
         self._fields = [names[1:] for names in read if names[0].lower() == _VALUE and len(names) > 1]
         """Fields of the value that the condition reads."""
-        config = TableConfig(topic=_TABLE, key_format=key_format, value_format=value_format)
-        self._decoder = Decoder(config, codecs)
+        self._decoder = Decoder(key_format, value_format, codecs)
         self._report = report
 
     async def matching(self, records: Sequence[Record]) -> list[Record]:

@@ -111,7 +111,7 @@ class SliceReader:
             key_format=spec.key_format or format_of(chain.from_iterable(b.keys for b in batches), of_keys=True),
             value_format=spec.value_format or format_of(chain.from_iterable(b.values for b in batches), of_keys=False),
         )
-        decoder = Decoder(config, self._codecs)
+        decoder = Decoder(config.key_format, config.value_format, self._codecs)
         await decoder.prepare(batches)
         records = _between(decoder.to_arrow(batches), spec)
         values = await self._registered(config)

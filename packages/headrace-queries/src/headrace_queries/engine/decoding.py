@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from headrace.errors import FormatError
-from headrace.formats.choice import Codecs, Reader
+from headrace.formats.choice import Codecs
+from headrace.formats.stored_values import AUTO, StoredValues
 from headrace.records import RecordBatch
 from headrace_queries.columns import whole_type
-from headrace_queries.table_config import TableConfig
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -18,10 +19,10 @@ _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary(
 class Decoder:
     """Decodes the records of one table."""
 
-    def __init__(self, config: TableConfig, codecs: Codecs) -> None:
-        self._codecs = codecs
-        self._key = _Side(config.key_format, codecs)
-        self._value = _Side(config.value_format, codecs)
+    def __init__(self, key_format: str, value_format: str, codecs: Codecs) -> None:
+        """Prepare; a format may be `auto`."""
+        self._key = _Side(key_format, codecs)
+        self._value = _Side(value_format, codecs)
         self._known: frozenset[int] = frozenset()
         """Ids of the schemas of values so far."""
 
@@ -32,10 +33,10 @@ class Decoder:
             RegistryUnavailable: The registry does not respond.
         """
         for batch in batches:
-            await self._key.reader.prepare(batch.keys)
+            await self._key.prepare(batch.keys)
         before = self._known
         for batch in batches:
-            self._known |= await self._value.reader.prepare(batch.values)
+            self._known |= await self._value.prepare(batch.values)
         return self._known != before
 
     def to_arrow(self, batches: Sequence[RecordBatch]) -> pa.Table:
@@ -75,13 +76,25 @@ class _Side:
     """Keys or values of one format."""
 
     def __init__(self, format_name: str, codecs: Codecs) -> None:
-        self.reader: Reader = codecs.for_reading(format_name, as_rows=True)
+        self._found = StoredValues(codecs, as_rows=True) if format_name == AUTO else None
+        self._reader = codecs.for_reading("string" if self._found else format_name, as_rows=True)
         self._kind = pa.binary() if whole_type(format_name) == "BLOB" else pa.string()
-        self._plain = not self.reader.names_schemas
+
+    async def prepare(self, payloads: Sequence[bytes | None]) -> frozenset[int]:
+        """Fetch the schemas that these bytes name; return the ids of those that their format needs.
+
+        Raises:
+            RegistryUnavailable: One is needed, and the registry does not respond.
+        """
+        if self._found:
+            await self._found.prepare(payloads)
+        return await self._reader.prepare(payloads)
 
     def decode(self, column: list[bytes | None]) -> tuple[pa.Array, dict[int, str]]:
         """Return a column, and why values cannot be decoded, by index."""
-        if self._plain:
+        if self._found:
+            return self._each(column, self._found_text)
+        if not self._reader.names_schemas:
             raw = pa.array(column, pa.binary())
             if self._kind == pa.binary():
                 return raw, {}
@@ -89,9 +102,18 @@ class _Side:
                 return raw.cast(pa.string()), {}
             except pa.ArrowInvalid:
                 return self._each(column, lambda data: data.decode())
-        return self._each(column, lambda data: str(self.reader.decode(data) or b"", "utf-8"))
+        return self._each(column, lambda data: str(self._reader.decode(data) or b"", "utf-8"))
 
-    def _each(self, column: list[bytes | None], decode: Callable[[bytes], str]) -> tuple[pa.Array, dict[int, str]]:
+    def _found_text(self, data: bytes) -> str | None:
+        """Return a key or value as SQL sees it: bytes that are not text are null."""
+        shown = self._found.find(data).shown if self._found else None
+        if isinstance(shown, msgspec.Raw):
+            return str(bytes(shown), "utf-8")
+        return shown if isinstance(shown, str) else None
+
+    def _each(
+        self, column: list[bytes | None], decode: Callable[[bytes], str | None]
+    ) -> tuple[pa.Array, dict[int, str]]:
         texts: list[str | None] = []
         problems: dict[int, str] = {}
         for at, data in enumerate(column):

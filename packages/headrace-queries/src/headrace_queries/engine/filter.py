@@ -61,7 +61,7 @@ class Filters(Service):
         self._feeds = feeds
         self._statements = statements
         self._send = send
-        self._decoders = {name: Decoder(table, codecs) for name, table in tables.items()}
+        self._decoders = {name: Decoder(table.key_format, table.value_format, codecs) for name, table in tables.items()}
         self._threads = ThreadPool("standing query", _AT_A_TIME)
         self._idle = [connection.cursor() for _ in range(_AT_A_TIME)]
         self._busy: dict[duckdb.DuckDBPyConnection, float] = {}

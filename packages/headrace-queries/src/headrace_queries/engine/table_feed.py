@@ -189,7 +189,7 @@ class TableFeed(Service):
     async def _follow(self, starts: dict[TopicPartition, int], topic_id: str) -> None:
         arrived: asyncio.Queue[ReadPart | Exception] = asyncio.Queue(1)
         reader = self.spawn(self._read(starts, arrived), "read")
-        decoder = Decoder(self._config, self._codecs)
+        decoder = Decoder(self._config.key_format, self._config.value_format, self._codecs)
         looks_at = time.monotonic() + _LOOK_SECONDS
         try:
             while not isinstance(part := await arrived.get(), Exception):

@@ -27,7 +27,6 @@ from headrace.cli.log_positions import (
 from headrace.cli.options import with_options
 from headrace.cli.output import progress
 from headrace.cli.record_output import TOKENS, JsonLines, RecordRenderer, ShownBatch, Template, TextLines
-from headrace.cli.record_selection import SqlCondition
 from headrace.config.format_list import FORMATS
 from headrace.errors import DecodeError
 from headrace.extras import hook
@@ -110,10 +109,14 @@ class Printer:
         self,
         sides: tuple[StoredValues | None, StoredValues | None],
         renderer: RecordRenderer,
-        condition: SqlCondition | None,
+        condition: Any,
         limit: int | None,
     ) -> None:
-        """Print at most `limit` records; `sides` decode keys and values, as far as they are needed."""
+        """Print at most `limit` records; `sides` decode keys and values, as far as they are needed.
+
+        Args:
+            condition: A `RecordFilter` of headrace-queries; None for every record.
+        """
         self._keys, self._values = sides
         self._renderer = renderer
         self._condition = condition
@@ -143,7 +146,7 @@ class Printer:
 
     async def _render(self, batch: RecordBatch, has_append_times: bool) -> bytes:
         rest = len(batch) if self._limit is None else self._limit - self.printed
-        chosen = (await self._condition.select(batch) if self._condition else batch)[:rest]
+        chosen = (await _meeting(self._condition, batch) if self._condition else batch)[:rest]
         plain = self._renderer.fast(chosen) if isinstance(self._renderer, TextLines) and len(chosen) else None
         shown = ShownBatch(chosen, (), (), has_append_times)
         if plain is None:
@@ -156,6 +159,11 @@ class Printer:
         if plain is not None:
             return plain
         return self._renderer(shown) if len(shown.batch) else b""
+
+
+async def _meeting(condition: Any, batch: RecordBatch) -> RecordBatch:
+    offsets = {record.offset for record in await condition.matching([*batch])}
+    return batch.select([at for at, offset in enumerate(batch.offsets) if offset in offsets])
 
 
 async def _shown(side: StoredValues | None, batch: RecordBatch, column: str) -> Sequence[Shown]:
@@ -317,8 +325,10 @@ class _Run(NamedTuple):
         template = renderer if isinstance(renderer, Template) else None
         needs_keys = template.needs_keys if template else self.keys or self.output == "json"
         needs_values = template.needs_values if template else True
-        formats = (self.key_format, self.value_format)
-        condition = SqlCondition(self.where, codecs, formats, (sides[0], sides[1]), report) if self.where else None
+        condition = None
+        if self.where:
+            record_filter = hook("record_filter", "headrace consume --where")
+            condition = record_filter(self.where, codecs, self.key_format, self.value_format, report)
         chosen = (sides[0] if needs_keys else None, sides[1] if needs_values else None)
         return Printer(chosen, renderer, condition, self.limit)
 

@@ -59,6 +59,7 @@ class StoredValues:
         *,
         is_strict: bool = True,
         finds_json: bool = False,
+        as_rows: bool = False,
         report: Callable[[str], object] | None = None,
     ) -> None:
         """Prepare.
@@ -66,6 +67,7 @@ class StoredValues:
         Args:
             is_strict: Whether each must be of the chosen format; otherwise another one may fit.
             finds_json: Whether text that is an object or an array is JSON.
+            as_rows: Whether values of a schema are for columns of SQL.
             report: Gets a sentence if the registry does not respond.
         """
         self._codecs = codecs
@@ -74,6 +76,7 @@ class StoredValues:
         self._is_strict = is_strict
         self._is_text = format_name in STRINGS
         self._finds_json = finds_json
+        self._as_rows = as_rows
         self._report = report
         self._unknown: set[int] = set()
         self._ask_at = 0.0
@@ -130,7 +133,8 @@ class StoredValues:
         schema_id = schema_id_of(data)
         if schema_id is not None and (codec := self._codecs.loaded(schema_id)):
             try:
-                return StoredValue(f"schema {schema_id}", msgspec.Raw(codec.decode(unframe(data)[1])))
+                decode = codec.decode_row if self._as_rows else codec.decode
+                return StoredValue(f"schema {schema_id}", msgspec.Raw(decode(unframe(data)[1])))
             except FormatError:
                 pass
         return by_bytes(data, finds_json=self._finds_json)

@@ -157,7 +157,7 @@ def test_one_push_query_does_not_stop_the_others(
     assert TableProcess(process).engine == engine
     aggregate = send("POST", f"{process.url}/query", {"sql": "SELECT sum(n) FROM stock EMIT CHANGES"}, EVENTS)
     assert aggregate.status == 400
-    assert "sources:" in aggregate.body["metadata"]["pipeline"]
+    assert aggregate.body["metadata"]["needs"] == "the function sum"
 
 
 def test_a_client_that_does_not_read_is_cut(site: Scenario, process: HeadraceProcess, topic: str) -> None:

@@ -38,7 +38,7 @@ RECORDS: list[tuple[bytes | None, bytes | None]] = [
 
 
 def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filtered | RequestFailed:
-    statement = read_push(sql, {})
+    statement = read_push(sql)
 
     async def run() -> Any:
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -97,6 +97,6 @@ def test_only_what_a_value_causes_is_held_against_its_record(sql: str, failed: l
 @pytest.mark.parametrize(("sql", "problem"), table(__file__, "misfits"))
 def test_a_statement_is_checked_against_declared_columns(sql: str, problem: str) -> None:
     """Before any record is there; the place is that in the statement."""
-    statement = read_push(sql, {})
+    statement = read_push(sql)
     found = statement_problem(statement, TABLES[statement.table])
     assert (found == "") if not problem else (problem in found)

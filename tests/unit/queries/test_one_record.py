@@ -90,7 +90,7 @@ class Kept:
         self.connection.close()
 
     async def evaluate(self, sql: str, records: list[Written], first: int = 0) -> Filtered:
-        statement = read_push(sql, {})
+        statement = read_push(sql)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         tables = self.config.tables
         filters = Filters(self.connection, tables, {}, self.codecs, self.statements, found.set_result)
@@ -122,7 +122,7 @@ async def test_a_row_does_not_depend_on_the_records_around_it(tmp_path: Path, na
     sent: list[Any] = []
     forms = ("objects", "arrays")
     pushes = kept.pushes("together", sent)
-    statement = read_push("SELECT * FROM together", {})
+    statement = read_push("SELECT * FROM together")
     for number, form in enumerate(forms):
         await pushes.subscribe(Subscribe(number, "together", statement, form))
     sent.clear()
@@ -182,8 +182,8 @@ async def test_a_statement_fails_at_the_records_at_which_it_fails_alone(tmp_path
     }
     sent: list[Any] = []
     pushes = kept.pushes("json", sent)
-    await pushes.subscribe(Subscribe(1, "json", read_push(sql, {}), "objects"))
-    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT key FROM json", {}), "objects"))
+    await pushes.subscribe(Subscribe(1, "json", read_push(sql), "objects"))
+    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT key FROM json"), "objects"))
     sent.clear()
     kept.apply("json", 0, AMONG)
     await applied(pushes, {0: COUNT})
@@ -243,13 +243,13 @@ async def test_push_queries_of_hard_records_end_in_time_and_at_the_first_failure
     count = 3_000
     sent: list[Any] = []
     pushes = kept.pushes("json", sent)
-    statement = read_push('SELECT error("offset"::VARCHAR) AS x FROM json WHERE "offset" > 0', {})
+    statement = read_push('SELECT error("offset"::VARCHAR) AS x FROM json WHERE "offset" > 0')
     await pushes.subscribe(Subscribe(1, "json", statement, "objects"))
     kept.apply("json", 0, [GOOD] * count)
     await applied(pushes, {0: count})
     assert "offset 1)" in sent[-1].reason
     kept.apply("json", count, [(b'"k"', b'"%b"' % (b"x" * 100_000), NOW, None)] * 200)
-    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT * FROM json", {}), "objects", {0: count}))
+    await pushes.subscribe(Subscribe(2, "json", read_push("SELECT * FROM json"), "objects", {0: count}))
     sizes = [sum(map(len, message.rows)) for message in sent if getattr(message, "numbers", None) == [2]]
     assert sum(sizes) > 20_000_000
     assert max(sizes) < 16 << 20, "so much may wait for a client"

@@ -14,8 +14,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
 from headrace.records import Record
-from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.sinks.topic_sink import KafkaSink
 from headrace_queries.filtered_destination import FilteredDestination
 from headrace_queries.protocol import Filtered, Problem
 from headrace_queries.push_statement import PushStatement
@@ -30,18 +28,6 @@ def config_of(tmp_path: Path, text: str) -> HeadraceConfig:
     file = tmp_path / "headrace.yaml"
     file.write_text(text)
     return load_config(file, {}, check=problems_of)
-
-
-def test_a_statement_over_several_rows_is_shown_as_a_pipeline(tmp_path: Path) -> None:
-    """The file that the error has is valid, and pushes to the backend of the query."""
-    with pytest.raises(ConfigError) as refused:
-        config_of(tmp_path, TEXTS["tables"] + TEXTS["aggregate"])
-    _, _, text = refused.value.description.partition("\n\n")
-    (tmp_path / "p.yaml").write_text(text)
-    (flow,) = load_pipeline(tmp_path / "p.yaml", check=True).flows.values()
-    assert isinstance(flow.sink, KafkaSink)
-    assert flow.sink.backend
-    assert flow.sink.backend.url == "http://b/low"
 
 
 def test_a_query_is_a_reactive_consumer_of_the_tables_topic(tmp_path: Path) -> None:

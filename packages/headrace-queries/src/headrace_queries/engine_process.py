@@ -16,7 +16,6 @@ from headrace.records import RecordBatch
 from headrace.runtime import Clock, Readiness, Service
 from headrace_queries.callers import Caller, CallerEnds
 from headrace_queries.engine_child import GRACE_SECONDS, EngineChild
-from headrace_queries.pipeline_example import SourceTopic
 from headrace_queries.protocol import (
     Ask,
     Changes,
@@ -41,7 +40,7 @@ from headrace_queries.protocol import (
 from headrace_queries.push_query import PushQuery
 from headrace_queries.push_statement import PushStatement
 from headrace_queries.query_sections import QuerySections
-from headrace_queries.standing import StandingQuery, sources_of
+from headrace_queries.standing import StandingQuery
 
 log = logging.getLogger(__name__)
 
@@ -163,11 +162,6 @@ class QueryEngine(Service):
     def topics(self) -> Mapping[str, str]:
         """The topic of each table."""
         return {name: table.topic for name, table in self._config.tables.items()}
-
-    @property
-    def sources(self) -> Mapping[str, SourceTopic]:
-        """What each table is kept from, by its name in lower case."""
-        return sources_of(self._config)
 
     async def ask(
         self,

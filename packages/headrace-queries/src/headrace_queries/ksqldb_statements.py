@@ -147,7 +147,7 @@ class KsqldbStatements:
             Forbidden: The caller may not read it.
         """
         assert self._engine
-        push = read_push(statement.sql, self._engine.sources)
+        push = read_push(statement.sql)
         names = {name.lower(): name for name in self._engine.topics}
         name = names.get(push.table.lower())
         if name is None:

@@ -1,11 +1,9 @@
 """Decides what a push query may be: columns and a condition of one table, each row seen alone."""
 
 import re
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from headrace.errors import StatementRejected
-from headrace_queries.pipeline_example import SourceTopic, pipeline_example
 from headrace_queries.statement_text import SqlToken, position, tokens_of
 
 _FORM: Final = "SELECT columns FROM table [WHERE condition] EMIT CHANGES [LIMIT n]"
@@ -65,25 +63,17 @@ class PushStatement(NamedTuple):
         return f'SELECT {self.columns} FROM {relation} AS "{name}"{where}'
 
 
-def read_push(sql: str, sources: Mapping[str, SourceTopic]) -> PushStatement:
-    """Read a push query.
-
-    Args:
-        sql: What `read_statement` returned.
-        sources: Topics of the tables by name in lower case, for the pipeline of an error.
+def read_push(sql: str) -> PushStatement:
+    """Read a push query; `sql` is what `read_statement` returned.
 
     Raises:
-        StatementRejected: It has another form. If several rows or tables are needed, `needs` says for what, and
-            `pipeline` is a file that does it.
+        StatementRejected: It has another form. If several rows or tables are needed, `needs` says for what.
     """
     tokens = tokens_of(sql)
     if needed := _needs_rows(tokens):
-        example = pipeline_example(sql, sources)
         raise StatementRejected(
-            f"a push query sees each changed row alone, and {needed} needs more: a pipeline computes that, and its "
-            f"result is a topic. Keep a table of that topic, and send: SELECT * FROM {example.name} EMIT CHANGES. "
-            f"The pipeline file:\n\n{example.text}",
-            pipeline=example.text,
+            f"a push query sees each changed row alone, and {needed} needs more: compute it in a pipeline whose sink "
+            "is a topic, keep a table of that topic, and select from that",
             needs=needed,
         )
     start = _from(tokens)

@@ -1,6 +1,5 @@
 """Reads the standing queries of a configuration: their statements, and the reactive consumers that push their rows."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -9,7 +8,6 @@ from pydantic import ValidationError
 from headrace.config.spelling import hint
 from headrace.config.yaml_tree import KeyPath
 from headrace.errors import ConfigError, StatementRejected
-from headrace_queries.pipeline_example import SourceTopic
 from headrace_queries.protocol import Form
 from headrace_queries.push_statement import PushStatement, read_push
 from headrace_queries.query_sections import QuerySections
@@ -33,16 +31,17 @@ def standing_query(config: QuerySections, query: StandingQueryConfig) -> Standin
     """Return a standing query.
 
     Raises:
-        StatementRejected: Its statement is not valid, or belongs to a pipeline, whose file the error has.
+        StatementRejected: Its statement is not valid, or belongs to a pipeline.
     """
     text = read_statement(query.sql)
-    sources = sources_of(config)
     try:
-        statement = read_push(text.sql, sources)
+        statement = read_push(text.sql)
     except StatementRejected as cause:
-        if pipeline := cause.parameters.get("pipeline"):
-            needed = cause.parameters["needs"]
-            raise StatementRejected(_belongs_to_pipeline(needed, pipeline, query.backend.url)) from None
+        if needed := cause.parameters.get("needs"):
+            raise StatementRejected(
+                f"a standing query sees each changed row alone, and {needed} needs more: compute it in a pipeline "
+                "whose sink has this backend, and remove this query"
+            ) from None
         raise
     if not text.is_push:
         raise StatementRejected("a standing query ends with EMIT CHANGES: add it; POST /query runs a SELECT once")
@@ -100,14 +99,6 @@ def problems_of(config: QuerySections) -> Iterator[tuple[KeyPath, str]]:
             yield ("queries",), _sentence(cause)
 
 
-def sources_of(config: QuerySections) -> Mapping[str, SourceTopic]:
-    """Return what each table is kept from, by its name in lower case."""
-    return {
-        name.lower(): SourceTopic(table.topic, table.value_format, table.value_schema or "")
-        for name, table in config.tables.items()
-    }
-
-
 def _with_consumers(config: QuerySections) -> QuerySections:
     """Return the configuration with a consumer for each query, checked as if the file had them."""
     made = {
@@ -122,13 +113,3 @@ def _sentence(cause: ValueError) -> str:
     if isinstance(cause, ValidationError):
         return cause.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
     return str(cause)
-
-
-def _belongs_to_pipeline(needed: str, pipeline: str, url: str) -> str:
-    """Return the sentence for a statement that needs several rows, with the pipeline that pushes its result."""
-    sink = f", backend: {{url: {json.dumps(url)}}}}}\n"
-    return (
-        f"a standing query sees each changed row alone, and {needed} needs more: a pipeline with a backend sink "
-        "computes that and pushes the result. Remove this query, and add this file to pipelines:\n\n"
-        f"{pipeline.rstrip().removesuffix('}')}{sink}"
-    )

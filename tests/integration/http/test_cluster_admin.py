@@ -12,11 +12,8 @@ import confluent_kafka
 import pytest
 import yaml
 
-from headrace.kafka import Admin
-from headrace.kafka.cluster_admin import ClusterAdmin
-from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace, StartHeadrace
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, SharedHeadrace
 from headrace_devkit.testing.scenario import Scenario
-from headrace_devkit.testing.secured import kafka_settings
 from tests.active_client import Response, send
 
 SCOPES = {"ops": ["admin"], "ann": ["consume:test-*", "group:test-*"]}
@@ -72,7 +69,7 @@ def test_a_topic_is_created_described_changed_and_deleted(ask: Ask, topic: MakeT
     assert [one["replicas"] for one in shown["partitions"]] == [[{"broker": 1, "leader": True, "in_sync": True}]] * 2
     assert (shown["replication_factor"], shown["under_replicated"], shown["records"]) == (1, 0, 0)
     assert shown["configs"]["retention.ms"] == "864000000"
-    change = {"configs": {"retention.ms": None, "cleanup.policy": "compact"}, "partitions": 3, "elect_leaders": True}
+    change = {"configs": {"retention.ms": None, "cleanup.policy": "compact"}, "partitions": 3}
     preview = ask("PATCH", f"/topics/{name}", {**change, "dry_run": True}).body
     assert [(one["what"], one["before"], one["after"]) for one in preview["changes"]] == [
         ("config retention.ms", "864000000", None),
@@ -175,35 +172,3 @@ def test_the_command_asks_for_the_name_again(site: Scenario, topic: MakeTopic) -
     assert refused.returncode and "internal" in refused.stderr
     site.cli("topics", "delete", name, given=f"{name}\n")
     site.wait_until(lambda: name not in site.cli("topics", "list").stdout, "the end of the topic")
-
-
-async def test_an_election_that_is_not_needed_is_no_problem(
-    kafka: Cluster, topic: MakeTopic, request: pytest.FixtureRequest
-) -> None:
-    """A partition that is not there is one."""
-    if request.config.getoption("--secured"):
-        pytest.skip("an election needs Alter on the cluster, which the user of these tests does not have")
-    cluster = ClusterAdmin(Admin(kafka_settings(kafka.bootstrap_servers)))
-    problems = await cluster.elect_preferred(topic(), [0, 9])
-    assert list(problems) == [9] and "partition" in problems[9]
-
-
-@pytest.mark.long
-def test_the_preferred_leader_is_elected(kafka_three: Cluster, headrace: StartHeadrace, site: Scenario) -> None:
-    """After a broker was away, its partitions have another leader until somebody asks for an election."""
-    kafka_three.create_topic("elected", 3)
-    url = f"{headrace({'kafka': {'bootstrap_servers': kafka_three.bootstrap_servers}}).url}/topics/elected"
-
-    def moved() -> int:
-        replicas = [one["replicas"] for one in send("GET", url).body.get("partitions", [])]
-        return sum(not broker["leader"] for broker, *_ in replicas)
-
-    kafka_three.kill(1)
-    site.wait_until(moved, "another leader")
-    kafka_three.restart(1)
-    kafka_three.wait_in_sync()
-    assert moved()
-    changed = send("PATCH", url, {"elect_leaders": True})
-    assert changed.status == 200, changed
-    assert {one["after"] for one in changed.body["changes"]} == {1}
-    site.wait_until(lambda: send("GET", url).status == 200 and not moved(), "the first replica as leader")

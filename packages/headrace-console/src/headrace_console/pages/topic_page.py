@@ -122,9 +122,6 @@ class OneTopic:
             "Add partitions": alter._replace(
                 title=f"Add partitions to {self._name}", fields={"partitions": "Partitions in all"}
             ),
-            "Elect leaders": alter._replace(
-                title=f"Elect the preferred leaders of {self._name}", fields={}, body={"elect_leaders": True}
-            ),
             "Delete": Action(
                 f"Delete {self._name}",
                 "DELETE",

@@ -106,7 +106,6 @@ async def create(
 @click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
 @click.option("--unset", "unset", multiple=True, metavar="NAME", help="Restore the default of a configuration.")
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="The new total; Kafka cannot remove partitions.")
-@click.option("--elect-leaders", is_flag=True, help="Make the first replica of each partition its leader again.")
 @click.option("--dry-run", is_flag=True, help="Print what would change.")
 @connection_options
 async def alter(
@@ -114,16 +113,15 @@ async def alter(
     settings: Sequence[tuple[str, str]],
     unset: Sequence[str],
     partitions: int | None,
-    elect_leaders: bool,
     dry_run: bool,
     cluster: ClusterSettings,
     output: str,
 ) -> None:
-    """Change configurations of a topic, add partitions, elect preferred leaders. Others keep their values.
+    """Change configurations of a topic, add partitions. Others keep their values.
 
     Example: headrace topics alter orders --set retention.ms=86400000 --partitions 6 --dry-run
     """
-    request = TopicChangeRequest({**dict(settings), **dict.fromkeys(unset)}, partitions, elect_leaders, None, dry_run)
+    request = TopicChangeRequest({**dict(settings), **dict.fromkeys(unset)}, partitions, dry_run)
     changed = await TopicAdministration(Admin(cluster.kafka), kind_by_name).change(topic, request)
     if output == "json":
         print_json(msgspec.to_builtins(changed))

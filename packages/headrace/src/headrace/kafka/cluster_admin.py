@@ -3,7 +3,7 @@
 What the cluster rejects because of the request is InvalidRequest, with what to do.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -154,19 +154,6 @@ class ClusterAdmin:
             lambda client, limit: client.create_partitions([change], validate_only=dry_run, request_timeout=limit),
             Right("Alter", "topic", name),
         )
-
-    async def elect_preferred(self, name: str, partitions: Iterable[int]) -> dict[int, str]:
-        """Elect the preferred leaders of partitions; return why it failed, by partition."""
-        chosen = [confluent_kafka.TopicPartition(name, number) for number in partitions]
-        preferred = confluent_kafka.ElectionType.PREFERRED
-        elected: dict[Any, Any] = await self.admin.request(
-            f"elect leaders of topic {name}",
-            # The library raises SystemError for the keyword `request_timeout` (confluent-kafka 2.16).
-            lambda client, limit: client.elect_leaders(preferred, chosen).result(limit),
-            Right("Alter", "cluster"),
-        )
-        fine = (None, _Error.NO_ERROR, _Error.ELECTION_NOT_NEEDED)
-        return {p.partition: e.str() for p, e in elected.items() if (e.code() if e else None) not in fine}
 
     async def group(self, name: str) -> GroupDetails | None:
         """Return a group; None if the cluster does not know it."""

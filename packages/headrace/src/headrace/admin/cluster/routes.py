@@ -87,7 +87,7 @@ class ClusterEndpoints:
         "PATCH",
         _TOPIC,
         "alterTopic",
-        "Change configurations of a topic, add partitions, elect preferred leaders",
+        "Change configurations of a topic, add partitions",
         ADMINISTER,
         example={"configs": {"retention.ms": 86400000}, "dry_run": True},
         errors=_CHANGE,

@@ -10,7 +10,7 @@ from headrace.config.topic_names import Kind
 from headrace.errors import InvalidRequest, TopicInternal
 from headrace.kafka import Admin
 from headrace.kafka.cluster_admin import ClusterAdmin, TopicConfig
-from headrace.kafka.cluster_info import PartitionInfo, TopicInfo
+from headrace.kafka.cluster_info import PartitionInfo
 from headrace.kafka.names import check_topic
 from headrace.records import TopicPartition
 
@@ -83,10 +83,6 @@ class TopicChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Configurations to set by Kafka's names; null restores the default."""
     partitions: _Partitions | None = None
     """The new total, which is larger."""
-    elect_leaders: bool = False
-    """Whether to make the first replica of each partition its leader again."""
-    replication_factor: int | None = None
-    """Not possible here: use kafka-reassign-partitions.sh of Kafka."""
     dry_run: bool = False
     """Whether Kafka only checks the request, and the response is a preview."""
 
@@ -95,11 +91,9 @@ class TopicChange(msgspec.Struct):
     """One change of a topic."""
 
     what: str
-    """`config retention.ms`, `partitions`, `leader of partition 0`, or another such name."""
+    """`config retention.ms`, `partitions`, or another such name."""
     before: str | int | None
     after: str | int | None
-    problem: str = ""
-    """Why Kafka did not elect this leader."""
 
 
 class TopicChanges(msgspec.Struct):
@@ -167,18 +161,13 @@ class TopicAdministration:
         """Change a topic, or preview the change.
 
         Raises:
-            InvalidRequest: Nothing is to change, Kafka rejects a value, or only Kafka's own tool can do it.
+            InvalidRequest: Nothing is to change, or Kafka rejects a value.
             TopicInternal: The topic is internal.
             TopicNotFound: The cluster does not have it.
         """
         self.check_changeable(name)
-        if request.replication_factor is not None:
-            raise InvalidRequest(
-                "Headrace's Kafka client cannot move replicas: use kafka-reassign-partitions.sh of Kafka",
-                parameter="replication_factor",
-            )
-        if not (request.configs or request.partitions or request.elect_leaders):
-            raise InvalidRequest("nothing to change: pass configs, partitions or elect_leaders")
+        if not (request.configs or request.partitions):
+            raise InvalidRequest("nothing to change: pass configs or partitions")
         info = await self._admin.describe_topic(name)
         before = {one.name: one for one in await self._cluster.configs(name)}
         configs = {key: None if value is None else _text(value) for key, value in request.configs.items()}
@@ -186,13 +175,9 @@ class TopicAdministration:
         await self._apply(name, configs, total, dry_run=True)
         changes = _config_changes(configs, before)
         changes += [TopicChange("partitions", len(info.partitions), total)] if total else []
-        elections = _elections(info) if request.elect_leaders else {}
         if not request.dry_run:
             await self._apply(name, configs, total, dry_run=False)
-            problems = await self._cluster.elect_preferred(name, elections) if elections else {}
-            for number, problem in problems.items():
-                elections[number].problem = problem
-        return TopicChanges(name, request.dry_run, [*changes, *elections.values()])
+        return TopicChanges(name, request.dry_run, changes)
 
     async def delete(self, name: str) -> None:
         """Delete a topic with its records.
@@ -225,15 +210,6 @@ def _config_changes(configs: Mapping[str, str | None], before: Mapping[str, Topi
         if (value is None and is_set) or (value is not None and value != old):
             changes.append(TopicChange(f"config {key}", old, value))
     return changes
-
-
-def _elections(info: TopicInfo) -> dict[int, TopicChange]:
-    """Return the partitions whose leader is not their first replica."""
-    return {
-        one.partition: TopicChange(f"leader of partition {one.partition}", one.leader, one.replicas[0])
-        for one in info.partitions
-        if one.replicas and one.leader != one.replicas[0]
-    }
 
 
 def _text(value: Any) -> str:

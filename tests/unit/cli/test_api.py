@@ -25,7 +25,7 @@ from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runs.routes import JobEndpoints
 from tests.command_line import headrace
-from tests.raw_server import Authority
+from tests.raw_server import Authority, Server, always, served_by_thread
 
 
 class _Responses(http.server.BaseHTTPRequestHandler):
@@ -97,10 +97,44 @@ def test_an_error_of_the_server_is_shown_with_its_description(server: tuple[str,
     """A response that is not of Headrace says that another server is there."""
     with pytest.raises(HeadraceError, match="needs the scope admin") as refused:
         Api(server[0]).request("GET", "/no")
-    assert refused.value.parameters == {"status": 403, "code": "ERR10005"}
+    assert (refused.value.status, refused.value.code) == (403, "ERR10005")
     for path in ("/proxy", "/page"):  # an error, or a page with status 200
         with pytest.raises(HeadraceError, match="it is another server"):
             Api(server[0]).request("GET", path)
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\n"
+OTHERS = {
+    "a redirect": (
+        b"HTTP/1.1 302 Found\r\nLocation: %b/stolen\r\nContent-Length: 0\r\n\r\n",
+        "it redirects to .*/stolen, use that",
+    ),
+    "a page": (_HEAD + b"Content-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>", "it is another server"),
+    "deep JSON": (_HEAD + b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000, "it is another server"),
+    "half a response": (_HEAD + b"Content-Length: 100\r\n\r\n{", "is unreachable at .*IncompleteRead"),
+    "half a head": (b"HTTP/1.1 200", "it is another server"),
+    "nothing": (b"", r"is unreachable at .*without response"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01", "is unreachable at"),
+    "gzip": (_HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x00\x00", "it is another server"),
+    "an endless head": (_HEAD + b"X: y\r\n" * 100_000, "is unreachable at"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_server_that_is_not_headrace_gets_one_request(
+    name: str, server: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token goes to no other server, whatever the response says, and no command ends with a defect."""
+    monkeypatch.setenv("HEADRACE_TOKEN", "secret")
+    url, seen = server
+    response, why = OTHERS[name]
+    with served_by_thread(always(response.replace(b"%b", url.encode()), then="close")(Server())) as port:
+        api = Api(f"http://127.0.0.1:{port}", limit_seconds=20)
+        with pytest.raises(HeadraceError, match=why):
+            api.request("GET", "/")
+        with pytest.raises(HeadraceError, match=why):
+            api.request("POST", "/", {"a": 1})
+    assert not seen
 
 
 def test_each_cause_of_no_response_has_a_sentence_of_its_own(server: tuple[str, list[Any]], tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from headrace.client import AsyncHeadraceClient
+from headrace.client.exchange import ClientRequest, HttpReply, send_once
+from headrace.errors import HeadraceError
 from headrace_console.sessions import Session
 
 REQUEST_SECONDS: Final = 10.0
@@ -54,13 +57,10 @@ class Servers:
             management: That of a listener for administration, if there is one.
             trusted: Whose certificates they may have; by default those of the system's authorities.
         """
-        settings: dict[str, Any] = {
-            "limits": httpx.Limits(max_connections=_MOST_CONNECTIONS),
-            "timeout": httpx.Timeout(REQUEST_SECONDS, connect=_CONNECT_SECONDS),
-            "verify": trusted or True,
-        }
-        self._clients = [httpx.AsyncClient(base_url=url, **settings) for url in urls]
-        self._management = httpx.AsyncClient(base_url=management, **settings) if management else None
+        options: dict[str, Any] = {"limits": httpx.Limits(max_connections=_MOST_CONNECTIONS), "verify": trusted or True}
+        self._urls = [url.rstrip("/") for url in urls]
+        self._clients = [AsyncHeadraceClient(url, **options) for url in urls]
+        self._management = AsyncHeadraceClient(management, **options) if management else None
         self._present = 0
         self.outage_since: float | None = None
         """Since when no process responds, in seconds since the epoch."""
@@ -69,7 +69,7 @@ class Servers:
     @property
     def url(self) -> str:
         """The process that gets the next request."""
-        return str(self._clients[self._present].base_url).rstrip("/")
+        return self._urls[self._present]
 
     async def send(
         self,
@@ -90,27 +90,26 @@ class Servers:
             ApiProblem: No process responds, too many requests wait, or the request was refused.
         """
         headers = {"Authorization": f"Bearer {session.token}"} if session.token else {}
-        request = {"json": body, "params": query or None, "headers": headers}
-        request["timeout"] = httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
-        if body is None:
-            del request["json"]
+        path += f"?{httpx.QueryParams(query)}" if query else ""
+        request = ClientRequest(method, path, body, headers, response_seconds=seconds, connect_seconds=_CONNECT_SECONDS)
         try:
             async with asyncio.timeout(seconds):
                 await session.turns.acquire()
         except TimeoutError:
             raise ApiProblem(_BUSY, 503) from None
         try:
-            response = await self._response(method, path, request)
+            reply = await self._reply(request, expected)
+        except HeadraceError as refused:
+            self.outage_since, self.outage_reason = None, ""
+            raise ApiProblem(refused.description, refused.status, refused.code) from refused
         finally:
             session.turns.release()
-        if response.status_code >= 400 and response.status_code not in expected:
-            raise _problem_of(response)
         try:
-            found = json.loads(response.content) if response.content else {}
-            found = _without_surrogates(found) if _SURROGATE.search(response.content) else found
-        except ValueError:
-            found = response.text
-        return ApiReply(found, response.status_code, response.headers.get("x-correlation-id", ""))
+            found = json.loads(reply.body) if reply.body else {}
+            found = _without_surrogates(found) if _SURROGATE.search(reply.body) else found
+        except (ValueError, RecursionError):
+            found = reply.body.decode(errors="replace")
+        return ApiReply(found, reply.status, reply.headers.get("x-correlation-id", ""))
 
     async def needs_token(self, seconds: float = REQUEST_SECONDS) -> bool:
         """Return whether requests without a token are refused; false while no process responds in time."""
@@ -126,42 +125,39 @@ class Servers:
         for client in filter(None, [*self._clients, self._management]):
             await client.aclose()
 
-    async def _response(self, method: str, path: str, request: dict[str, Any]) -> httpx.Response:
+    async def _reply(self, request: ClientRequest, expected: Sequence[int]) -> HttpReply:
         reasons = []
         first = self._present  # another request may turn to the next process meanwhile
         for turn in range(len(self._clients)):
             at = (first + turn) % len(self._clients)
-            client = self._clients[at]
-            if self._management and path.startswith(_ADMINISTRATION):
-                client = self._management
+            administers = self._management and request.path.startswith(_ADMINISTRATION)
+            client = self._management if self._management and administers else self._clients[at]
             try:
-                response = await client.request(method, path, **request)
-                if self._management and client is not self._management and _lacks_path(response):
-                    response = await self._management.request(method, path, **request)
+                try:
+                    reply = await client.run(send_once(request, expected))
+                except HeadraceError as refused:
+                    if administers or not self._management or refused.code not in _NOT_HERE:
+                        raise
+                    reply = await self._management.run(send_once(request, expected))
             except httpx.PoolTimeout:
                 raise ApiProblem(_BUSY, 503) from None
             except httpx.RequestError as cause:
-                reasons.append(f"{client.base_url}: {str(cause) or type(cause).__name__}")
+                reasons.append(f"{client.http.base_url}: {str(cause) or type(cause).__name__}")
                 if self._present == at:
                     self._present = (at + 1) % len(self._clients)
-                if method != "GET" and not isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
+                if request.method != "GET" and not isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
                     raise ApiProblem(
                         f"the response was lost ({cause}): look whether it was done before you do it again",
                         UNREACHABLE_STATUS,
                     ) from cause
                 continue
             self.outage_since, self.outage_reason = None, ""
-            return response
+            return reply
         self.outage_since = self.outage_since or time.time()
         self.outage_reason = "; ".join(reasons)
         is_untrusted = "CERTIFICATE_VERIFY_FAILED" in self.outage_reason
         remedy = "its certificate is not trusted, start the console with --ca FILE" if is_untrusted else "start it"
         raise ApiProblem(f"Headrace is unreachable ({self.outage_reason}): {remedy}", UNREACHABLE_STATUS)
-
-
-def _lacks_path(response: httpx.Response) -> bool:
-    """Return whether this listener does not have the path; that for administration may have it."""
-    return response.status_code in (404, 405) and _problem_of(response).code in _NOT_HERE
 
 
 def _without_surrogates(found: Any) -> Any:
@@ -171,14 +167,3 @@ def _without_surrogates(found: Any) -> Any:
     if isinstance(found, dict):
         return {_without_surrogates(name): _without_surrogates(value) for name, value in found.items()}
     return [*map(_without_surrogates, found)] if isinstance(found, list) else found
-
-
-def _problem_of(response: httpx.Response) -> ApiProblem:
-    try:
-        body = response.json()
-        return ApiProblem(str(body["description"]), response.status_code, str(body.get("code", "")))
-    except (ValueError, LookupError, TypeError, AttributeError):
-        sentence = (
-            f"{response.url.host} answers {response.status_code} without an error of Headrace: it is another server"
-        )
-        return ApiProblem(sentence, response.status_code)

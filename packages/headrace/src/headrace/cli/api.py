@@ -1,4 +1,4 @@
-"""The client that commands use for the HTTP API of a running Headrace.
+"""How commands call a running Headrace: by the exchange of `headrace.client`, and without httpx, which starts slowly.
 
 The URL is taken from an option, the environment (`HEADRACE_URL`) or the file; by default it is the default port of this
 machine.
@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import ssl
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,10 +22,10 @@ import click
 from headrace.cli.cluster_options import find_settings, with_environment
 from headrace.cli.global_options import uses
 from headrace.cli.trust import certificates_of, trust, unreachable
+from headrace.client.exchange import ClientRequest, HttpReply, accepted, error_of
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
-from headrace.errors import HeadraceError
 from headrace.http.endpoint import Endpoint
 
 _LIMIT_SECONDS = 60.0
@@ -34,7 +33,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Api:
-    """The HTTP API of one Headrace process."""
+    """The HTTP API of one Headrace process, on one listener or two."""
 
     def __init__(
         self, url: str, limit_seconds: float = _LIMIT_SECONDS, management: str = "", tls: ssl.SSLContext | None = None
@@ -62,11 +61,14 @@ class Api:
         """Of the file and the environment, if no URL was given."""
         token = os.environ.get("HEADRACE_TOKEN")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        here = urlsplit(url).hostname in _LOOPBACK
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if here else []
+        self._opener = urllib.request.OpenerDirector()  # it follows no redirect: the token is for this server
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPHandler()]
+        if named.hostname not in _LOOPBACK:
+            handlers.append(urllib.request.ProxyHandler())
         if "https:" in (url[:6], management[:6]):
             handlers.append(urllib.request.HTTPSHandler(context=tls or trust(None)))
-        self._opener = urllib.request.build_opener(*handlers)
+        for handler in handlers:
+            self._opener.add_handler(handler)
 
     @property
     def has_token(self) -> bool:
@@ -100,58 +102,35 @@ class Api:
 
         Raises:
             EnvironmentProblem: The server is unreachable.
-            HeadraceError: The error of the server; code and status are in its parameters.
+            HeadraceError: The error of the server.
         """
         if body is None and method not in ("GET", "DELETE"):
             body = {}
-        content = None if body is None else json.dumps(body).encode()
-        return self._response(*self._send(method, base or self.url, path, content), expected)
+        reply = self._send(base or self.url, ClientRequest(method, path, body), expected)
+        try:
+            found: dict[str, Any] = json.loads(reply.body) if reply.status != 204 else {}
+        except (ValueError, RecursionError):
+            raise error_of(reply) from None
+        return found
 
     def fetch(self, endpoint: Endpoint, body: Any, media_type: str) -> bytes:
         """Send a request to an endpoint and return the body of the response, of this type; raises as `request`."""
-        status, content = self._send(
-            endpoint.method, self._base(endpoint), endpoint.url(), json.dumps(body).encode(), media_type
-        )
-        if status >= 400:
-            self._response(status, content, ())
-        return content
-
-    def _response(self, status: int, text: bytes, expected: Collection[int]) -> dict[str, Any]:
-        """Return the JSON of a response.
-
-        Raises:
-            HeadraceError: It is an error whose status is not expected.
-        """
-        try:
-            found: dict[str, Any] = json.loads(text) if text else {}
-            if status < 400 or status in expected:
-                return found
-            description, code = str(found["description"]), str(found["code"])
-        except (ValueError, LookupError, TypeError):
-            raise HeadraceError(
-                f"{self.url} answers {status} without an error of Headrace: it is another server, or a proxy in front "
-                "of Headrace",
-                status=status,
-                code="",
-            ) from None
-        raise HeadraceError(description, status=status, code=code)
+        request = ClientRequest(endpoint.method, endpoint.url(), body, {"Accept": media_type})
+        return self._send(self._base(endpoint), request).body
 
     def _base(self, endpoint: Endpoint) -> str:
         return self._management if endpoint.administers else self.url
 
-    def _send(self, method: str, base: str, path: str, data: bytes | None, accept: str = "") -> tuple[int, bytes]:
-        headers = {**self._headers, **({"Content-Type": "application/json"} if data is not None else {})}
-        if accept:
-            headers["Accept"] = accept
-        request = urllib.request.Request(base + path, data, headers, method=method)
+    def _send(self, base: str, request: ClientRequest, expected: Collection[int] = ()) -> HttpReply:
+        given, url = request.arguments, base + request.path
+        headers = {**self._headers, **given["headers"]}
+        sent = urllib.request.Request(url, given["content"], headers, method=request.method)
         try:
-            try:
-                with self._opener.open(request, timeout=self.limit_seconds) as response:
-                    return response.status, response.read()
-            except urllib.error.HTTPError as refused:
-                return refused.code, refused.read()
+            with self._opener.open(sent, timeout=self.limit_seconds) as response:
+                reply = HttpReply(response.status, response.read(), response.headers, url)
         except (OSError, http.client.HTTPException) as cause:
             raise unreachable(base, cause, self.limit_seconds) from cause
+        return accepted(reply, expected)
 
 
 def api_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -339,7 +339,7 @@ def _when_free(begin: Callable[[], T], wait_seconds: float) -> T:
         try:
             return begin()
         except HeadraceError as error:
-            if error.parameters.get("code", error.code) not in _BUSY or time.monotonic() >= end:
+            if error.code not in _BUSY or time.monotonic() >= end:
                 raise
         time.sleep(POLL_SECONDS)
 

@@ -202,7 +202,7 @@ def register(file: Path, api: Api, output: str) -> None:
             done.append(api.call(RegistrationEndpoints.put, settings, name=name))
         except HeadraceError as error:
             before = f"; already registered: {', '.join(one['name'] for one in done)}" if done else ""
-            raise HeadraceError(f"{name}: {error.description}{before}", **error.parameters) from error
+            raise HeadraceError(f"{name}: {error.description}{before}") from error
     _print_registrations(done, output)
 
 

@@ -20,7 +20,7 @@ from headrace.cli.output import aligned, cell, counted, print_json, printable
 from headrace.cli.trust import START
 from headrace.client.attention import PARTS, Need, kafka_outage, needs_of
 from headrace.config.kafka import KafkaConfig
-from headrace.errors import EnvironmentProblem, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.kafka import Admin
 from headrace.runs.dead_letters.counts import DeadLetterTopics
 
@@ -97,14 +97,14 @@ def poll(api: Api) -> Poll:
             continue
         try:
             parts[name] = api.read(path)
-        except EnvironmentProblem as problem:
-            kafka = api.settings.kafka if api.settings else None
-            alone = asyncio.run(_kafka_alone(kafka)) if kafka else {}
-            return Poll(at, alone, {}, problem.description, problem.parameters.get("remedy", START))
         except HeadraceError as problem:
-            if problem.parameters.get("status") not in _ABSENT:
+            if remedy := problem.parameters.get("remedy"):  # there was no response
+                kafka = api.settings.kafka if api.settings else None
+                alone = asyncio.run(_kafka_alone(kafka)) if kafka else {}
+                return Poll(at, alone, {}, problem.description, remedy)
+            if problem.status not in _ABSENT:
                 refused[name] = problem.description
-            if problem.parameters.get("status") == _UNKNOWN_CALLER and api.has_token:
+            if problem.status == _UNKNOWN_CALLER and api.has_token:
                 text = f"the token is not valid here (401), so most is not shown: {problem.description}"
                 return Poll(at, parts, refused, text, "export HEADRACE_TOKEN=TOKEN")
     return Poll(at, parts, refused)

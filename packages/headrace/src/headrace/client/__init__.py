@@ -1,4 +1,4 @@
-"""Helpers for user code that works with Headrace; the product itself does not use them.
+"""The client of the HTTP API, and a store of offsets for user code; commands use `exchange.py` alone.
 
 `HeadraceClient` and `AsyncHeadraceClient` need the extra `client`.
 """

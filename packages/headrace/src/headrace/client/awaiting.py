@@ -39,7 +39,7 @@ class AsyncHeadraceClient:
     """A client of a Headrace service. Use it as a context manager, or call `aclose`.
 
     It raises the service's errors as those of `headrace.errors`, with `code`, `status`, `description` and `parameters`.
-    If a request gets no response after all attempts, it raises httpx's `TransportError`.
+    If a request gets no response after all attempts, it raises httpx's `TransportError`. It follows no redirect.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class AsyncHeadraceClient:
                     continue
                 try:
                     response = await self.http.request(**step.arguments)
-                    reply = HttpReply(response.status_code, response.content, response.headers)
-                except httpx.TransportError as cause:
+                    reply = HttpReply(response.status_code, response.content, response.headers, str(response.url))
+                except httpx.RequestError as cause:
                     unsent = isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
                     step = work.throw(ResponseLost(cause, sent=not unsent))
                 else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ _RESPONSE_SECONDS: Final = 60.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _REPEATABLE_STATUS: Final = (409, 429, 503)
 """With `retriable` in the body: the service rejected the whole request, and did nothing."""
+_OTHER_SERVER: Final = "it is another server, or a proxy in front of Headrace"
 
 
 class RetryPolicy(NamedTuple):
@@ -42,6 +43,9 @@ class ClientRequest(NamedTuple):
     repeatable: bool = True
     """Whether it may be sent again after its response was lost, because sending it twice is the same as once."""
     response_seconds: float = _RESPONSE_SECONDS
+    """The longest silence of the server."""
+    connect_seconds: float | None = None
+    """The longest wait for a connection, if it is another."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -52,7 +56,7 @@ class ClientRequest(NamedTuple):
             "url": self.path,
             "content": None if self.body is None else msgspec.json.encode(self.body),
             "headers": {**kind, **self.headers},
-            "timeout": self.response_seconds,
+            "timeout": (self.connect_seconds or self.response_seconds, *[self.response_seconds] * 3),
         }
 
 
@@ -62,6 +66,7 @@ class HttpReply(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str]
+    url: str = "the server"
 
 
 class ResponseLost(Exception):
@@ -113,19 +118,28 @@ class NewRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     """Milliseconds since the epoch; 0 is the time of writing."""
 
 
+class _ErrorBody(msgspec.Struct):
+    code: str
+    description: str
+    metadata: dict[str, Any] = {}
+
+
 def error_of(reply: HttpReply) -> HeadraceError:
-    """Return the error in a response, as the class in `headrace.errors` with its code."""
+    """Return the error in a response, as the class in `headrace.errors` with its code; empty if it has none."""
     try:
-        body = msgspec.json.decode(reply.body, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        body = {"description": f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"}
+        body = msgspec.json.decode(reply.body, type=_ErrorBody)
+    except (ValueError, RecursionError):
+        text = f"{reply.url.partition('?')[0]} answers {reply.status} without an error of Headrace"
+        target = reply.headers.get("location")
+        body = _ErrorBody(
+            "", f"{text}: " + (f"it redirects to {target}, use that address" if target else _OTHER_SERVER)
+        )
     kinds = {kind.code: kind for kind in catalogue()}
-    known = kinds.get(body.get("code", ""))
-    error = (known or HeadraceError)(body.get("description", ""))
-    error.parameters = {"retriable": reply.status in (429, 503), **body.get("metadata", {})}
+    error = kinds.get(body.code, HeadraceError)(body.description)
+    error.parameters = {"retriable": reply.status in (429, 503), **body.metadata}
     facts: Any = error  # override those of its class with those of this response
     facts.status = reply.status
-    facts.code = body.get("code", error.code)
+    facts.code = body.code
     facts.retriable = error.parameters["retriable"]
     pause = reply.headers.get("retry-after", "")
     facts.retry_after_seconds = int(pause) if pause.isdigit() else None
@@ -165,6 +179,25 @@ def exchange(
         if lost and recover:
             yield from recover()
     raise AssertionError("a policy has at least one attempt")
+
+
+def accepted(reply: HttpReply, expected: Collection[int] = ()) -> HttpReply:
+    """Return a response that is a success, or an error with an expected status.
+
+    Raises:
+        HeadraceError: It is another error, or a redirect.
+    """
+    if reply.status >= 300 and reply.status not in expected:
+        raise error_of(reply)
+    return reply
+
+
+def send_once(request: ClientRequest, expected: Collection[int]) -> Work[HttpReply]:
+    """Send a request once, and return its response; raises as `accepted`, or the error of httpx."""
+    try:
+        return accepted((yield request), expected)
+    except ResponseLost as failure:
+        raise failure.cause from None
 
 
 def load_httpx() -> Any:

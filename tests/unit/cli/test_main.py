@@ -56,11 +56,11 @@ def test_bash_completes_a_line(typed: str, offered: str, capsys: pytest.CaptureF
     assert done.stdout == f"{offered}\n"
 
 
-def test_both_spellings_of_an_option_are_taken_and_one_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_spelling_of_an_option_is_shown_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """People who know one command use its words in the next."""
     for words in (("consume", "--format"), ("produce", "--format"), ("consume", "--since"), ("replay", "--from")):
         assert headrace(words[0], "--help") == 0
-        assert f" {words[1]} " not in capsys.readouterr().out
+        assert f" {words[1]} " in capsys.readouterr().out.replace(",", "")
         assert headrace(words[0], "t", words[1], "nonsense") == 2
         assert "nonsense" in capsys.readouterr().err
 

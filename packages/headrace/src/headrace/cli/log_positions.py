@@ -25,16 +25,9 @@ class LogPosition(NamedTuple):
     """An offset, a number of records, or milliseconds since the epoch."""
 
 
-_WORDS: Final = {
-    **dict.fromkeys(("earliest", "beginning", "begin", "start", "oldest"), LogPosition("earliest")),
-    **dict.fromkeys(("latest", "end", "newest"), LogPosition("latest")),
-}
-"""Kafka's words, and those of kcat and rpk."""
-
-
 def _position(text: str) -> LogPosition:
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in ("earliest", "latest"):
+        return LogPosition(text)  # type: ignore[arg-type]
     if found := re.fullmatch(rf"([+-]?)(\d{{1,{_DIGITS}}})", text):
         return LogPosition({"": "offset", "+": "after earliest", "-": "before latest"}[found[1]], int(found[2]))  # type: ignore[arg-type]
     if found := re.fullmatch(rf"s?@(\d{{1,{_DIGITS}}})", text):

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from headrace import errors
 from headrace.errors import AuditNotTaken
@@ -114,5 +115,4 @@ def _event_of(audit: Audit, record: AuditedRecord, result: AuditedResult) -> Aud
         correlation_id=headers.get("X-Correlation-Id") or result.correlation_id or identity,
         traceability_id=headers.get("X-Traceability-Id") or result.traceability_id or "",
     )
-    event.timestamp = event.timestamp if result.timestamp is None else result.timestamp
-    return event
+    return event if result.timestamp is None else replace(event, timestamp=result.timestamp)

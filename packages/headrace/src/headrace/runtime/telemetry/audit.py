@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from headrace.config.audit_config import AuditConfig
 from headrace.errors import HeadraceError, InternalError
@@ -59,6 +61,26 @@ class _EventBatch:
         self.events = events
         self.number = number
         self.size_bytes = size_bytes
+
+
+class _DeliveryRange:
+    """The event of deliveries to one group from one partition, while the next one may extend it."""
+
+    def __init__(self, event: RangeEvent) -> None:
+        self._event = event
+        self._last_offset = event.last_offset
+        self._count = event.count
+
+    def __iter__(self) -> Iterator[RangeEvent]:
+        yield replace(self._event, last_offset=self._last_offset, count=self._count)
+
+    def extend(self, event: RangeEvent) -> bool:
+        """Include another delivery; return False if it does not follow this one."""
+        if self._last_offset is None or not event.last_offset or event.offset != self._last_offset + 1:
+            return False
+        self._last_offset = event.last_offset
+        self._count += event.count
+        return True
 
 
 class _EventQueue:
@@ -132,7 +154,7 @@ class Audit(Service):
         self._metrics = metrics
         self._clock = clock
         self._queue = _EventQueue(settings.max_pending_bytes)
-        self._ranges: dict[tuple[Any, ...], RangeEvent] = {}
+        self._ranges: dict[tuple[Any, ...], _DeliveryRange] = {}
         """The last unwritten delivery to each group from each partition."""
         self._draining = asyncio.Event()
         self._refusals = TokenBucket(clock, _REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
@@ -254,14 +276,18 @@ class Audit(Service):
         if which == "none" or (well and not self.takes_delivered):
             return
         common = self.event(
-            who.audit_type, "SUCCESS", group=who.group, replay=who.replay, caller=who.caller, action=who.action
+            who.audit_type,
+            "SUCCESS" if well else "FAILURE",
+            group=who.group,
+            replay=who.replay,
+            caller=who.caller,
+            action=who.action,
+            reason="" if well else how,
         )
         if well and which == "summary":
             for event in consumed_ranges(common, records):
                 self._put_range(event)
             return
-        if not well:
-            common.audit_status, common.reason = "FAILURE", how
         events = consumed_events(common, records, ends)
         self.put(events, len(records), size_bytes + _RECORD_BYTES * len(records))
 
@@ -309,10 +335,11 @@ class Audit(Service):
             event.correlation_id,
         )
         last = self._ranges.get(key)
-        if last and last.last_offset is not None and event.last_offset and event.offset == last.last_offset + 1:
-            last.last_offset, last.count = event.last_offset, last.count + event.count
-        elif self.put([event], 1, _EVENT_BYTES + _RANGE_BYTES * len(event.ranges or ())):
-            self._ranges[key] = event
+        if last and last.extend(event):
+            return
+        opened = _DeliveryRange(event)
+        if self.put(opened, 1, _EVENT_BYTES + _RANGE_BYTES * len(event.ranges or ())):
+            self._ranges[key] = opened
 
     def event(self, audit_type: str, audit_status: str, **fields: Any) -> RangeEvent:
         """Return an event of now; `offer` queues it."""
@@ -366,8 +393,13 @@ class Audit(Service):
     async def _report_missing(self) -> None:
         """Write the number of missing events. If that event is lost too, the next one reports all of them."""
         missing = self._missing
-        event = self.event("DROPPED", "FAILURE", reason="events that are missing before this one")
-        event.id, event.count = new_correlation_id().decode(), missing - self._reported_missing
+        event = self.event(
+            "DROPPED",
+            "FAILURE",
+            id=new_correlation_id().decode(),
+            reason="events that are missing before this one",
+            count=missing - self._reported_missing,
+        )
         if not await self._store([event.line], is_report=True):
             self._reported_missing = missing
 

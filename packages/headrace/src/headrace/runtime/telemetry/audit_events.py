@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, astuple, replace
 
 from headrace.errors import FatalKafkaError, HeadraceError, KafkaTimeout
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, Record, RecordBatch
@@ -24,7 +24,7 @@ _NO_DETAILS: Final[Mapping[str, str]] = {}
 _encode_json = msgspec.json.Encoder().encode
 
 
-class AuditEvent(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+class AuditEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
     """One event, with the field names of the light-4j kafka-sidecar; empty fields are left out."""
 
     id: str = ""
@@ -71,7 +71,7 @@ class OffsetRange(msgspec.Struct, rename="camel", gc=False):
     count: int
 
 
-class RangeEvent(AuditEvent, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+class RangeEvent(AuditEvent, frozen=True, rename="camel", omit_defaults=True, kw_only=True, gc=False):
     """An event for `count` records: of one partition, from `offset` to `last_offset`, or of `ranges`."""
 
     last_offset: int | None = None
@@ -126,31 +126,45 @@ def produced_events(
         if isinstance(result, HeadraceError) is not failed:
             continue
         correlation, traceability, _ = ids_of(record.headers)
-        event = replace(
+        if isinstance(result, HeadraceError):
+            status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
+            at, stacktrace = Produced(record.partition or 0, 0), reason_of(result)
+        else:
+            status = common.audit_status
+            at, stacktrace = result, ""
+        yield replace(
             common,
             id=identity.decode(),
+            audit_status=status,
             topic=record.topic,
+            partition=at.partition,
+            offset=at.offset,
             key=key_hash(record.key),
             correlation_id=correlation or identity.decode(),
             traceability_id=traceability,
+            stacktrace=stacktrace,
         )
-        if isinstance(result, HeadraceError):
-            event.audit_status = "UNKNOWN" if isinstance(result, _UNKNOWN) else "FAILURE"
-            event.partition, event.offset, event.stacktrace = record.partition or 0, 0, reason_of(result)
-        else:
-            event.partition, event.offset = result.partition, result.offset
-        yield event
 
 
 def written_events(service_id: str, records: Sequence[WrittenRecord]) -> Iterator[RangeEvent]:
-    """Yield an event for each of these records; only until the next one, because all are the same object."""
-    event = RangeEvent(service_id=service_id, audit_type="", audit_status="SUCCESS", timestamp=0)
+    """Yield an event for each of these records."""
     for record, identity in zip(records, new_correlation_ids(len(records)), strict=True):
-        event.audit_type, event.timestamp, event.caller, event.topic, event.partition = record[:5]
-        event.offset, event.key, correlation, event.traceability_id = record[5:]
-        event.id = identity.decode()
-        event.correlation_id = correlation or event.id
-        yield event
+        audit_type, timestamp, who, topic, partition, offset, key, correlation, traceability = record
+        own_id = identity.decode()
+        yield RangeEvent(
+            id=own_id,
+            service_id=service_id,
+            audit_type=audit_type,
+            audit_status="SUCCESS",
+            timestamp=timestamp,
+            caller=who,
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            key=key,
+            correlation_id=correlation or own_id,
+            traceability_id=traceability,
+        )
 
 
 def written_ranges(
@@ -220,11 +234,10 @@ def _range_events(
         count = sum([one.count for one in ranges])
         event = replace(common, id=new_correlation_id().decode(), correlation_id=shared, count=count)
         if len(ranges) > 1:
-            event.ranges = ranges
+            events.append(replace(event, ranges=ranges))
         else:
-            event.topic, event.partition = ranges[0].topic, ranges[0].partition
-            event.offset, event.last_offset = ranges[0].offset, ranges[0].last_offset
-        events.append(event)
+            topic, partition, offset, last_offset, _ = astuple(ranges[0])
+            events.append(replace(event, topic=topic, partition=partition, offset=offset, last_offset=last_offset))
     return events
 
 

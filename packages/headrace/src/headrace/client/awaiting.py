@@ -157,7 +157,7 @@ class AsyncGroupConsumer:
                     async for line in response.aiter_lines():
                         if record := reader.feed(line):
                             yield record
-                        if self.operations.has_moved:
+                        if self.operations.records.moved:
                             break
             except (self._client.httpx.TransportError, HeadraceError) as ended:
                 problem = ended

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import urllib.parse
 import uuid
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -21,6 +20,7 @@ from headrace.client.exchange import (
     exchange,
     pause_of,
 )
+from headrace.client.received_records import Done, ReadPosition, ReceivedRecords, partition_of
 from headrace.errors import CommitRefused, HeadraceError, InstanceExists
 from headrace.records import Produced, TopicPartition
 
@@ -82,7 +82,7 @@ class ClientOperations:
         """
         body: dict[str, Any] = {"topics": [{**fields, "topic": name, "records": part} for name, part in topics.items()]}
         instance = consumer.operations if consumer else None
-        done = dict(instance.done) if instance else {}
+        done = dict(instance.records.done) if instance else {}
         if instance and done:
             body["consumer"] = {"group": instance.group, "instanceId": instance.id, "offsets": _processed(done)}
         request = ClientRequest("POST", "/transactions", body, {KEY: idempotency_key or str(uuid.uuid4())})
@@ -90,10 +90,10 @@ class ClientOperations:
             response = yield from exchange(self.policy, request)
         except CommitRefused as error:
             if instance:
-                instance.refused(done, error)
+                instance.records.refused(done, error)
             raise
         if instance:
-            instance.forget(done)
+            instance.records.forget(done)
         parts = msgspec.json.decode(response, type=dict[str, list[_Outcomes]])["topics"]
         return {part.topic: part.offsets for part in parts}
 
@@ -122,29 +122,6 @@ class ClientOperations:
         )
 
 
-class _ReadPosition(NamedTuple):
-    """The next offset to read, and the assignment in which the one before was read."""
-
-    offset: int
-    assignment: str = ""
-
-    def entry(self, partition: TopicPartition) -> dict[str, Any]:
-        """Return it as in request bodies."""
-        named = {"assignment": self.assignment} if self.assignment else {}
-        return {"topic": partition.topic, "partition": partition.partition, "offset": self.offset, **named}
-
-
-class _Span(NamedTuple):
-    """Offsets of a partition, without the end."""
-
-    first: int
-    end: int
-
-
-Done = dict[tuple[TopicPartition, str], _Span]
-"""By partition and assignment. If a partition has two, both are sent, and the earlier one is rejected."""
-
-
 class Consuming(Protocol):
     """A consumer, synchronous or not."""
 
@@ -154,29 +131,22 @@ class Consuming(Protocol):
 
 
 class InstanceOperations:
-    """An instance of a consumer group: the state of its records, and its requests."""
+    """The requests of an instance of a consumer group."""
 
     def __init__(self, policy: RetryPolicy, group: str, reads: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Prepare an instance; `reads` is the body of its subscription or assignment, `settings` that of its creation.
 
         Its name is random unless the settings have one. So a repeated creation recognises the first one.
         """
+        # Settings
         self.policy = policy
         self.group = group
-        self.id = ""
-        self.done: Done = {}
-        """Records returned to the caller since the last commit."""
         self._reads = reads
         self._settings = {"name": f"client-{uuid.uuid4()}", **settings}
         self._is_random = "name" not in settings
-        self._next: dict[TopicPartition, _ReadPosition] = {}
-        """After the last record that has arrived, or where a later seek leads."""
-        self._back: dict[TopicPartition, _ReadPosition] = {}
-        """Where partitions must be read again, before anything else."""
-        self._moved = set[TopicPartition]()
-        """Partitions with a seek; records received before it are not returned any more."""
-        self._ready = deque[ClientRecord]()
-        """Records that have arrived for an iteration and have not been returned yet."""
+        # While it exists
+        self.id = ""
+        self.records = ReceivedRecords()
         self._in_doubt = False
         """Whether records may have been lost in transit: in a stream, or in a lost response."""
         self._sought: dict[str, ClientRequest] = {}
@@ -209,7 +179,7 @@ class InstanceOperations:
                 raise
         finally:
             self.id = ""
-            self._ready.clear()
+            self.records.ready.clear()
 
     def read(
         self, wait_seconds: float = 1.0, max_records: int = 10_000, max_bytes: int = -1
@@ -223,7 +193,7 @@ class InstanceOperations:
         """
         records = yield from self.fetch(wait_seconds, max_records, max_bytes)
         for record in records:
-            self.take(record)
+            self.records.take(record)
         return records
 
     def fetch(
@@ -242,73 +212,32 @@ class InstanceOperations:
             self._in_doubt = False
             raise
         for record in records:
-            self.arrived(record)
+            self.records.arrived(record)
         return records
 
     def handed(self) -> Work[ClientRecord]:
         """Return the next record of an iteration. After the end of a loop, the next loop gets the rest."""
+        ready = self.records.ready
         while True:
-            while self._ready:
-                record = self._ready.popleft()
-                if self.take(record):
+            while ready:
+                record = ready.popleft()
+                if self.records.take(record):
                     return record
-            self._ready.extend((yield from self.fetch()))
+            ready.extend((yield from self.fetch()))
 
     def prepare(self) -> Work[None]:
         """Seek back where records must be read again."""
-        for record in reversed(self._ready):
-            partition = TopicPartition(record.topic, record.partition)
-            if partition not in self._moved:
-                self._back[partition] = _ReadPosition(record.offset, record.assignment)
-        self._ready.clear()
-        yield from self._move(self._back)
+        self.records.read_ready_again()
+        yield from self._move(self.records.back)
         if self._in_doubt:
             yield from self.restore()
             self._in_doubt = False
-        self._moved.clear()
+        self.records.moved.clear()
 
     def streams(self) -> Work[None]:
         """Do the same for a stream, whose records are not confirmed."""
         yield from self.prepare()
         self._in_doubt = True
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether records that have arrived must not be returned."""
-        return bool(self._moved)
-
-    def arrived(self, record: ClientRecord) -> None:
-        """Count a record as arrived."""
-        self._next[TopicPartition(record.topic, record.partition)] = _ReadPosition(record.offset + 1, record.assignment)
-
-    def take(self, record: ClientRecord) -> bool:
-        """Count a record as returned to the caller; return False if it must not be, because of a seek."""
-        partition = TopicPartition(record.topic, record.partition)
-        if partition in self._moved:
-            return False
-        key = partition, record.assignment
-        first = self.done[key].first if key in self.done else record.offset
-        self.done[key] = _Span(first, record.offset + 1)
-        return True
-
-    def forget(self, ended: Done) -> None:
-        """Stop counting offsets as uncommitted."""
-        for key, span in ended.items():
-            if key in self.done:
-                self.done[key] = self.done[key]._replace(first=span.end)
-                if self.done[key].end <= span.end:
-                    del self.done[key]
-
-    def refused(self, done: Done, error: CommitRefused) -> None:
-        """Read uncommitted records again, if the assignment is still valid."""
-        gone = {(_partition(one), one.get("assignment", "")) for one in error.parameters.get("refused", ())}
-        for (partition, assignment), span in done.items():
-            if (partition, assignment) not in gone:
-                self._back[partition] = _ReadPosition(span.first, assignment)
-                self._moved.add(partition)
-            elif partition in self._next and self._next[partition].assignment == assignment:
-                del self._next[partition]
-        self.done = {key: span for key, span in self.done.items() if key not in done}
 
     def commit(self) -> Work[dict[TopicPartition, int]]:
         """Commit the records returned to the caller, and return the offsets after them.
@@ -316,32 +245,32 @@ class InstanceOperations:
         Raises:
             CommitRefused: Another member has or had a partition. The others are committed.
         """
-        done = dict(self.done)
+        done = dict(self.records.done)
         try:
             if done:
                 yield from self._send("POST", "/offsets", {"offsets": _processed(done)})
         except CommitRefused:
-            self.forget(done)
+            self.records.forget(done)
             raise
-        self.forget(done)
+        self.records.forget(done)
         return {partition: span.end for (partition, _), span in done.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Work[dict[TopicPartition, int]]:
         """Return the committed offsets of the group, without partitions that have none."""
         response = yield from self._send("PUT", "/offsets", {"partitions": _named(partitions)})
-        return {_partition(one): one["offset"] for one in msgspec.json.decode(response)["offsets"]}
+        return {partition_of(one): one["offset"] for one in msgspec.json.decode(response)["offsets"]}
 
     def assigned(self) -> Work[list[TopicPartition]]:
         """Return the partitions that the instance reads now."""
         response = msgspec.json.decode((yield from self._send("GET", "/assignments")))
         found = response[0] if isinstance(response, list) else response  # active_consumers.array_responses
-        return [_partition(one) for one in found["partitions"]]
+        return [partition_of(one) for one in found["partitions"]]
 
     def seek(self, offsets: Mapping[TopicPartition, int]) -> Work[None]:
         """Continue partitions at other offsets. Their records returned before are no longer committed."""
         yield from self._send("POST", "/positions", {"offsets": _offsets(offsets)})
-        self._drop(offsets)
-        self._next.update({partition: _ReadPosition(at) for partition, at in offsets.items()})
+        self.records.drop(offsets)
+        self.records.next.update({partition: ReadPosition(at) for partition, at in offsets.items()})
 
     def seek_times(self, milliseconds: Mapping[TopicPartition, int]) -> Work[None]:
         """Continue partitions at the first record of a time, in milliseconds since the epoch."""
@@ -360,18 +289,9 @@ class InstanceOperations:
         request = ClientRequest("POST", f"{self.path}/positions{where}", body)
         yield from exchange(self.policy, request)
         sought = sorted(partitions)
-        ready = (TopicPartition(record.topic, record.partition) for record in self._ready)
-        self._drop(sought or [*self._next, *self._back, *ready, *(partition for partition, _ in self.done)])
+        self.records.drop(sought or self.records.partitions)
         self._sought.pop(f"{where} {sought}", None)
         self._sought[f"{where} {sought}"] = request  # last
-
-    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
-        dropped = set(partitions)
-        for partition in dropped:
-            self._next.pop(partition, None)
-            self._back.pop(partition, None)
-        self.done = {key: span for key, span in self.done.items() if key[0] not in dropped}
-        self._moved |= dropped
 
     def restore(self) -> Work[None]:
         """Seek to the offsets after the records that have arrived, after a response was lost.
@@ -380,10 +300,11 @@ class InstanceOperations:
         offset. If there is neither, they return to the start if `autoOffsetReset` is `earliest`.
         """
         assigned = yield from self.assigned()
-        yield from self._return([partition for partition in assigned if partition not in self._next])
+        arrived = self.records.next
+        yield from self._return([partition for partition in assigned if partition not in arrived])
         for request in self._sought.values():
             yield from exchange(self.policy, request)
-        known = {partition: self._next[partition] for partition in assigned if partition in self._next}
+        known = {partition: arrived[partition] for partition in assigned if partition in arrived}
         yield from self._return((yield from self._move(known)))
 
     def _return(self, partitions: Sequence[TopicPartition]) -> Work[None]:
@@ -394,23 +315,23 @@ class InstanceOperations:
         if left and self._settings.get("autoOffsetReset") == "earliest":
             yield from self._send("POST", "/positions/first", {"partitions": _named(left)})
 
-    def _move(self, targets: dict[TopicPartition, _ReadPosition]) -> Work[list[TopicPartition]]:
+    def _move(self, targets: dict[TopicPartition, ReadPosition]) -> Work[list[TopicPartition]]:
         """Seek to targets, and remove them; return the partitions whose assignment has ended."""
         over: list[TopicPartition] = []
         while targets:
             try:
                 yield from self._send("POST", "/positions", {"offsets": [at.entry(p) for p, at in targets.items()]})
             except CommitRefused as error:
-                refused = map(_partition, error.parameters.get("refused", ()))
+                refused = map(partition_of, error.parameters.get("refused", ()))
                 gone = [partition for partition in refused if partition in targets]
                 if not gone:
                     raise
                 for partition in gone:
                     del targets[partition]
-                    self._next.pop(partition, None)
+                    self.records.next.pop(partition, None)
                 over += gone
             else:
-                self._next.update(targets)
+                self.records.next.update(targets)
                 targets.clear()
         return over
 
@@ -457,8 +378,8 @@ class EventReader:
                 raise error_of(HttpReply(msgspec.json.decode(data)["statusCode"], data, {}))
             record = _decode_record(data)
             self._failures = 0
-            self._instance.arrived(record)
-            self._instance.take(record)
+            self._instance.records.arrived(record)
+            self._instance.records.take(record)
             return record
         return None
 
@@ -483,16 +404,12 @@ def _named(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
 
 
 def _offsets(offsets: Mapping[TopicPartition, int]) -> list[dict[str, Any]]:
-    return [_ReadPosition(at).entry(partition) for partition, at in offsets.items()]
+    return [ReadPosition(at).entry(partition) for partition, at in offsets.items()]
 
 
 def _processed(done: Done) -> list[dict[str, Any]]:
     """Return the last processed offset of each partition and assignment."""
-    return [_ReadPosition(span.end - 1, assignment).entry(partition) for (partition, assignment), span in done.items()]
-
-
-def _partition(entry: Mapping[str, Any]) -> TopicPartition:
-    return TopicPartition(entry["topic"], entry["partition"])
+    return [ReadPosition(span.end - 1, assignment).entry(partition) for (partition, assignment), span in done.items()]
 
 
 def _quoted(text: str) -> str:

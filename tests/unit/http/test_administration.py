@@ -68,9 +68,9 @@ async def test_nothing_but_json_of_an_allowed_backend_is_passed_on(monkeypatch: 
 
         async def ask(value: str) -> None:
             headers = {b"x-adm-passthrough": value.encode()}
-            request: Any = SimpleNamespace(
-                headers=headers, method="GET", path="/adm/modules", query=b"a=b", parameters={}
-            )
+            route = SimpleNamespace(parameters={})
+            head = SimpleNamespace(headers=headers, method="GET", path="/adm/modules", query=b"a=b", route=route)
+            request: Any = SimpleNamespace(head=head)
             await backends.answer(Call(request, None, None))
 
         for form in table(__file__, "other_backends"):
@@ -164,7 +164,8 @@ async def test_a_failed_reload_is_reported_and_the_others_go_on(server: RunningS
 async def test_who_may_start_assaults(chaos: str, client: str, error: type[HeadraceError] | None) -> None:
     """Callers of other machines only if the file says so."""
     endpoints = assaults(WholeFile.model_validate({"admin": {"chaos": chaos}}))
-    request: Any = SimpleNamespace(headers={}, client_address=client, parameters={"assault": "latency"})
+    head = SimpleNamespace(headers={}, route=SimpleNamespace(parameters={"assault": "latency"}))
+    request: Any = SimpleNamespace(head=head, client_address=client)
     call = Call(request, AssaultRequest(seconds=0), None)
     if error is None:
         await ChaosEndpoints.assault.handler(endpoints, call)
@@ -187,7 +188,8 @@ async def test_an_assault_hits_produce_requests_and_not_administration(server: R
 
 async def test_the_word_of_light4j_can_be_json_or_off() -> None:
     """Liveness and readiness have no such switch."""
-    call: Any = SimpleNamespace(parameters={"serviceId": "s"}, request=SimpleNamespace(path="/health/s"))
+    request: Any = SimpleNamespace(head=SimpleNamespace(path="/health/s"))
+    call: Any = SimpleNamespace(parameters={"serviceId": "s"}, request=request)
     for settings, ready, expected in (
         ({}, True, (200, b"OK")),
         ({}, False, (400, b"ERROR")),

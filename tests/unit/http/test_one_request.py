@@ -86,19 +86,19 @@ class Recorder:
             self._checks.check(request)
         except HeadraceError:
             return True
-        return b"direct" not in request.target
+        return b"direct" not in request.head.target
 
     def do(self, request: HttpRequest) -> bool:
-        self._respond(request, b"".join(request.chunks))
+        self._respond(request, b"".join(request.body.chunks))
         return True
 
     async def load(self, request: HttpRequest) -> None:
         try:
             self._checks.check(request)
             body = b""
-            while request.path != "/early" and (part := await request.receive()):
+            while request.head.path != "/early" and (part := await request.body.receive()):
                 body += part
-            self._respond(request, None if request.path == "/early" else body)
+            self._respond(request, None if request.head.path == "/early" else body)
         except ClientGone:
             return
         except HeadraceError as error:
@@ -107,12 +107,12 @@ class Recorder:
 
     def _respond(self, request: HttpRequest, body: bytes | None) -> None:
         self._keep(request, body)
-        request.respond(HttpResponse(b""))
+        request.response.respond(HttpResponse(b""))
 
     def _keep(self, request: HttpRequest, body: bytes | None) -> None:
-        target = request.target + (b"?" + request.query if request.query else b"")
-        fields = [(name, value.strip()) for name, value in request.fields if name != b"upgrade"]
-        self.requests.append(Seen(request.method, target, fields, body))
+        target = request.head.target + (b"?" + request.head.query if request.head.query else b"")
+        fields = [(name, value.strip()) for name, value in request.head.fields if name != b"upgrade"]
+        self.requests.append(Seen(request.head.method, target, fields, body))
 
 
 class Wire(asyncio.Transport):
@@ -155,7 +155,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def has_more(connection: ClientConnection) -> bool:
     """Return whether a connection waits for a body."""
-    return connection.request is not None and connection.request.has_more
+    return connection.request is not None and connection.request.body.has_more
 
 
 async def read_by_headrace(pieces: list[bytes], chance: random.Random) -> tuple[list[Seen], bytes]:

@@ -171,7 +171,7 @@ async def test_others_are_not_let_go(server: RunningServer) -> None:
     sending[1].write(post("Content-Length: 900000"))
     connections: Any = server.web.shared.connections
     await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
-    slow = next(connection for connection in connections if connection.request.has_more)
+    slow = next(connection for connection in connections if connection.request.body.has_more)
     check_deadlines(connections, 100.0)
     slow.received_bytes += 20_000
     check_deadlines(connections, 112.0)

@@ -38,7 +38,7 @@ _FAILURES: Final[Errors] = (errors.TooManyRequests, errors.QueriesUnavailable, e
 
 def readable_of(request: HttpRequest, engine: QueryEngine | None) -> Collection[str]:
     """Return the tables that the caller of a request may read."""
-    principal = request.principal
+    principal = request.caller.principal
     topics = engine.topics if engine else {}
     return [name for name in topics if principal is None or principal.may((READ,), "consume", topics[name])]
 
@@ -66,7 +66,7 @@ async def read_statement_body(request: HttpRequest, settings: HttpConfig) -> byt
     body = await read_body(request, settings)
     if not body:
         raise RequestBodyMissing('send a statement: {"sql": "SELECT ..."}')
-    if media_type(request.headers).decode("latin-1") not in REQUEST_TYPES:
+    if media_type(request.head.headers).decode("latin-1") not in REQUEST_TYPES:
         raise errors.ContentTypeMismatch(f"send JSON with Content-Type {JSON} or {KSQL_JSON}")
     return body
 
@@ -78,7 +78,7 @@ async def run_ksqldb(
     is_stream = isinstance(body, QueryStreamBody)
     text = body.sql if isinstance(body, QueryStreamBody) else body.ksql
     properties = body.properties if isinstance(body, QueryStreamBody) else body.streamsProperties
-    accept = request.headers.get(b"accept", b"").decode("latin-1").lower()
+    accept = request.head.headers.get(b"accept", b"").decode("latin-1").lower()
     running = statements.run(text, properties, body.sessionVariables, readable, caller_of(request))
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -86,23 +86,23 @@ async def run_ksqldb(
                 require_all_topics(request)
             query = await stack.enter_async_context(running)
         except HeadraceError as error:
-            await request.send(HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()))
+            await request.response.send(HttpResponse(error_body(error, text), error.status, KSQL_JSON.encode()))
             return
         renderer = query_stream_renderer(accept, push=query.push) if is_stream else query_renderer(push=query.push)
-        await run_while(_stream(query, renderer, request), request.closed())
+        await run_while(_stream(query, renderer, request), request.body.closed())
 
 
 async def _stream(query: OpenQuery, renderer: Renderer, request: HttpRequest) -> None:
     request.is_streaming = True
-    request.last_bytes = renderer.error
+    request.response.last_bytes = renderer.error
     head = [(b"content-type", renderer.media_type.encode()), (b"cache-control", b"no-store")]
-    await request.start(200, head)
-    await request.write(renderer.header(query.id, query.columns))
+    await request.response.start(200, head)
+    await request.response.write(renderer.header(query.id, query.columns))
     async for rows in query.rows:
-        await request.write(renderer.rows(rows) or renderer.blank)
-        if not await request.written(UNREAD_SECONDS):
+        await request.response.write(renderer.rows(rows) or renderer.blank)
+        if not await request.response.written(UNREAD_SECONDS):
             return
-    await request.end(renderer.end(limit_reached=not query.closed))
+    await request.response.end(renderer.end(limit_reached=not query.closed))
 
 
 @dataclasses.dataclass(eq=False)
@@ -148,9 +148,9 @@ class KsqldbEndpoints:
         try:
             self._statements.close(body.queryId, owner_of(request))
         except StatementRejected as error:
-            await request.send(HttpResponse(error_body(error), error.status, KSQL_JSON.encode()))
+            await request.response.send(HttpResponse(error_body(error), error.status, KSQL_JSON.encode()))
             return
-        await request.send(HttpResponse(b"", 200))
+        await request.response.send(HttpResponse(b"", 200))
 
     @Endpoint(
         "POST",

@@ -39,8 +39,8 @@ async def stream_events(push: PushQuery, limit: int | None, request: HttpRequest
     of the next one again.
     """
     request.is_streaming = True
-    request.last_bytes = _error
-    await request.start(200, _HEAD)
+    request.response.last_bytes = _error
+    await request.response.start(200, _HEAD)
     sent = 0
     while limit is None or sent < limit:
         taken = await push.take(_HEARTBEAT_SECONDS)
@@ -51,10 +51,10 @@ async def stream_events(push: PushQuery, limit: int | None, request: HttpRequest
         event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
         body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
         body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
-        await request.write(body)
-        if not await request.written(UNREAD_SECONDS):
+        await request.response.write(body)
+        if not await request.response.written(UNREAD_SECONDS):
             return
-    await request.end()
+    await request.response.end()
 
 
 def _error(error: HeadraceError) -> bytes:

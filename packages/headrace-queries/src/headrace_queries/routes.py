@@ -107,17 +107,17 @@ class QueryEndpoints:
             await run_ksqldb(request, decode_body(body, QueryBody), self._statements, readable)
             return
         query = decode_body(body, SqlQuery)
-        accept = request.headers.get(b"accept", b"").decode("latin-1").lower()
+        accept = request.head.headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accept:
             if query.params:
                 raise StatementRejected("a push query has no params: write the values into the statement")
             await self._events(request, query.sql)
             return
         form: Form = "arrow" if ARROW in accept else "objects"
-        rows = await run_while(self._ask(request, query, form), request.closed())
+        rows = await run_while(self._ask(request, query, form), request.body.closed())
         if rows is None:
             raise ClientGone
-        await request.send(_response(rows, accept))
+        await request.response.send(_response(rows, accept))
 
     @Endpoint(
         "GET",
@@ -145,10 +145,10 @@ class QueryEndpoints:
         if not statement.is_push:
             raise StatementRejected("a stream of events needs a push query: write EMIT CHANGES at the end")
         push = self._statements.push_of(statement, readable_of(request, self._engine))
-        last = request.headers.get(LAST_EVENT_ID, b"").decode("latin-1")
+        last = request.head.headers.get(LAST_EVENT_ID, b"").decode("latin-1")
         after = positions_of(last) if last else None
         async with self._engine.push(push, "objects", after, caller_of(request)) as running:
-            await run_while(stream_events(running, push.limit, request), request.closed())
+            await run_while(stream_events(running, push.limit, request), request.body.closed())
 
     async def _ask(self, request: HttpRequest, query: SqlQuery, form: Form) -> Rows:
         limit = min(query.limit or self._sql.max_rows, self._sql.max_rows)

@@ -41,9 +41,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     loaded: list[Any] = []
     load, end = Application.load, Application._end
 
-    async def load_recorded(self: Application, request: Any) -> None:
+    async def load_recorded(self: Application, request: Any) -> bool:
         loaded.append(request)
-        await load(self, request)
+        return await load(self, request)
 
     def end_recorded(self: Application, request: Any, response: Any) -> None:
         if request not in loaded:
@@ -271,7 +271,9 @@ async def test_a_client_that_half_closes_gets_its_response(server: RunningServer
     writer.write_eof()
     await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
     connections: Any = server.web.shared.connections
-    await until(lambda: not any(each.request.keep_alive for each in connections), "the end of what the client sends")
+    await until(
+        lambda: not any(each.request.response.keep_alive for each in connections), "the end of what the client sends"
+    )
     server.kafka.producer.release()
     assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200 ")
 

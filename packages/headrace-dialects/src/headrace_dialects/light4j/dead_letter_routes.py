@@ -145,7 +145,7 @@ class ActiveDeadLetterEndpoints:
         existing = await self._admin.topic_ids(topics, "Read")
         reads = Topics([topic for topic in topics if topic in existing])
         if not reads.names:
-            await request.send(HttpResponse([]))
+            await request.response.send(HttpResponse([]))
             return
         instance = await self._instance(group, origins[0], request)
         if reads != instance.membership.reads:
@@ -157,7 +157,7 @@ class ActiveDeadLetterEndpoints:
             max_records=_MOST_RECORDS,
             wait_seconds=max(0, min(wait_ms, _MOST_WAIT_MS)) / 1000,
         )
-        read = await run_while(reading, request.closed())
+        read = await run_while(reading, request.body.closed())
         if read is None:
             raise ClientGone
         await send_read(self._instances, read, instance.entries, request)

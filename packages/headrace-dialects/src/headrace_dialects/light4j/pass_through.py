@@ -59,13 +59,13 @@ class PassThrough:
             DestinationRefused: It responded with an error, a redirect, or something other than JSON.
         """
         request = call.request
-        if request.path not in _PASSED_ON:
+        if request.head.path not in _PASSED_ON:
             self.refuse(call)
         base = self._requested(call)
         if not base:
             return None
-        url, query = base + request.path, request.query.decode("latin-1")
-        call.event = CallEvent(base, detail=f"passed through: {request.method} {request.path}")
+        url, query = base + request.head.path, request.head.query.decode("latin-1")
+        call.event = CallEvent(base, detail=f"passed through: {request.head.method} {request.head.path}")
         client = self._client_of(
             f"{url}?{query}" if query else url,
             timeout_seconds=_SECONDS,
@@ -74,7 +74,7 @@ class PassThrough:
             forbidden=functools.partial(refused_address, base),
         )
         try:
-            if request.method == "POST":
+            if request.head.method == "POST":
                 response = await client.post(call.body, f"Content-Type: {JSON}\r\n")
             else:
                 path = urlsplit(url).path
@@ -101,7 +101,7 @@ class PassThrough:
 
 
 def _value(request: HttpRequest) -> str:
-    text = request.headers.get(HEADER.lower().encode(), b"").strip().decode("latin-1")
+    text = request.head.headers.get(HEADER.lower().encode(), b"").strip().decode("latin-1")
     return "" if text.lower() == "false" else text
 
 

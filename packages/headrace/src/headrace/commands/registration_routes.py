@@ -94,7 +94,7 @@ class RegistrationEndpoints:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
             raise InvalidRequest(f"the body is not valid JSON: {str(cause)[:200]}") from cause
         call.event = CallEvent(f"reactive {name}")
-        one, new = await self._registrations.put(caller_name(), call.request.principal, name, config)
+        one, new = await self._registrations.put(caller_name(), call.request.caller.principal, name, config)
         return HttpResponse(self._details(one), 201 if new else 200)
 
     @Endpoint(
@@ -131,5 +131,5 @@ class RegistrationEndpoints:
 
 def _owner(call: Call[Any, Any]) -> str | None:
     """Return the owner whose registrations the caller sees; None for those of all owners."""
-    principal = call.request.principal
+    principal = call.request.caller.principal
     return principal.name if principal and ADMIN not in principal.scopes else None

@@ -36,8 +36,8 @@ class Admission:
 
     def judge_again(self) -> None:
         """Judge the credentials again when the endpoint waits for its client, and wake it."""
-        self._request.judge = self._judge
-        self._request.wake()
+        self._request.body.judge = self._judge
+        self._request.body.wake()
 
     async def _judge(self) -> None:
         """Return if the credentials are still valid.
@@ -45,8 +45,8 @@ class Admission:
         Raises:
             Unauthenticated, AuthTokenScopeMismatch: They are not, or have other scopes.
         """
-        self._request.judge = None
-        await self._authenticator.confirm(self._principal, self._request.headers, self._request.certificate)
+        self._request.body.judge = None
+        await self._authenticator.confirm(self._principal, self._request.head.headers, self._request.certificate)
         self._set_timer()
 
     def _set_timer(self) -> None:

@@ -9,9 +9,9 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from headrace.config.http import HttpConfig
 from headrace.config.spelling import nearest
@@ -27,10 +27,10 @@ from headrace.errors import (
 from headrace.extras import package_of_path
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
-from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, ServedEndpoint, served
+from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, Route, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import CORRELATION, TRACEABILITY, HttpResponse, error_response, given_id, respond_error
-from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest
+from headrace.http.request import ALWAYS_OPEN, ANYONE, ClientGone, HttpRequest, RequestCaller, RequestHead
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
 from headrace.http.targets import Targets
@@ -80,25 +80,27 @@ class Application:
         What the head says is found once for all requests with the same one, and the caller for each.
         """
         try:
-            if request.steps is None and not self._find_steps(request):
+            if request.head.route is None and not self._find_steps(request):
                 return True
             if self._authenticator:
-                request.principal = self._authenticator.known(request.headers)
-                if request.principal is None:
+                principal = self._authenticator.known(request.head.headers)
+                if principal is None:
                     return True
-                _require(request.endpoint, request.principal, request)
+                request.caller = RequestCaller(principal)
+                _require(request.head.route, principal)
         except HeadraceError:
             return True  # `load` responds with the error
         return False
 
     def _find_steps(self, request: HttpRequest) -> bool:
+        """Find the route of a head; return whether its endpoint has steps that accept it."""
         if not self._router.has_steps:
             return False
-        found = self._router.find(request)
-        if found.steps is None or not found.steps.accepts(request):
+        head = request.head
+        route = head.route = self._router.find(head)
+        if route.steps is None or not route.steps.accepts(head):
             return False
         self.checks.check(request)
-        request.steps = found.steps
         return True
 
     def do(self, request: HttpRequest) -> bool:
@@ -107,58 +109,64 @@ class Application:
             return False
         request.is_entered = True
         identify(request)
-        request.span = server_span(request.method, request.headers)
+        request.span = server_span(request.head.method, request.head.headers)
+        steps = request.head.route.steps
         try:
-            if self._authenticator and request.principal:
-                self._authenticator.enter(request.principal)
-                request.is_counted = request.is_in_flight = True
-            needed = request.steps.needs(request)
+            if self._authenticator and request.caller.principal:
+                request.caller.enter(self._authenticator, request.caller.principal)
+            needed = steps.needs(request)
             if needed is None:
                 self._leave(request)
                 return False
-            request.steps.do(needed, functools.partial(self._respond, request, needed))
+            steps.do(needed, functools.partial(self._respond, request, needed))
         except Exception as cause:  # noqa: BLE001 boundary: the user sees one error body, never a stack trace
             self._set_context(request)
             self._end(request, error_response(self._error(request, cause)))
         return True
 
-    async def load(self, request: HttpRequest) -> None:
-        """Serve a request with a complete head: wait for what it needs, then do it."""
+    async def load(self, request: HttpRequest) -> bool:
+        """Serve a request with a complete head: wait for what it needs, then do it.
+
+        Return whether the response follows later, without this task.
+        """
+        responds_later = False
         identify(request)
         self._set_context(request)
-        if not request.path.startswith(self._router.always_open):
-            request.span = server_span(request.method, request.headers)
+        if not request.head.path.startswith(self._router.always_open):
+            request.span = server_span(request.head.method, request.head.headers)
         current_span.set(request.span)
         try:
             self.checks.check(request)
             needed = await self._load(request)
             if needed is not None:
-                request.steps.do(needed, functools.partial(self._respond, request, needed))
-                request.is_direct = True
+                request.head.route.steps.do(needed, functools.partial(self._respond, request, needed))
+                responds_later = True
         except ClientGone:
             log.debug("the client closed the connection before its request was complete")
         except Exception as cause:  # boundary: the user sees one error body, never a stack trace
             self._leave(request)
             error = self._error(request, cause)
-            if not request.status:
+            if not request.response.status:
                 await respond_error(request, error)
-            elif request.last_bytes and error is cause:
-                await request.end(request.last_bytes(error))
+            elif request.response.last_bytes and error is cause:
+                await request.response.end(request.response.last_bytes(error))
             else:  # the response has begun, and the connection ends
                 if error is cause:
-                    log.warning("%s %s failed in the middle of its response: %s", request.method, request.path, cause)
+                    called = request.head.method, request.head.path
+                    log.warning("%s %s failed in the middle of its response: %s", *called, cause)
                 raise
         finally:
-            if not request.is_direct:
+            if not responds_later:
                 self._leave(request)
                 self._ended(request)
+        return responds_later
 
     def _respond(self, request: HttpRequest, needed: Any, results: Any) -> None:
         """Respond with the results of what was done."""
         if self._authenticator or self._access_log:  # otherwise no caller is known, and nothing is logged
             self._set_context(request)
         try:
-            response = request.steps.respond(needed, results)
+            response = request.head.route.steps.respond(needed, results)
         except Exception as defect:  # noqa: BLE001 boundary: what the user sees is one error body
             self._set_context(request)
             response = error_response(error_of(request, defect))
@@ -166,20 +174,20 @@ class Application:
 
     def _end(self, request: HttpRequest, response: HttpResponse) -> None:
         self._leave(request)
-        request.respond(response)
+        request.response.respond(response)
         self._ended(request)
 
     def _set_context(self, request: HttpRequest) -> None:
         """Set the ids for the audit and the log: the context may be that of a connection or of several requests."""
         correlation_id.set(request.correlation_id.decode())
-        caller.set(request.principal.name if request.principal else "")
+        caller.set(request.caller.principal.name if request.caller.principal else "")
 
     def _error(self, request: HttpRequest, cause: Exception) -> HeadraceError:
         """Return the error to respond with; audit it unless the response has begun."""
         # Tracebacks refer to the frames of this request: cycles that only a collection would free.
         error = error_of(request, cause).with_traceback(None)
         error.__cause__ = error.__context__ = None
-        if self._audit and not request.status:
+        if self._audit and not request.response.status:
             self._event(self._audit, request, error)
         return error
 
@@ -188,88 +196,87 @@ class Application:
         if request.is_entered:
             request.is_entered = False
             self.gate.leave()
-        if request.is_in_flight and self._authenticator and request.principal:
-            request.is_in_flight = False
-            self._authenticator.in_flight.leave(request.principal.name)
+        if self._authenticator:
+            request.caller.leave(self._authenticator)
 
     def _ended(self, request: HttpRequest) -> None:
         """Count, log and trace a request that has ended; its status is 0 if it has no response."""
         seconds = time.perf_counter() - request.started_at
-        if request.status:
-            self._metrics.request(request.route, request.status, seconds)
-        if self._access_log and not request.path.startswith(self._router.always_open):
+        if request.response.status:
+            self._metrics.request(request.head.pattern, request.response.status, seconds)
+        if self._access_log and not request.head.path.startswith(self._router.always_open):
             log_access(request, seconds, caller.get())
         if request.span:
             end_span(request.span, request, caller.get())
 
     async def _load(self, request: HttpRequest) -> Any:
         """Let a request in, find its caller and endpoint, and return what that returns."""
-        if not request.path.startswith(self._router.always_open):
+        if not request.head.path.startswith(self._router.always_open):
             if not self.gate.enter():
                 raise Draining()
             request.is_entered = True
-            if self.gate.disturbance and not request.path.startswith(ADMINISTRATION):
+            if self.gate.disturbance and not request.head.path.startswith(ADMINISTRATION):
                 await self.gate.disturbance()
         # Identify the caller first, so that unknown callers do not learn which paths exist.
         is_forwarded = self.forwarder is not None and self.forwarder.is_forwarded(request)
-        if request.is_counted and request.principal:
-            caller.set(request.principal.name)
+        if request.caller.is_counted and request.caller.principal:
+            caller.set(request.caller.principal.name)
         elif self._authenticator and not is_forwarded:
             await self._identify(request, self._authenticator)
-        endpoint, load, request.steps = self._router.find(request)
+        route = request.head.route = self._router.find(request.head)
+        endpoint, load = route.endpoint, route.load
         if self.forwarder and endpoint.affinity:
             load = functools.partial(self.forwarder.serve, load)
         if self._authenticator is None or endpoint.rule == OPEN:
-            self.checks.check_site(request.headers, changes=endpoint.changes)
+            self.checks.check_site(request.head.headers, changes=endpoint.changes)
             return await load(request)
-        if request.principal is None:
+        principal = request.caller.principal
+        if principal is None:
             raise AuthTokenMissing()
-        _require(endpoint, request.principal, request)
-        self.checks.check_site(request.headers, changes=endpoint.changes)
-        self._authenticator.in_flight.enter(request.principal.name)
-        request.is_in_flight = True
+        _require(route, principal)
+        self.checks.check_site(request.head.headers, changes=endpoint.changes)
+        self._authenticator.in_flight.enter(principal.name)
+        request.caller.is_in_flight = True
         if is_forwarded:  # the process that forwarded it has its credentials, and ends it
             return await load(request)
-        with Admission(self._authenticator, request.principal, request):
+        with Admission(self._authenticator, principal, request):
             return await load(request)
 
     async def _identify(self, request: HttpRequest, authenticator: Authenticator) -> None:
-        address = request.client_address
-        request.principal = None
-        if self._router.may_be_open(request.path):
-            request.is_anonymous = True
-            try:  # a probe with an expired token counts as one without a token
-                request.principal = await authenticator.identify(
-                    request.headers, request.certificate, address, wait=False
-                )
-            except HeadraceError:
-                return
-            request.is_anonymous = False
-        else:
-            request.principal = await authenticator.identify(request.headers, request.certificate, address, wait=True)
-        caller.set(request.principal.name)
+        shown = request.head.headers, request.certificate, request.client_address
+        is_open = self._router.may_be_open(request.head.path)
+        request.caller = ANYONE
+        try:
+            principal = await authenticator.identify(*shown, wait=not is_open)
+        except HeadraceError:
+            if not is_open:
+                raise
+            # A probe with an expired token counts as one without a token.
+            request.caller = RequestCaller(is_anonymous=True)
+            return
+        request.caller = RequestCaller(principal)
+        caller.set(principal.name)
 
     def _event(self, audit: Audit, request: HttpRequest, error: HeadraceError) -> None:
         """Audit a request that was denied, or a produce request that was not sent."""
-        path = request.path
+        path = request.head.path
         if error.status in _DENIED:
-            audit.refused(f"{request.method} {path}", request.client_address, error)
+            audit.refused(f"{request.head.method} {path}", request.client_address, error)
             return
-        topic = self.targets.topic_of(request.method, path)
+        topic = self.targets.topic_of(request.head.method, path)
         if topic is not None:
             audit.not_sent(str(error.parameters.get("topic") or topic), error)
 
 
 def identify(request: HttpRequest) -> None:
     """Give a request its ids: those of the client if they are valid."""
-    headers = request.headers
-    request.correlation_id = given_id(headers, CORRELATION) or new_correlation_id()
-    request.traceability_id = given_id(headers, TRACEABILITY)
+    headers = request.head.headers
+    request.identify(given_id(headers, CORRELATION) or new_correlation_id(), given_id(headers, TRACEABILITY))
 
 
-def _require(endpoint: Endpoint, principal: Principal, request: HttpRequest) -> None:
-    rule = endpoint.rule
-    principal.require(rule.any_of, rule.action, request.parameters[rule.parameter] if rule.parameter else None)
+def _require(route: Route, principal: Principal) -> None:
+    rule = route.endpoint.rule
+    principal.require(rule.any_of, rule.action, route.parameters[rule.parameter] if rule.parameter else None)
 
 
 class Router:
@@ -284,7 +291,7 @@ class Router:
         open_paths = []
         self.has_steps = False
         """Whether an endpoint has steps."""
-        self._known: dict[tuple[str, str], _Route] = {}
+        self._known: dict[tuple[str, str], Route] = {}
         endpoints = list(endpoints)
         self.targets = Targets(endpoints)
         """What the targets of its endpoints tell."""
@@ -324,25 +331,23 @@ class Router:
         """Return whether a path begins like that of an open endpoint."""
         return path == "/" or path.startswith(self._open_paths)
 
-    def find(self, request: HttpRequest) -> ServedEndpoint:
-        """Return the endpoint of a request; put it and its path parameters into the request.
+    def find(self, head: RequestHead) -> Route:
+        """Return the endpoint of a head, and its path parameters.
 
         Raises:
             PathNotFound, MethodNotAllowed: There is none.
         """
-        key = request.method, request.path
+        key = head.method, head.path
         route = self._known.get(key)
         if route is None:
             route = self._look_up(*key)
-            if len(request.path) <= _SHOWN_CHARACTERS:
+            if len(head.path) <= _SHOWN_CHARACTERS:
                 if len(self._known) >= _MOST_KNOWN_ROUTES:
                     self._known.clear()
                 self._known[key] = route
-        request.endpoint = route.found.endpoint
-        request.parameters = route.parameters
-        return route.found
+        return route
 
-    def _look_up(self, method: str, path: str) -> "_Route":
+    def _look_up(self, method: str, path: str) -> Route:
         methods = self._paths.get(path)
         parameters: dict[str, str] = {}
         if methods is None:
@@ -353,7 +358,7 @@ class Router:
             here = self._path_here(method, path)
             hint = f"; did you mean {method} {here}?" if here else ""
             raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{hint}", allow=allow)
-        return _Route(found, parameters)
+        return Route(found.endpoint, found.load, parameters, found.steps)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:
@@ -390,16 +395,11 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
 
 
-class _Route(NamedTuple):
-    found: ServedEndpoint
-    parameters: Mapping[str, str]
-
-
 def error_of(request: HttpRequest, cause: Exception) -> HeadraceError:
     """Return the error to respond with for an exception. Defects are logged."""
     if isinstance(cause, HeadraceError):
         return cause
-    log.error("defect while serving %s %s", request.method, request.path[:_SHOWN_CHARACTERS], exc_info=cause)
+    log.error("defect while serving %s %s", request.head.method, request.head.path[:_SHOWN_CHARACTERS], exc_info=cause)
     return InternalError(
         "a defect of Headrace; please report it: the log has details under this response's X-Correlation-Id. "
         "Records of the request may or may not have been written"

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from headrace.http.flow import Flow
-from headrace.http.request import HttpRequest
+from headrace.http.request import ResponseWriter
 
 _PATIENCE_SECONDS: Final = 0.5
 """Clients delay acknowledgements by up to 0.04 s."""
@@ -57,15 +57,15 @@ class _Duplicate(socket.socket):
 class Arrival:
     """Tracks one response; may be used after its connection has ended."""
 
-    def __init__(self, transport: asyncio.Transport, request: HttpRequest, last: Arrival | None) -> None:
+    def __init__(self, transport: asyncio.Transport, response: ResponseWriter, last: Arrival | None) -> None:
         """Start when a response is written.
 
         Args:
             transport: That of the connection.
-            request: The request with that response.
+            response: That response.
             last: The arrival of an earlier response on the same connection.
         """
-        self._request: HttpRequest | None = request
+        self._response: ResponseWriter | None = response
         self._end: int | None = None  # bytes of the connection with this response; None until the system has all of it
         self._patience_seconds = 0.0  # after a goodbye
         self._is_ending = False
@@ -126,10 +126,10 @@ class Arrival:
 
     def await_close(self) -> None:
         """Let a client that requested the end of the connection close it itself: how it closes is the evidence."""
-        if request := self._request:
-            options = request.headers.get(b"connection", b"").lower().split(b",")
-            if b"close" in [option.strip() for option in options] or request.version == "1.0":
-                request.keep_alive = True  # if we ended the stream, each close would look like a reset
+        if response := self._response:
+            options = response.head.headers.get(b"connection", b"").lower().split(b",")
+            if b"close" in [option.strip() for option in options] or response.head.version == "1.0":
+                response.keep_alive = True  # if we ended the stream, each close would look like a reset
 
     def client_ends(self) -> None:
         """Delay our TLS close message briefly: if a client closes without reading it, its system sends a reset."""
@@ -143,7 +143,7 @@ class Arrival:
 
     def ended(self, error: Exception | None) -> None:
         """Decide by how the connection ended."""
-        self._request = None
+        self._response = None
         self._is_ending = True
         found = self._received
         if found is None:

@@ -19,9 +19,9 @@ from headrace import errors
 from headrace.errors import AmbiguousRequest, HeadersTooLarge, HeadraceError, KafkaTimeout, ServerBusy, TooManyRequests
 from headrace.http.arrival import Arrival
 from headrace.http.flow import Flow
-from headrace.http.heads import head_without_upgrade, is_long_head, names_its_host, request_of, request_parser
+from headrace.http.heads import head_of, head_without_upgrade, is_long_head, names_its_host, request_parser
 from headrace.http.messages import last_response
-from headrace.http.request import MAX_HEAD_BYTES, HttpRequest
+from headrace.http.request import MAX_HEAD_BYTES, HttpRequest, RequestHead, ResponseWriter
 from headrace.http.shared import OPEN_PATHS, Kind, Shared, is_one_probe
 
 _MOST_PIPELINED: Final = 16
@@ -40,8 +40,6 @@ _ORDINARY_REQUESTS: Final = 15
 _MOST_REPEATED_BYTES: Final = 16_384
 """Longest request whose head is kept."""
 _MOST_RECEIVING_BYTES: Final = 67_108_864
-_MOST_UNREAD_BYTES: Final = 65_536
-"""Bytes of a body that may wait for the endpoint before the connection reads no more."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -90,8 +88,8 @@ class ClientConnection(asyncio.Protocol):
     """Number of heads that have begun."""
     _url = b""
     _fields: list[tuple[bytes, bytes]]
-    _repeated: tuple[bytes, int, HttpRequest] | None = None
-    """The head of the latest direct request, the length of the request, and the request itself."""
+    _repeated: tuple[bytes, int, RequestHead] | None = None
+    """The bytes of the latest direct request's head, the length of the request, and the head."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -111,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         for request in (self._serving, self.request):
-            if request and not request.is_complete:
+            if request and not request.response.is_complete:
                 request.abandon()
         if self._arrival:
             self._arrival.ended(exc)
@@ -146,11 +144,12 @@ class ClientConnection(asyncio.Protocol):
         if self._arrival:
             self._arrival.client_ends()
         request = self.request
-        if not request or request.has_more or request.is_complete or self.shared.is_tls:
+        if not request or request.body.has_more or request.response.is_complete or self.shared.is_tls:
             return False
-        if not (request.endpoint and request.endpoint.produces):
+        if not (request.head.route and request.head.route.endpoint.produces):
             return False
-        request.keep_alive = False  # the client may still read (RFC 9112 section 9.6), and its records are written
+        # The client may still read (RFC 9112 section 9.6), and its records are written.
+        request.response.keep_alive = False
         return True
 
     def read_waiting(self) -> None:
@@ -183,9 +182,9 @@ class ClientConnection(asyncio.Protocol):
             self._head_bytes += size if self._heads in (heads, self._begins) else 1
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"the head is larger than {MAX_HEAD_BYTES} bytes: send less"))
-        elif self.request and self.request.has_more and self._bare_bytes > MAX_HEAD_BYTES:
+        elif self.request and self.request.body.has_more and self._bare_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(f"more than {MAX_HEAD_BYTES} bytes between parts of the body: send less"))
-        if self._held_bytes or (self.request and self.request.has_more):
+        if self._held_bytes or (self.request and self.request.body.has_more):
             self.hold(size)
         self._chunk = b""
 
@@ -207,26 +206,25 @@ class ClientConnection(asyncio.Protocol):
         request = self.request
         if request is None:
             return not self._heads
-        return not self.in_head and request.is_complete and not request.has_more
+        return not self.in_head and request.response.is_complete and not request.body.has_more
 
-    def _is_repeated(self, data: bytes, head: bytes, size: int, before: HttpRequest) -> bool:
+    def _is_repeated(self, data: bytes, text: bytes, size: int, head: RequestHead) -> bool:
         """Serve a request that has the same head as an earlier one, without the parser; return whether it was."""
         if not self._is_between() or self.flow.write_paused or self.kind != "requests":
             return False
-        request = before.again()
+        request = HttpRequest(self, head)
         if self.shared.application.needs(request):
             return False
         self._heads += 1
         self.request = self._serving = request
-        request.is_direct, request.has_more = True, False
-        request.chunks.append(data[len(head) :])
+        request.body.take_whole(data[len(text) :])
         self._serve_directly(request)
         return True
 
     def hold(self, size: int) -> None:
         """Count received bytes of an incomplete body; once it is complete, none of them count."""
         request, shared = self.request, self.shared
-        waits = request and request.has_more and not request.is_complete and not request.is_streaming
+        waits = request and request.body.has_more and not request.response.is_complete and not request.is_streaming
         held = self._held_bytes + size if waits else 0
         shared.receiving_bytes += held - self._held_bytes
         self._held_bytes = held
@@ -234,8 +232,8 @@ class ClientConnection(asyncio.Protocol):
             busy = ServerBusy(f"incomplete requests use more than {_MOST_RECEIVING_BYTES} bytes")
             text = f"the body is larger than {_MOST_RECEIVING_BYTES} bytes: send less in one request"
             self._refuse(errors.PayloadTooLarge(text) if held > _MOST_RECEIVING_BYTES else busy)
-            if request and request.is_direct:
-                request.chunks.clear()
+            if request and request.body.is_direct:
+                request.body.chunks.clear()
             shared.receiving_bytes -= held  # at once, so that other requests are not rejected
             self._held_bytes = 0
 
@@ -271,10 +269,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if (self.kind != "requests" or not self._url.startswith(self.shared.targets.direct)) and not self._may_send():
             return
-        request = request_of(self, self._parser, self._url, self._fields)
-        waits = self.request is not None and not self.request.is_complete
+        request = HttpRequest(self, head_of(self._parser, self._url, self._fields))
+        request.body.expects_continue = request.head.expects_continue
+        waits = self.request is not None and not self.request.response.is_complete
         if self._head_bytes or len(self._chunk) > MAX_HEAD_BYTES:
-            request.has_long_head = is_long_head(self._url, self._fields)
+            request.head.is_long = is_long_head(self._url, self._fields)
             self._head_bytes = 0
         self.request, self.in_head = request, False
         if waits:
@@ -285,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
         if self._ordinary:
             self._ordinary -= 1
         elif not self.flow.write_paused and not self.shared.application.needs(request):
-            request.is_direct = True
+            request.body.is_direct = True
             return
         self._run(request)
 
@@ -305,49 +304,46 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         request = self.request
         self._bare_bytes = 0
-        if self._is_refused or request is None or request.is_complete:
+        if self._is_refused or request is None or request.response.is_complete:
             return
-        request.chunks.append(body)
-        if not request.is_direct:
+        if not request.body.is_direct:
             self._body_bytes += len(body)
-            request.unread_bytes += len(body)
-            if request.unread_bytes > _MOST_UNREAD_BYTES:
-                self.flow.pause_reading()
-            request.wake()
+        request.body.arrived(body)
 
     def on_message_complete(self) -> None:
         request = self.request
         if self._is_refused or self.in_head or request is None:
             return
-        if self._head_bytes and request.keep_alive and not self._parser.should_keep_alive():  # it would read no more
+        if self._head_bytes and request.response.keep_alive and not self._parser.should_keep_alive():
+            # The parser would read no more.
             self._refuse(AmbiguousRequest("a trailer ends the connection: send Connection as a header"))
             return
         self._bare_bytes = self._head_bytes = 0
-        request.has_more = False
-        if request.is_direct:
+        request.body.has_more = False
+        if request.body.is_direct:
             self._remember(request)
             self._serve_directly(request)
             return
         self.shared.slices.count(self._body_bytes)
         self._body_bytes = 0
-        request.wake()
+        request.body.wake()
 
     def _remember(self, request: HttpRequest) -> None:
         """Keep the head of a direct request that arrived in one piece."""
-        data, chunks = self._chunk, request.chunks
+        data, chunks = self._chunk, request.body.chunks
         if self._begins == self._heads and len(chunks) == 1 and len(data) <= _MOST_REPEATED_BYTES:
             end = len(data) - len(chunks[0])
             if data.find(b"\r\n\r\n") == end - 4:  # else the next request has begun
-                self._repeated = data[:end], len(data), request
+                self._repeated = data[:end], len(data), request.head
 
     def _serve_directly(self, request: HttpRequest) -> None:
         if self.shared.application.do(request):
-            request.chunks = []
+            request.body.chunks = []
             return
-        request.is_direct = False
+        request.body.is_direct = False
         self._ordinary = _ORDINARY_REQUESTS
         self._repeated = None
-        self.shared.slices.count(sum(map(len, request.chunks)))
+        self.shared.slices.count(sum(map(len, request.body.chunks)))
         self._run(request)
 
     # Requests
@@ -358,17 +354,20 @@ class ClientConnection(asyncio.Protocol):
         self.shared.spawn(self._serve(request), "request")
 
     async def _serve(self, request: HttpRequest) -> None:
+        responds_later = False
         try:
             await self.flow.drain()  # a client that does not read gets no further response
-            await self.shared.application.load(request)
+            responds_later = await self.shared.application.load(request)
         except Exception:  # noqa: BLE001 boundary: the application logs each failure once
             pass
         finally:
-            if not (request.is_complete or request.is_disconnected or request.is_direct):
+            if not (request.response.is_complete or request.response.is_disconnected or responds_later):
                 self.transport.close()
 
     def response_complete(self) -> None:
         """Serve the next request, or wait for one."""
+        if self._serving:
+            self._serving.body.response_complete()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -377,13 +376,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.is_idle = True
 
-    async def written(self, request: HttpRequest, patience_seconds: float | None) -> Arrival | None:
+    async def written(self, response: ResponseWriter, patience_seconds: float | None) -> Arrival | None:
         """Wait until the operating system has what was sent; None if the connection was closed or it timed out."""
         self._patience_seconds = _REQUEST_SECONDS if patience_seconds is None else patience_seconds
         if self.transport.is_closing():
             return None
         try:
-            self._arrival = arrival = Arrival(self.transport, request, self._arrival)
+            self._arrival = arrival = Arrival(self.transport, response, self._arrival)
             return arrival if await arrival.taken(self.transport, self.flow) else None
         except (OSError, ValueError):  # it is closed, and the loop has not reported that yet
             return None
@@ -394,14 +393,14 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_answering(self) -> bool:
         """Whether a response is due."""
-        return self.request is not None and not self.request.is_complete
+        return self.request is not None and not self.request.response.is_complete
 
     # Ends
 
     def shut_down(self) -> None:
         """Close the connection after the response that is due."""
-        if self.request and not self.request.is_complete:
-            self.request.keep_alive = False
+        if self.request and not self.request.response.is_complete:
+            self.request.response.keep_alive = False
         else:
             self.transport.close()
 
@@ -420,10 +419,11 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_refused = True
         request = self.request
-        if request and not request.is_complete:
-            if not request.has_more or request.status:
-                request.keep_alive = False  # the earlier request is served, and the connection ends after it
-                if request.has_more:  # the rest of a stream cannot be read
+        if request and not request.response.is_complete:
+            response = request.response
+            if not request.body.has_more or response.status:
+                response.keep_alive = False  # the earlier request is served, and the connection ends after it
+                if request.body.has_more:  # the rest of a stream cannot be read
                     self.transport.close()
                 return
             request.abandon()
@@ -431,7 +431,7 @@ class ClientConnection(asyncio.Protocol):
                 self._pipeline.pop()
                 last = self._pipeline[-1] if self._pipeline else self._serving
                 if last:
-                    last.keep_alive = False
+                    last.response.keep_alive = False
                 return
         self._end(error)
 
@@ -446,7 +446,7 @@ class ClientConnection(asyncio.Protocol):
         request = self.request
         if request:
             self.hold(0)
-            if not request.is_complete and not request.is_streaming:
+            if not request.response.is_complete and not request.is_streaming:
                 if self._timed[0] is not request:
                     self._timed = request, now
                 if now - self._timed[1] > _REQUEST_SECONDS:
@@ -479,10 +479,10 @@ class ClientConnection(asyncio.Protocol):
             return "head"
         if self.flow.write_paused:
             return "reading"
-        if request.is_complete:
+        if request.response.is_complete:
             return "idle" if self.is_idle else "head"
         is_slow = self.flow.read_paused or request.is_streaming
-        return "body" if request.has_more and not is_slow else ""
+        return "body" if request.body.has_more and not is_slow else ""
 
     def _end_idle(self) -> None:
         if self._arrival:
@@ -491,7 +491,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _end_late(self, request: HttpRequest) -> None:
         """End a request that takes too long. If it is complete, respond that its outcome is unknown."""
-        if request.has_more or request.status or self._pipeline:
+        if request.body.has_more or request.response.status or self._pipeline:
             self.transport.abort()
             return
         self._is_refused = True

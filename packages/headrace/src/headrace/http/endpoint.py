@@ -17,7 +17,7 @@ from headrace.config.http import HttpConfig
 from headrace.errors import HeadraceError
 from headrace.http.auth.principals import ADMIN, CHANGE_OWN, METRICS, SEE_OWN
 from headrace.http.messages import HttpResponse, decode_body, decode_query, query_of, read_json
-from headrace.http.request import HttpRequest
+from headrace.http.request import HttpRequest, RequestHead
 from headrace.runtime.telemetry.correlation import caller
 
 if TYPE_CHECKING:  # the command line uses endpoints without an audit and its metrics
@@ -148,23 +148,25 @@ class Endpoint:
 
 def owner_of(request: HttpRequest) -> str:
     """Return the name under which the caller owns what it creates; empty without authentication."""
-    return request.principal.name if request.principal else ""
+    principal = request.caller.principal
+    return principal.name if principal else ""
 
 
 def require(request: HttpRequest, any_of: tuple[str, ...], action: str, name: str) -> None:
     """Raise a scope error unless the caller may access a topic or group that the body names."""
-    if request.principal:
-        request.principal.require(any_of, action, name)
+    if request.caller.principal:
+        request.caller.principal.require(any_of, action, name)
 
 
 def is_admin(request: HttpRequest) -> bool:
     """Return whether the caller may do everything, as every caller may without authentication."""
-    return request.principal is None or ADMIN in request.principal.scopes
+    principal = request.caller.principal
+    return principal is None or ADMIN in principal.scopes
 
 
 def may_control(request: HttpRequest, owner: str) -> bool:
     """Return whether the caller may see and control what an owner created: the owner and administrators may."""
-    return is_admin(request) or (request.principal is not None and owner == request.principal.name)
+    return is_admin(request) or owner_of(request) == owner
 
 
 def caller_name() -> str:
@@ -191,7 +193,7 @@ class Call(Generic[Body, Query]):
         self.request = request
         self.body = body
         self.query = query
-        self.parameters = request.parameters
+        self.parameters: Mapping[str, str] = request.head.route.parameters
         self.event: CallEvent | None = None
         """Set by the handler once the request is allowed and valid; written after it."""
 
@@ -222,13 +224,13 @@ class Steps(Protocol):
     A usual request: `needs`, `do`, `respond`, none of which waits. Every other one: `load` in a task, `do`, `respond`.
     """
 
-    def accepts(self, request: HttpRequest) -> bool:
-        """Return whether a request with a complete head may be usual. It decides by the head alone."""
+    def accepts(self, head: RequestHead) -> bool:
+        """Return whether a request with this head may be usual."""
 
     def needs(self, request: HttpRequest) -> Any:
         """Return what `do` needs for a request with a complete body; None if `load` must wait for that.
 
-        It may set `of_head`.
+        It may set `parsed` of the head.
 
         Raises:
             HeadraceError: The request cannot be served; nothing was done.
@@ -250,6 +252,15 @@ class ServedEndpoint(NamedTuple):
 
     endpoint: Endpoint
     load: Load
+    steps: Steps | None = None
+
+
+class Route(NamedTuple):
+    """What the router finds for a request: its endpoint, and the parameters in its path."""
+
+    endpoint: Endpoint
+    load: Load
+    parameters: Mapping[str, str]
     steps: Steps | None = None
 
 
@@ -291,7 +302,7 @@ def _served(
             report(call.event)
         if response is None:
             response = HttpResponse(b"", 204)
-        await request.send(response if isinstance(response, HttpResponse) else HttpResponse(response))
+        await request.response.send(response if isinstance(response, HttpResponse) else HttpResponse(response))
 
     def report(what: CallEvent) -> None:
         if audit:

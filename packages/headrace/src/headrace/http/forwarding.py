@@ -29,7 +29,7 @@ from headrace.http.auth import Principal
 from headrace.http.endpoint import Endpoint, Load, owner_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection, PeerResponseLost
-from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
+from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest, RequestCaller
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import OwningProcess
 from headrace.runtime import Clock, run_while
@@ -114,12 +114,12 @@ class Forwarder:
         """By key: set when the response of a forwarded read is confirmed, or no longer needed."""
 
     def is_forwarded(self, request: HttpRequest) -> bool:
-        """Return whether another process forwarded a request; if so, put its principal into the request.
+        """Return whether another process forwarded a request; if so, that process has identified the caller.
 
         Raises:
             ForwardRefused: The signature is not valid.
         """
-        given = request.headers.get(_HEADER)
+        given = request.head.headers.get(_HEADER)
         if given is None:
             return False
         payload, _, signature = given.partition(b".")
@@ -130,8 +130,7 @@ class Forwarder:
             raise ForwardRefused(
                 f"the clocks of the two processes differ by more than {_FRESH_SECONDS:g} s; synchronise them"
             )
-        request.forwarded = forwarded
-        request.principal = forwarded.principal
+        request.caller = RequestCaller(forwarded.principal, forwarded=forwarded)
         if forwarded.principal:
             caller.set(forwarded.principal.name)
         return True
@@ -144,10 +143,10 @@ class Forwarder:
             OwnerUnavailable: Its process does not respond.
             KafkaTimeout: The request writes records; its process may have served it, and the response is lost.
         """
-        forwarded: _Forwarded | None = request.forwarded
+        forwarded: _Forwarded | None = request.caller.forwarded
         if key is None:
-            endpoint: Endpoint = request.endpoint
-            key = tuple(request.parameters[name] for name in endpoint.affinity)
+            endpoint: Endpoint = request.head.route.endpoint
+            key = tuple(request.head.route.parameters[name] for name in endpoint.affinity)
         owner = None if forwarded else await self._owners.find(key)
         if owner and owner.process != self._owners.process:
             if owner.principal != owner_of(request):
@@ -201,19 +200,19 @@ class Forwarder:
             nonlocal confirmed
             text = b""
             with contextlib.suppress(ClientGone):
-                while request.has_more or request.chunks:
-                    *lines, text = (text + await request.receive()).split(b"\n")
+                while request.body.has_more or request.body.chunks:
+                    *lines, text = (text + await request.body.receive()).split(b"\n")
                     if lines:
                         confirmed = int(lines[-1])
                         moved.set()
-                await request.closed()
+                await request.body.closed()
 
         async def confirm(patience_seconds: float | None) -> bool:
             limit_seconds = patience_seconds or _CONFIRM_SECONDS
             settled = self._unconfirmed[key] = asyncio.Event()
             try:
                 async with asyncio.timeout(limit_seconds) as limit:
-                    while confirmed < request.sent_bytes:
+                    while confirmed < request.response.sent_bytes:
                         moved.clear()
                         await moved.wait()
                         limit.reschedule(asyncio.get_running_loop().time() + limit_seconds)
@@ -225,7 +224,7 @@ class Forwarder:
             return True
 
         request.is_streaming = True  # the request body grows slowly, with each confirmation
-        request.confirm = confirm
+        request.response.confirm = confirm
         await run_while(here(request), follow())
 
     async def _forward(self, owner: OwningProcess, what: str, request: HttpRequest, body: bytes | None) -> None:
@@ -242,7 +241,7 @@ class Forwarder:
         answered = asyncio.Event()
 
         async def client_left() -> None:
-            await request.closed()
+            await request.body.closed()
             if answered.is_set():  # how it closed the connection shows whether it has the response
                 await asyncio.Event().wait()
 
@@ -257,7 +256,7 @@ class Forwarder:
                     raise ClientGone
                 if not request.is_streaming:
                     raise Draining
-                await request.end()
+                await request.response.end()
         except OSError as cause:
             if answered.is_set():  # the records will be read again
                 return
@@ -265,7 +264,7 @@ class Forwarder:
             why = str(cause) or "timed out"
             if writes and isinstance(cause, PeerResponseLost):
                 text = f"the process {owner.url} has the {what}, and its response is lost: {why}"
-                raise KafkaTimeout(text, retriable=IDEMPOTENCY_KEY in request.headers) from cause
+                raise KafkaTimeout(text, retriable=IDEMPOTENCY_KEY in request.head.headers) from cause
             raise OwnerUnavailable(f"the process {owner.url} has the {what} and does not respond: {why}") from cause
         finally:
             self._in_flight[owner.url] -= 1
@@ -280,7 +279,7 @@ class Forwarder:
             ):
                 raise OwnerUnavailable(f"the process {url} rejects this one: cluster.secret or the clocks differ")
             headers = [(name, value) for name, value in connection.headers if name in _RESPONSE_HEADERS]
-            await request.start(connection.status, headers)
+            await request.response.start(connection.status, headers)
             streams = (b"transfer-encoding", b"chunked") in connection.headers
             if streams:
                 request.is_streaming = True
@@ -289,9 +288,9 @@ class Forwarder:
             count = 0
             confirmed = 0
             while part := await connection.next_part():
-                await request.write(part)
+                await request.response.write(part)
                 if reads:
-                    arrival = await request.written(UNREAD_SECONDS)
+                    arrival = await request.response.written(UNREAD_SECONDS)
                     if not arrival:
                         raise ClientGone
                     count += len(part)
@@ -303,7 +302,7 @@ class Forwarder:
             if arrival:
                 arrival.await_close()
             answered.set()
-            await request.end()
+            await request.response.end()
             if reads:
                 reading = functools.partial(connection.send_chunk, b"%d\n" % confirmed)
                 if arrival and not await arrival.received(_UNREAD_END_SECONDS, reading):
@@ -351,11 +350,11 @@ class Forwarder:
 
     def _head(self, owner: OwningProcess, request: HttpRequest, length: int | None) -> bytes:
         """Return the head of a forwarded request; without a length its body is chunked."""
-        target = request.target + (b"?" + request.query if request.query else b"")
-        forwarded = _Forwarded(owner.process, self._clock.time(), request.principal)
+        target = request.head.target + (b"?" + request.head.query if request.head.query else b"")
+        forwarded = _Forwarded(owner.process, self._clock.time(), request.caller.principal)
         payload = base64.urlsafe_b64encode(msgspec.msgpack.encode(forwarded))
-        given = {name: value for name, value in request.headers.items() if name in _REQUEST_HEADERS}
-        of_record = [pair for pair in request.fields if pair[0].startswith(_RECORD) and pair[0] != _HEADER]
+        given = {name: value for name, value in request.head.headers.items() if name in _REQUEST_HEADERS}
+        of_record = [pair for pair in request.head.fields if pair[0].startswith(_RECORD) and pair[0] != _HEADER]
         if span := current_span.get():
             given |= {name.encode(): value.encode() for name, value in span.headers()}
         headers = [
@@ -366,15 +365,15 @@ class Forwarder:
             *given.items(),
             *of_record,
         ]
-        lines = [request.method.encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
+        lines = [request.head.method.encode() + b" " + target + b" HTTP/1.1", *(b"%s: %s" % one for one in headers)]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _sign(self, request: HttpRequest, payload: bytes) -> bytes:
-        signed = b"\n".join((request.method.encode(), request.target, request.query, payload))
+        signed = b"\n".join((request.head.method.encode(), request.head.target, request.head.query, payload))
         return hmac.new(self._secret, signed, hashlib.sha256).hexdigest().encode()
 
 
 def _is_read(request: HttpRequest) -> bool:
     """Return whether a request reads records, so that its response moves positions."""
-    endpoint: Endpoint = request.endpoint
+    endpoint: Endpoint = request.head.route.endpoint
     return endpoint.method == "GET" and endpoint.changes

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 
 from headrace.errors import AmbiguousRequest, HeadersTooLarge
-from headrace.http.request import MAX_HEAD_BYTES, Headers, HttpRequest, RequestConnection
+from headrace.http.request import MAX_HEAD_BYTES, Headers, RequestHead
 from headrace.http.request_checks import MAX_HEADERS
 
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -55,19 +55,13 @@ def names_its_host(url: bytes, fields: Headers) -> bool:
     return not found or found[1].lower() == dict(fields).get(b"host", b"").lower()
 
 
-def request_of(
-    connection: RequestConnection, parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]
-) -> HttpRequest:
-    """Return the request of a complete head."""
+def head_of(parser: Any, url: bytes, fields: list[tuple[bytes, bytes]]) -> RequestHead:
+    """Return a complete head."""
     method, version = parser.get_method().decode("ascii"), parser.get_http_version()
+    keep_alive = version != "1.0" and parser.should_keep_alive()
     if _PLAIN_PATH.fullmatch(url):
-        request = HttpRequest(connection, method, url, b"", fields, version)
-        request.path = url.decode("ascii")
-    else:
-        found = httptools.parse_url(url)
-        path = found.path or b"/"
-        request = HttpRequest(connection, method, path, found.query or b"", fields, version)
-        request.path = unquote(path.decode("ascii"))
-    request.expects_continue = version != "1.0" and request.headers.get(b"expect", b"").lower() == b"100-continue"
-    request.keep_alive = version != "1.0" and parser.should_keep_alive()
-    return request
+        return RequestHead(method, url, url.decode("ascii"), b"", fields, version, keep_alive=keep_alive)
+    found = httptools.parse_url(url)
+    target = found.path or b"/"
+    path = unquote(target.decode("ascii"))
+    return RequestHead(method, target, path, found.query or b"", fields, version, keep_alive=keep_alive)

@@ -48,8 +48,8 @@ async def read_json(request: HttpRequest, settings: HttpConfig) -> bytes:
         EncodingRefused, PayloadTooLarge, ClientGone: See `read_body`.
     """
     body = await read_body(request, settings)
-    if body and media_type(request.headers) != JSON:
-        kind = request.headers.get(b"content-type")
+    if body and media_type(request.head.headers) != JSON:
+        kind = request.head.headers.get(b"content-type")
         named = f"is {kind[:60].decode('latin-1')!r}" if kind else "is missing"
         raise errors.ContentTypeMismatch(f"Content-Type {named}: send JSON with Content-Type application/json")
     return body
@@ -71,7 +71,7 @@ def decode_body(body: bytes, kind: type[T], *, strict: bool = True) -> T:
 
 def query_of(request: HttpRequest) -> dict[str, str]:
     """Return the query parameters of a request. The last one of a repeated name counts."""
-    return dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
+    return dict(parse_qsl(request.head.query.decode("latin-1"), keep_blank_values=True))
 
 
 def decode_query(request: HttpRequest, kind: type[T]) -> T:
@@ -108,7 +108,7 @@ async def read_body(request: HttpRequest, settings: HttpConfig) -> bytes:
         PayloadTooLarge: It is larger than the limit. The rest was not read.
         ClientGone: The client closed the connection.
     """
-    encoding = request.headers.get(b"content-encoding", b"identity")
+    encoding = request.head.headers.get(b"content-encoding", b"identity")
     if encoding != b"identity":
         raise encoding_refused(encoding, "compressed bodies are not supported")
     return await read_encoded_body(request, settings)
@@ -128,18 +128,18 @@ async def read_encoded_body(request: HttpRequest, settings: HttpConfig) -> bytes
         PayloadTooLarge, ClientGone: See `read_body`.
     """
     limit_bytes = settings.max_body_bytes
-    announced = request.headers.get(b"content-length")
+    announced = request.head.headers.get(b"content-length")
     if announced and int(announced) > limit_bytes:
         raise _too_large(limit_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
-        chunk = await request.receive()
+        chunk = await request.body.receive()
         size += len(chunk)
         if size > limit_bytes:
             raise _too_large(limit_bytes)
         chunks.append(chunk)
-        if not request.has_more:
+        if not request.body.has_more:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -197,15 +197,15 @@ async def respond_error(request: HttpRequest, error: errors.HeadraceError) -> No
     """Send the error body. If the request was not read completely, the connection ends after it."""
     response = error_response(error)
     if not (isinstance(error, errors.PayloadTooLarge) and error.ends_connection):
-        await request.send(response)
+        await request.response.send(response)
         return
-    await request.start(response.status, response.headers)
-    await request.write(response.body)
+    await request.response.start(response.status, response.headers)
+    await request.response.write(response.body)
     # Closing with unread bytes resets the connection, and the client may lose the response. So first discard the bytes
     # that arrive within a second.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(request.throw_away(), _LINGER_SECONDS)
-    await request.end()
+        await asyncio.wait_for(request.body.throw_away(), _LINGER_SECONDS)
+    await request.response.end()
 
 
 def retry_after(seconds: int | None) -> Headers:

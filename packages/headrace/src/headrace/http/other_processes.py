@@ -38,7 +38,7 @@ class OtherProcesses:
 
     def concern(self, request: HttpRequest) -> bool:
         """Return whether a request is about all processes: a client has sent it, not one of the others."""
-        return not request.forwarded
+        return not request.caller.forwarded
 
     async def responses(self, request: HttpRequest, body: bytes = b"") -> dict[int, bytes]:
         """Send a request to the others as well; return the bodies of the successful responses, by number."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.http.auth import Principal
+    from headrace.http.auth import Authenticator, Principal
     from headrace.runtime.telemetry.tracing import TraceSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -28,7 +28,8 @@ ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _WITHOUT_BODY: Final = (204, 304)
-_NO_PARAMETERS: Final[Mapping[str, str]] = {}
+_MOST_UNREAD_BYTES: Final = 65_536
+"""Bytes of a body that may wait for the endpoint before the connection reads no more."""
 
 
 STATUS_LINES: Final = {status: f"HTTP/1.1 {status} \r\n".encode() for status in range(100, 600)} | {
@@ -55,7 +56,7 @@ class RequestConnection(Protocol):
     def response_complete(self) -> None:
         """Serve the next request, or wait for one."""
 
-    async def written(self, request: HttpRequest, patience_seconds: float | None) -> Any:
+    async def written(self, response: ResponseWriter, patience_seconds: float | None) -> Any:
         """Wait until the operating system has what was sent."""
 
 
@@ -76,153 +77,108 @@ class ClientGone(Exception):
     """The client closed its connection before its request was complete."""
 
 
-class HttpRequest:
-    """One request of a client, and its response.
-
-    An endpoint reads the body with `receive`. It responds with `send`, or with `start`, `write` and `end`. If the
-    client is gone, these do nothing.
-    """
-
-    path = ""
-    """Decoded path."""
-    steps: Any = None
-    """The `Steps` of its endpoint, if its head is a usual one."""
-    of_head: Any = None
-    """What these found in the head; the same for a request with the same head."""
-    parameters: Mapping[str, str] = _NO_PARAMETERS
-    """Path parameters, set by the router."""
-    endpoint: Any = None
-    """The `Endpoint`, set by the router."""
-    principal: Principal | None = None
-    """The caller; None without authentication, and for unknown callers of open endpoints."""
-    is_anonymous = False
-    """Whether authentication is on, and the caller of an open endpoint did not prove its identity."""
-    is_counted = False
-    """Whether it counts for the rate of its caller already."""
-    is_entered = False
-    """Whether it counts as in progress, so that a drain waits for it."""
-    is_in_flight = False
-    """Whether it counts for the requests in flight of its caller."""
-    forwarded: Any = None
-    """Set if another process forwarded the request."""
-    correlation_id = b""
-    """The id of the client if it is valid, else a new one."""
-    traceability_id: bytes | None = None
-    span: TraceSpan | None = None
-    """The span of the request, if it is traced."""
-    is_streaming = False
-    """Set by an endpoint whose clients may send and read slowly."""
-    has_long_head = False
-    """Whether the head exceeds its limit although it arrived in one piece."""
-    is_direct = False
-    """Whether its response needs no task: it needs only its body, or what it needs is loaded."""
-    last_bytes: Callable[[HeadraceError], bytes] | None = None
-    """Returns the last bytes of a stream that an error ends."""
-    judge: Callable[[], Awaitable[None]] | None = None
-    """Set while credentials are to be judged again; raises if they have ended."""
-    confirm: Callable[[float | None], Awaitable[Any]] | None = None
-    """Replaces `written` for a request whose client is connected to another process."""
-    has_more = True
-    """Whether bytes of the body are still to come."""
-    expects_continue = False
-    """Whether the client waits for status 100 before it sends the body."""
-    keep_alive = True
-    """Whether the connection stays open after the response."""
-    is_disconnected = False
-    """Whether no response can be sent any more."""
-    is_complete = False
-    """Whether the response is complete."""
-    unread_bytes = 0
-    """Number of bytes in `chunks`; a request that needs no task does not count them."""
-    status = 0
-    """Of the response; 0 until it has begun."""
-    sent_bytes = 0
-    """Bytes of the response's body."""
-    _is_chunked = False
-    _remaining_bytes: int | None = 0
-    """Bytes to send until Content-Length is reached; None until the connection ends."""
-    _changed: asyncio.Event | None = None
+class RequestHead:
+    """What the head of a request says, and what was found by it. Requests with the same head share it."""
 
     def __init__(
         self,
-        connection: RequestConnection,
         method: str,
         target: bytes,
+        path: str,
         query: bytes,
         fields: list[tuple[bytes, bytes]],
         version: str,
-        headers: dict[bytes, bytes] | None = None,
+        *,
+        keep_alive: bool = True,
     ) -> None:
-        """Take a complete head.
-
-        Args:
-            connection: The connection that received it.
-            method: In upper case.
-            target: Path as sent, without query.
-            query: Query string without `?`.
-            fields: Headers in order; names are in lower case.
-            version: HTTP version: `1.1` or `1.0`.
-            headers: The same by name, if they are known already.
-        """
-        self.connection = connection
+        # As it arrived
         self.method = method
+        """In upper case."""
         self.target = target
+        """Path as sent, without query."""
+        self.path = path
+        """Decoded path."""
         self.query = query
+        """Query string without `?`."""
         self.fields = fields
-        self.version = version
-        self.headers = dict(fields) if headers is None else headers
+        """Headers in order; names are in lower case."""
+        self.headers = dict(fields)
         """By name; the last one of a repeated header counts."""
-        self.chunks: list[bytes] = []
-        """Bytes of the body that no endpoint has received."""
-        self.started_at = time.perf_counter()
-
-    def again(self) -> HttpRequest:
-        """Return the next request with the same head, which says the same."""
-        request = HttpRequest(
-            self.connection, self.method, self.target, self.query, self.fields, self.version, self.headers
-        )
-        request.path, request.endpoint, request.parameters = self.path, self.endpoint, self.parameters
-        request.steps, request.of_head = self.steps, self.of_head
-        return request
+        self.version = version
+        """HTTP version: `1.1` or `1.0`."""
+        self.keep_alive = keep_alive
+        """Whether the client wants the connection to stay open after the response."""
+        self.is_long = False
+        """Whether it exceeds its limit although it arrived in one piece."""
+        # Found once for all requests with it
+        self.route: Any = None
+        """The `Route`, once the router has found it."""
+        self.parsed: Any = None
+        """What the `Steps` of its endpoint have read in it."""
 
     @property
-    def route(self) -> str:
+    def expects_continue(self) -> bool:
+        """Whether the client waits for status 100 before it sends the body."""
+        return self.version != "1.0" and self.headers.get(b"expect", b"").lower() == b"100-continue"
+
+    @property
+    def pattern(self) -> str:
         """The path of its endpoint, with names in place of parameters; `none` if it has no endpoint."""
-        path: str = self.endpoint.path if self.endpoint else "none"
+        path: str = self.route.endpoint.path if self.route else "none"
         return path
 
-    @property
-    def scheme(self) -> str:
-        """`http` or `https`."""
-        scheme: str = self.connection.shared.scheme
-        return scheme
 
-    @property
-    def client_address(self) -> str:
-        """IP address of the client; empty if unknown."""
-        return self.connection.client[0] if self.connection.client else ""
+class RequestBody:
+    """The part of a request's body that has arrived and that no endpoint has received; waits for the client."""
 
-    @property
-    def certificate(self) -> Mapping[str, Any] | None:
-        """The client's certificate."""
-        return self.connection.certificate
+    def __init__(self, connection: RequestConnection, response: ResponseWriter) -> None:
+        # This connection
+        self._connection = connection
+        # This request
+        self._response = response
+        self.chunks: list[bytes] = []
+        self.has_more = True
+        """Whether bytes are still to come."""
+        self.is_direct = False
+        """Whether no task waits for a part: it is served at its end."""
+        self.expects_continue = False
+        """Whether the client waits for status 100 before it sends the rest."""
+        self.judge: Callable[[], Awaitable[None]] | None = None
+        """Set while credentials are to be judged again; raises if they have ended."""
+        self._unread_bytes = 0
+        self._changed: asyncio.Event | None = None
 
-    # The body
+    def take_whole(self, data: bytes) -> None:
+        """Take all of it; no task waits for it."""
+        self.is_direct = True
+        self.has_more = False
+        self.chunks.append(data)
+
+    def arrived(self, data: bytes) -> None:
+        """Take a part; if too much waits for the endpoint, the connection reads no more."""
+        self.chunks.append(data)
+        if self.is_direct:
+            return
+        self._unread_bytes += len(data)
+        if self._unread_bytes > _MOST_UNREAD_BYTES:
+            self._connection.flow.pause_reading()
+        self.wake()
 
     async def receive(self) -> bytes:
-        """Return the bytes of the body that have arrived; empty only at its end, when `has_more` is false.
+        """Return the bytes that have arrived; empty only at the end, when `has_more` is false.
 
         Raises:
             ClientGone: The client closed the connection.
             HeadraceError: The caller's credentials have ended.
         """
-        while not self.chunks and self.has_more and not self.is_disconnected and not self.is_complete:
+        response = self._response
+        while not self.chunks and self.has_more and not response.is_disconnected and not response.is_complete:
             await self._wait()
-        if self.is_disconnected or (self.is_complete and self.has_more):
+        if response.is_disconnected or (response.is_complete and self.has_more):
             raise ClientGone
         chunks, self.chunks = self.chunks, []
-        self.unread_bytes = 0
-        self.connection.flow.resume_reading()
+        self._unread_bytes = 0
+        self._connection.flow.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def throw_away(self) -> None:
@@ -239,16 +195,17 @@ class HttpRequest:
         Raises:
             HeadraceError: The caller's credentials have ended.
         """
-        while not self.is_disconnected and not self.is_complete:
+        while not self._response.is_disconnected and not self._response.is_complete:
             self.chunks.clear()
-            self.unread_bytes = 0
+            self._unread_bytes = 0
             await self._wait()
 
     async def _wait(self) -> None:
-        if self.expects_continue and not self.connection.transport.is_closing():
-            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        transport = self._connection.transport
+        if self.expects_continue and not self._response.status and not transport.is_closing():
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.expects_continue = False
-        self.connection.flow.resume_reading()
+        self._connection.flow.resume_reading()
         if self._changed is None:
             self._changed = asyncio.Event()
         await self._changed.wait()
@@ -256,18 +213,70 @@ class HttpRequest:
         if self.judge:
             await self.judge()
 
-    def abandon(self) -> None:
-        """Send no later response, and wake who waits for the client."""
-        self.is_disconnected = True
-        self.wake()
-
     def wake(self) -> None:
         """Wake who waits for the body or for the end of the connection."""
         if self._changed is None:
             self._changed = asyncio.Event()
         self._changed.set()
 
-    # The response
+    def response_complete(self) -> None:
+        """Wake who waits: nothing more is received."""
+        if self._changed:
+            self._changed.set()
+
+
+class _Framing:
+    """How a client finds the end of a body: by chunks, by Content-Length, or by the end of the connection."""
+
+    def __init__(self, *, is_chunked: bool = False, remaining_bytes: int | None = 0) -> None:
+        self._is_chunked = is_chunked
+        self._remaining_bytes = remaining_bytes
+        """Bytes until Content-Length is reached; None until the connection ends."""
+
+    def has_length(self, size: int) -> bool:
+        """Return whether the response announced a body of this size."""
+        return not self._is_chunked and self._remaining_bytes == size
+
+    def part(self, data: bytes, *, last: bool) -> bytes:
+        """Return a part of the body as it is sent."""
+        if self._is_chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            return chunk + b"0\r\n\r\n" if last else chunk
+        if self._remaining_bytes is not None:
+            self._remaining_bytes -= len(data)
+            if self._remaining_bytes < 0 or (last and self._remaining_bytes):
+                raise RuntimeError("the response's Content-Length does not match its body")
+        return data
+
+
+class ResponseWriter:
+    """The response to one request: `send` or `respond` write it whole, `start`, `write` and `end` in parts.
+
+    If the client is gone, these do nothing.
+    """
+
+    def __init__(self, connection: RequestConnection, head: RequestHead) -> None:
+        # This connection
+        self._connection = connection
+        # This request
+        self.head = head
+        self.ids = b""
+        """Header lines of every response: the ids of the request, which are valid."""
+        # This response
+        self.status = 0
+        """0 until it has begun."""
+        self.sent_bytes = 0
+        """Bytes of its body."""
+        self.keep_alive = head.keep_alive
+        """Whether the connection stays open after it."""
+        self.is_complete = False
+        self.is_disconnected = False
+        """Whether nothing can be sent any more."""
+        self.last_bytes: Callable[[HeadraceError], bytes] | None = None
+        """Returns the last bytes of a stream that an error ends."""
+        self.confirm: Callable[[float | None], Awaitable[Any]] | None = None
+        """Replaces `written` for a request whose client is connected to another process."""
+        self._framing: _Framing | None = None
 
     async def send(self, response: WholeResponse) -> None:
         """Send a whole response."""
@@ -284,12 +293,10 @@ class HttpRequest:
         self._start(status, headers)
 
     def _start(self, status: int, headers: Headers, body: bytes = b"") -> None:
-        head = b"" if self.is_disconnected else self._head(status, headers)
+        head = b"" if self.is_disconnected else self._encode_head(status, headers)
         self.status = status
-        if self.is_disconnected:
-            return
-        self.expects_continue = False
-        self.connection.transport.write(head + body)
+        if not self.is_disconnected:
+            self._connection.transport.write(head + body)
 
     async def write(self, data: bytes) -> None:
         """Send a part of the response's body; wait while the client does not read."""
@@ -309,24 +316,24 @@ class HttpRequest:
         """
         body = response.body
         self.sent_bytes += len(body)
-        if response.is_plain and self.keep_alive and self.method != "HEAD":
+        if response.is_plain and self.keep_alive and self.head.method != "HEAD":
             self.status = 200
             if not self.is_disconnected:
-                head = _PLAIN % (self.connection.shared.date, len(body), self._id_lines())
-                self.connection.transport.write(head + body)
+                head = _PLAIN % (self._connection.shared.date, len(body), self.ids)
+                self._connection.transport.write(head + body)
                 self._completed()
             return
-        self._start(response.status, response.headers, body if self.method != "HEAD" else b"")
+        self._start(response.status, response.headers, body if self.head.method != "HEAD" else b"")
         if self.is_disconnected:
             return
-        if self._is_chunked or self._remaining_bytes != len(body):
+        if not (self._framing and self._framing.has_length(len(body))):
             raise ValueError("the response's Content-Length does not match its body")
         self._completed()
 
     async def _drained(self) -> None:
-        connection = self.connection
-        if connection.flow.write_paused and not self.is_disconnected:
-            await connection.flow.drain()
+        flow = self._connection.flow
+        if flow.write_paused and not self.is_disconnected:
+            await flow.drain()
 
     def _write(self, data: bytes, *, last: bool) -> None:
         self.sent_bytes += len(data)
@@ -334,31 +341,21 @@ class HttpRequest:
             return
         if self.is_complete:
             raise RuntimeError("the response is complete already")
-        transport = self.connection.transport
-        if self.method == "HEAD":
-            pass
-        elif self._is_chunked:
-            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            transport.write(chunk + b"0\r\n\r\n" if last else chunk)
-        else:
-            if self._remaining_bytes is not None:
-                self._remaining_bytes -= len(data)
-                if self._remaining_bytes < 0 or (last and self._remaining_bytes):
-                    raise RuntimeError("the response's Content-Length does not match its body")
-            transport.write(data)
+        if self._framing is None:
+            raise RuntimeError("the response has not begun")
+        if self.head.method != "HEAD":
+            self._connection.transport.write(self._framing.part(data, last=last))
         if last:
             self._completed()
 
     def _completed(self) -> None:
         self.is_complete = True
-        if self._changed:
-            self._changed.set()
         if not self.keep_alive:
-            self.connection.transport.close()
-        self.connection.response_complete()
+            self._connection.transport.close()
+        self._connection.response_complete()
 
-    def _head(self, status: int, headers: Headers) -> bytes:
-        lines = [STATUS_LINES[status], self.connection.shared.date]
+    def _encode_head(self, status: int, headers: Headers) -> bytes:
+        lines = [STATUS_LINES[status], self._connection.shared.date]
         length = None
         closes = False
         for name, value in headers:
@@ -371,25 +368,19 @@ class HttpRequest:
                 self.keep_alive = False
                 closes = True
             lines.append(b"%b: %b\r\n" % (name, value))
-        lines.append(self._id_lines())
+        lines.append(self.ids)
+        self._framing = _Framing(remaining_bytes=length or 0)
         if length is None and status not in _WITHOUT_BODY:
-            if self.version == "1.0":  # the end of the connection is the end of the body
+            if self.head.version == "1.0":  # the end of the connection is the end of the body
                 self.keep_alive = False
-                self._remaining_bytes = None
-            elif self.method != "HEAD":
-                self._is_chunked = True
+                self._framing = _Framing(remaining_bytes=None)
+            elif self.head.method != "HEAD":
+                self._framing = _Framing(is_chunked=True)
                 lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
-        if length is not None:
-            self._remaining_bytes = length
         lines.append(b"\r\n")
         return b"".join(lines)
-
-    def _id_lines(self) -> bytes:
-        """Return the headers of every response: the ids, which are valid."""
-        lines = _CORRELATION_LINE % self.correlation_id if self.correlation_id else b""
-        return lines if self.traceability_id is None else lines + _TRACEABILITY_LINE % self.traceability_id
 
     async def written(self, patience_seconds: float | None = None) -> Any:
         """Wait until the operating system has everything that was sent; None if the connection ended before.
@@ -399,4 +390,97 @@ class HttpRequest:
         """
         if self.confirm:
             return await self.confirm(patience_seconds)
-        return await self.connection.written(self, patience_seconds)
+        return await self._connection.written(self, patience_seconds)
+
+
+class RequestCaller:
+    """Who sent a request, and whether it counts for that principal."""
+
+    def __init__(
+        self, principal: Principal | None = None, *, is_anonymous: bool = False, forwarded: Any = None
+    ) -> None:
+        # As identified
+        self.principal = principal
+        """None without authentication, and for unknown callers of open endpoints."""
+        self.is_anonymous = is_anonymous
+        """Whether authentication is on, and the caller of an open endpoint did not prove its identity."""
+        self.forwarded = forwarded
+        """Set if another process forwarded the request."""
+        # While the request is served
+        self.is_counted = False
+        """Whether it counts for the rate of its caller already."""
+        self.is_in_flight = False
+        """Whether it counts for the requests in flight of its caller."""
+
+    def enter(self, authenticator: Authenticator, principal: Principal) -> None:
+        """Count a request of a known caller, for the rate and for those in flight.
+
+        Raises:
+            HeadraceError: The caller sends too many.
+        """
+        authenticator.enter(principal)
+        self.is_counted = True
+        self.is_in_flight = True
+
+    def leave(self, authenticator: Authenticator) -> None:
+        """Stop counting it as in flight."""
+        if self.is_in_flight and self.principal:
+            self.is_in_flight = False
+            authenticator.in_flight.leave(self.principal.name)
+
+
+ANYONE: Final = RequestCaller()
+"""The caller of every request without authentication."""
+
+
+class HttpRequest:
+    """One request of a client: its head, its body, its response, and what is known of it while it is served."""
+
+    def __init__(self, connection: RequestConnection, head: RequestHead) -> None:
+        """Take a complete head from the connection that received it."""
+        # This connection
+        self.connection = connection
+        # This request
+        self.head = head
+        self.response = ResponseWriter(connection, head)
+        self.body = RequestBody(connection, self.response)
+        self.started_at = time.perf_counter()
+        self.is_streaming = False
+        """Set by an endpoint whose clients may send and read slowly."""
+        # While it is served
+        self.caller = ANYONE
+        self.correlation_id = b""
+        """The id of the client if it is valid, else a new one."""
+        self.traceability_id: bytes | None = None
+        self.span: TraceSpan | None = None
+        """The span of the request, if it is traced."""
+        self.is_entered = False
+        """Whether it counts as in progress, so that a drain waits for it."""
+
+    @property
+    def scheme(self) -> str:
+        """`http` or `https`."""
+        scheme: str = self.connection.shared.scheme
+        return scheme
+
+    @property
+    def client_address(self) -> str:
+        """IP address of the client; empty if unknown."""
+        return self.connection.client[0] if self.connection.client else ""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The client's certificate."""
+        return self.connection.certificate
+
+    def identify(self, correlation_id: bytes, traceability_id: bytes | None) -> None:
+        """Set its ids, which its response returns; they must be valid."""
+        self.correlation_id = correlation_id
+        self.traceability_id = traceability_id
+        ids = _CORRELATION_LINE % correlation_id
+        self.response.ids = ids if traceability_id is None else ids + _TRACEABILITY_LINE % traceability_id
+
+    def abandon(self) -> None:
+        """Send no later response, and wake who waits for the client."""
+        self.response.is_disconnected = True
+        self.body.wake()

@@ -49,16 +49,16 @@ class RequestChecks:
             OriginRefused: It is for another site, or from one.
             TransferCodingUnknown: Its transfer coding is not `chunked`.
         """
-        headers = request.headers
-        given = len(request.fields)
+        headers = request.head.headers
+        given = len(request.head.fields)
         if given != len(headers) or given > MAX_HEADERS:
             self._check_headers(request)
-        if request.has_long_head or len(request.target) + len(request.query) > _MAX_PATH_BYTES:
+        if request.head.is_long or len(request.head.target) + len(request.head.query) > _MAX_PATH_BYTES:
             raise HeadersTooLarge(f"the head is above {MAX_HEAD_BYTES} bytes, or the path above {_MAX_PATH_BYTES}")
         host = headers.get(b"host", b"")
         if host not in self._seen:
             self._check_host(request, host)
-        if request.version not in _VERSIONS:
+        if request.head.version not in _VERSIONS:
             raise AmbiguousRequest("the HTTP version is missing or not supported: use HTTP/1.1")
         if b"transfer-encoding" in headers:
             self._check_coding(request, headers[b"transfer-encoding"])
@@ -68,14 +68,14 @@ class RequestChecks:
             )
 
     def _check_headers(self, request: HttpRequest) -> None:
-        names = [name for name, _ in request.fields]
+        names = [name for name, _ in request.head.fields]
         if len(names) > MAX_HEADERS:
             raise HeadersTooLarge(f"more than {MAX_HEADERS} headers: send fewer")
         if twice := next((name for name in _ONCE if names.count(name) > 1), None):
             raise AmbiguousRequest(f"the header {twice.decode()} is repeated: send it once")
 
     def _check_coding(self, request: HttpRequest, coding: bytes) -> None:
-        if request.version == "1.0":
+        if request.head.version == "1.0":
             raise AmbiguousRequest("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1")
         if coding.strip().lower() != b"chunked":
             shown = coding[:40].decode("latin-1")
@@ -84,7 +84,7 @@ class RequestChecks:
             )
 
     def _check_host(self, request: HttpRequest, host: bytes) -> None:
-        if not host and request.version != "1.0":
+        if not host and request.head.version != "1.0":
             raise AmbiguousRequest("the Host header is missing: send it")
         name = host.lower()
         if not name.endswith(b"]"):  # not an IPv6 address without a port

@@ -33,15 +33,15 @@ def server_span(method: str, headers: Mapping[bytes, bytes]) -> TraceSpan | None
 
 def end_span(span: TraceSpan, request: HttpRequest, principal: str) -> None:
     """End the span of a request of a caller; an empty name is unknown."""
-    status = request.status or _CLIENT_LEFT
+    status = request.response.status or _CLIENT_LEFT
     attributes: dict[str, str | int | float] = {
-        "http.route": request.route,
+        "http.route": request.head.pattern,
         "http.response.status_code": status,
         "headrace.correlation_id": request.correlation_id.decode(),
     }
     if principal:
         attributes["enduser.id"] = principal
-    span.set(attributes, f"{request.method} {request.route}")
+    span.set(attributes, f"{request.head.method} {request.head.pattern}")
     if status >= _SERVER_ERROR:
         span.fail(str(status))
     span.end()
@@ -51,14 +51,14 @@ def log_access(request: HttpRequest, seconds: float, principal: str) -> None:
     """Write the line of a request."""
     if not access.isEnabledFor(logging.INFO):
         return
-    path = request.target.decode("latin-1")[:_PATH_CHARACTERS] + _names_of(request.query)
-    status, milliseconds = request.status or _CLIENT_LEFT, round(seconds * 1000, 3)
+    path = request.head.target.decode("latin-1")[:_PATH_CHARACTERS] + _names_of(request.head.query)
+    status, milliseconds = request.response.status or _CLIENT_LEFT, round(seconds * 1000, 3)
     fields: dict[str, Any] = {
-        "method": request.method,
-        "route": request.route,
+        "method": request.head.method,
+        "route": request.head.pattern,
         "path": path,
         "status": status,
-        "bytes": request.sent_bytes,
+        "bytes": request.response.sent_bytes,
         "milliseconds": milliseconds,
         "address": request.client_address,
         "correlationId": request.correlation_id.decode(),
@@ -68,7 +68,7 @@ def log_access(request: HttpRequest, seconds: float, principal: str) -> None:
         if value:
             fields[name] = value
     outside = current_span.set(request.span)  # for the line's trace id; outside of a task it is not set
-    text = (request.method, path, status, request.sent_bytes, milliseconds)
+    text = (request.head.method, path, status, request.response.sent_bytes, milliseconds)
     access.info("%s %s %d %d bytes %g ms", *text, extra={"as_json": fields})
     current_span.reset(outside)
 

@@ -172,8 +172,11 @@ class ServedApplication(Protocol):
     def do(self, request: HttpRequest) -> bool:
         """Serve a request that needs only its body, which is complete; return False if it needs a task after all."""
 
-    async def load(self, request: HttpRequest) -> None:
-        """Serve a request with a complete head in a task, which waits for what it needs."""
+    async def load(self, request: HttpRequest) -> bool:
+        """Serve a request with a complete head in a task, which waits for what it needs.
+
+        Return whether the response follows later, without this task.
+        """
 
 
 class Shared:

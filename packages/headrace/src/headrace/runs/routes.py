@@ -69,7 +69,7 @@ class JobEndpoints:
         audited="redrive",
     )
     async def redrive(self, call: Call[DeadLetterJobRequest, None]) -> HttpResponse:
-        topic, kind = call.parameters["topic"], call.request.endpoint.audited
+        topic, kind = call.parameters["topic"], call.request.head.route.endpoint.audited
         call.event = CallEvent(topic, call.body.reason)
         return _begun(call, await self._dead_letters.begin(self._jobs, kind, topic, call.body, caller_name()))
 

@@ -158,7 +158,7 @@ class ClusterEndpoints:
 
 
 def _may(call: Call[Any, Any], action: str, name: str) -> bool:
-    principal = call.request.principal
+    principal = call.request.caller.principal
     return principal is None or principal.may(_READERS, action, name)
 
 

@@ -52,7 +52,7 @@ class SchemaEndpoints:
         errors=_ERRORS,
     )
     async def subjects(self, call: Call[None, SubjectQuery]) -> SubjectList:
-        query, principal = call.query, call.request.principal
+        query, principal = call.query, call.request.caller.principal
         part = query.contains.lower()
 
         def selected(subject: str) -> bool:

@@ -81,7 +81,7 @@ class HealthEndpoints:
         if not (names := hanging_consumers()):
             return HttpResponse(Liveness("alive"))
         log.critical("liveness failed: calls into the Kafka client hang in %s", ", ".join(names))
-        return HttpResponse(Liveness("hangs", names if not call.request.is_anonymous else msgspec.UNSET), 503)
+        return HttpResponse(Liveness("hangs", names if not call.request.caller.is_anonymous else msgspec.UNSET), 503)
 
     live = liveness.at("GET", "/live", "getLive")
 
@@ -91,7 +91,7 @@ class HealthEndpoints:
     async def readiness(self, call: Call[None, None]) -> HttpResponse:
         services = {name: ServiceReadiness(one.ready, one.reason) for name, one in self._readiness().items()}
         ready = all(one.ready for one in services.values())
-        report = ReadinessReport(ready, services if not call.request.is_anonymous else msgspec.UNSET)
+        report = ReadinessReport(ready, services if not call.request.caller.is_anonymous else msgspec.UNSET)
         return HttpResponse(report, 200 if ready else 503)
 
     ready = readiness.at("GET", "/ready", "getReady")
@@ -110,7 +110,7 @@ class HealthEndpoints:
             raise PathNotFound("this path is switched off (health.enabled): use /health/liveness or /health/readiness")
         if call.parameters["serviceId"] != self._service_id:
             raise PathNotFound(
-                f"{call.request.path[:200]} does not exist: use /health/liveness, /health/readiness or "
+                f"{call.request.head.path[:200]} does not exist: use /health/liveness, /health/readiness or "
                 f"/health/{self._service_id} (audit.service_id)"
             )
         ready = all(service.ready for service in self._readiness().values())

@@ -14,9 +14,9 @@ from headrace.functions.triggers.http_trigger import HttpTrigger
 from headrace.functions.workers import FunctionService
 from headrace.http.application import Router
 from headrace.http.auth.principals import WRITE
-from headrace.http.endpoint import OPEN, Endpoint, Rule, ServedEndpoint
+from headrace.http.endpoint import OPEN, Endpoint, Route, Rule
 from headrace.http.messages import HttpResponse, read_encoded_body, retry_after
-from headrace.http.request import HttpRequest
+from headrace.http.request import HttpRequest, RequestHead
 from headrace.runtime.telemetry import tracing
 
 _HEALTH: Final = "/__internal/health"
@@ -48,19 +48,18 @@ class FunctionRequests(Router):
         rule = Rule((WRITE,), "call", "function")
         endpoint = Endpoint("POST", f"function {self.name}", "callFunction", "Call a function", rule)
         health = Endpoint("GET", _HEALTH, "functionHealth", "Whether its workers are ready", OPEN)
-        self._endpoint = ServedEndpoint(endpoint, self._call)
-        self._open = ServedEndpoint(health, self._health)
+        parameters = {"function": self.name}
+        self._endpoint = Route(endpoint, self._call, parameters)
+        self._open = Route(health, self._health, parameters)
 
     def may_be_open(self, path: str) -> bool:
         return path.startswith(_HEALTH)
 
-    def find(self, request: HttpRequest) -> ServedEndpoint:
-        found = self._open if self.may_be_open(request.path) else self._endpoint
-        request.endpoint, request.parameters = found.endpoint, {"function": self.name}
-        return found
+    def find(self, head: RequestHead) -> Route:
+        return self._open if self.may_be_open(head.path) else self._endpoint
 
     async def _health(self, request: HttpRequest) -> None:
-        await request.send(HttpResponse(b"", 200 if self._workers.readiness().ready else 503, b"text/plain"))
+        await request.response.send(HttpResponse(b"", 200 if self._workers.readiness().ready else 503, b"text/plain"))
 
     async def _call(self, request: HttpRequest) -> None:
         body = await read_encoded_body(request, self._settings)  # the handler unpacks its body
@@ -68,10 +67,10 @@ class FunctionRequests(Router):
             raise errors.ServerBusy(f"requests in flight have {self._bytes} bytes: send again after a pause")
         if self._workers.spec.event_timeout_seconds:
             request.is_streaming = True  # that ends the request, instead of the server
-        hidden = _CREDENTIALS if request.principal else ()
-        target = request.target + (b"?" + request.query if request.query else b"")
-        sent: protocol.Headers = [(":method", request.method.encode()), (":path", target)]
-        sent += [(name.decode("latin-1"), value) for name, value in request.fields if name not in hidden]
+        hidden = _CREDENTIALS if request.caller.principal else ()
+        target = request.head.target + (b"?" + request.head.query if request.head.query else b"")
+        sent: protocol.Headers = [(":method", request.head.method.encode()), (":path", target)]
+        sent += [(name.decode("latin-1"), value) for name, value in request.head.fields if name not in hidden]
         if tracing.tracer and request.span:
             sent = [*tracing.tracer.without(sent), *request.span.record_headers()]
         number = self._free.pop() if self._free else next(self._numbers)
@@ -79,11 +78,11 @@ class FunctionRequests(Router):
         now, identity = round(time.time() * 1000), request.correlation_id
         try:
             work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
-            response = await self._answer(work, request.closed)
+            response = await self._answer(work, request.body.closed)
         finally:
             self._free.append(number)
             self._bytes -= len(body)
-        await request.send(response)
+        await request.response.send(response)
 
     async def _answer(self, work: protocol.Work, gone: Callable[[], Awaitable[None]]) -> HttpResponse:
         """Return the handler's response, or an error without the worker's text, which is only for the log."""

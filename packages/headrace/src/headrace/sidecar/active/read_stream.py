@@ -90,10 +90,10 @@ async def stream_records(
         await _begin(instance, received, at_most_once)
         first = b"id: %b\n\n" % _event_id(_positions(instance)) if events else b""  # an id without data
         request.is_streaming = True
-        request.last_bytes = functools.partial(_error, events)
+        request.response.last_bytes = functools.partial(_error, events)
         head = [(b"content-type", (EVENTS if events else NDJSON).encode()), *_HEAD]
-        await request.start(200, head)
-        await request.write(first)
+        await request.response.start(200, head)
+        await request.response.write(first)
         while not instance.membership.is_closed:
             read = await instance.read(
                 max_bytes=instance.spec.max_read_bytes,
@@ -104,7 +104,7 @@ async def stream_records(
             if not await _send_read(instance, entries, read, request, events, at_most_once):
                 return
             await asyncio.sleep(0)  # a busy stream must not block the loop
-        await request.end()
+        await request.response.end()
 
 
 async def _begin(instance: ActiveInstance, received: Sequence[Processed], at_most_once: bool) -> None:
@@ -128,8 +128,8 @@ async def _send_read(
         texts = [text.translate(_ONE_LINE) for each in written for text in each.texts()]
         lines = _events(instance, read, texts) if events else (text + b"\n" for text in texts)
         body = b"".join(lines) or (b":\n\n" if events else b"\n")
-        await request.write(body)
-        if not await request.written(UNREAD_SECONDS):
+        await request.response.write(body)
+        if not await request.response.written(UNREAD_SECONDS):
             return False
         read.end(len(texts), arrived if at_most_once else None)
         return True

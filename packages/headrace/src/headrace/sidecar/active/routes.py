@@ -112,7 +112,7 @@ class ActiveEndpoints:
     )
     async def create(self, call: Call[bytes, None]) -> HttpResponse:
         body = decode_body(call.body, CreateInstance, strict=False)
-        key = call.request.headers.get(IDEMPOTENCY_KEY)
+        key = call.request.head.headers.get(IDEMPOTENCY_KEY)
         named = "" if key is None else check_key(key).decode()
         spec = self._spec(body, check_group(call.parameters["group"]), owner_of(call.request), named)
         call.event = CallEvent(f"active consumer {spec.group}/{spec.name}")
@@ -169,7 +169,7 @@ class ActiveEndpoints:
     )
     async def commit(self, call: Call[CommitRequest, CommitQuery]) -> HttpResponse:
         instance = self._find(call.request)
-        if call.body.offsets is None and int(call.request.headers.get(b"content-length", b"0")):
+        if call.body.offsets is None and int(call.request.head.headers.get(b"content-length", b"0")):
             raise InvalidRequest("the body has no offsets; name some, or send no body to commit what was delivered")
         processed = None if call.body.offsets is None else [one.processed() for one in call.body.offsets]
         committed = await instance.commit(processed, wait=not call.query.asynchronous)
@@ -191,7 +191,7 @@ class ActiveEndpoints:
     )
     async def subscribe(self, call: Call[SubscribeRequest, None]) -> None:
         instance = self._find(call.request)
-        principal = call.request.principal
+        principal = call.request.caller.principal
         body = call.body
 
         def may_read(topic: str) -> bool:
@@ -230,7 +230,7 @@ class ActiveEndpoints:
     )
     async def assign(self, call: Call[Partitions, None]) -> None:
         instance = self._find(call.request)
-        principal = call.request.principal
+        principal = call.request.caller.principal
         partitions = list(dict.fromkeys(call.body.all))
         for topic in dict.fromkeys([partition.topic for partition in partitions]):
             if principal:
@@ -285,7 +285,7 @@ class ActiveEndpoints:
     async def first(self, call: Call[Partitions, None]) -> None:
         instance = self._find(call.request)
         call.event = _event(call)
-        is_last = call.request.route.endswith("/last")
+        is_last = call.request.head.pattern.endswith("/last")
         partitions = call.body.all
         offsets_of = self._admin.end_offsets if is_last else self._admin.start_offsets
         targets = await offsets_of(partitions)  # a missing partition is refused before the wait for an assignment
@@ -324,9 +324,9 @@ class ActiveEndpoints:
         instance = self._find(request)
         entries = instance.entries if query.format is None else self._instances.entries(instance.spec, query.format)
         spec = instance.spec
-        accepts = request.headers.get(b"accept", b"").decode("latin-1").lower()
+        accepts = request.head.headers.get(b"accept", b"").decode("latin-1").lower()
         if EVENTS in accepts or NDJSON in accepts:
-            last = request.headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
+            last = request.head.headers.get(LAST_EVENT_ID, b"").decode("latin-1") or query.ack
             streaming = stream_records(
                 instance,
                 entries,
@@ -335,7 +335,7 @@ class ActiveEndpoints:
                 received=received_of(last) if last else [],
                 at_most_once=query.delivery is not None,
             )
-            await run_while(streaming, request.closed())
+            await run_while(streaming, request.body.closed())
             return
         if query.ack:
             raise InvalidRequest("ack is only for streams; name offsets in a commit", parameter="ack")
@@ -345,14 +345,15 @@ class ActiveEndpoints:
             max_records=min(query.max_records, MOST_RECORDS),
             wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
         )
-        read = await run_while(reading, request.closed())
+        read = await run_while(reading, request.body.closed())
         if read is None:
             raise ClientGone
         trace_read(spec.group, read.batches, began_ns)
         await send_read(self._instances, read, entries, request, at_most_once=query.delivery is not None)
 
     def _find(self, request: HttpRequest) -> ActiveInstance:
-        return self._instances.use(request.parameters["group"], request.parameters["instance"], owner_of(request))
+        parameters = request.head.route.parameters
+        return self._instances.use(parameters["group"], parameters["instance"], owner_of(request))
 
 
 def _event(call: Call[Any, Any]) -> CallEvent:
@@ -369,18 +370,18 @@ async def send_read(
         size = len(start) + len(end)
         with instances.answering(size):
             head = [(b"content-type", JSON), (b"content-length", b"%d" % size)]
-            await request.start(200, head)
+            await request.response.start(200, head)
             # With TLS, the end waits only while more bytes than that are unsent; so a large response has two parts.
             for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
-                await request.write(part)
-                if not (arrival := await request.written()):
+                await request.response.write(part)
+                if not (arrival := await request.response.written()):
                     return
             received = arrived
             if isinstance(arrival, Arrival) and count and not at_most_once:  # else another process confirms it
                 arrival.await_close()
                 received = arrival.received
             read.end(count, received)
-            await request.end()
+            await request.response.end()
     finally:
         read.end(0)
 

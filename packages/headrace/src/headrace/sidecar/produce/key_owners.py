@@ -30,8 +30,8 @@ class KeyOwners:
 
     async def forward(self, request: HttpRequest, target: str, body: bytes) -> bool:
         """Forward a request to the process of its key; False if that is this one, or there is no key."""
-        key = request.headers.get(IDEMPOTENCY_KEY)
-        if key is None or request.forwarded:
+        key = request.head.headers.get(IDEMPOTENCY_KEY)
+        if key is None or request.caller.forwarded:
             return False
         url = self._url_of(key_digest(target, key))
         if url == self._own:

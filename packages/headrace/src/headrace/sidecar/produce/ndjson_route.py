@@ -52,12 +52,12 @@ class StreamProduceRoute:
 
     async def __call__(self, topic: str, request: HttpRequest) -> None:
         """Write the records of a request as they arrive, and respond with a line for each."""
-        headers = request.headers
+        headers = request.head.headers
         if encoding := headers.get(b"content-encoding"):
             raise encoding_refused(encoding, "streams must not be compressed")
         if IDEMPOTENCY_KEY in headers:
             raise InvalidRequest("Idempotency-Key is not allowed with a stream: leave it out")
-        choices = choices_of(request.query)
+        choices = choices_of(request.head.query)
         stream = ProduceStream(
             self._service, topic, choices, record_ids(request, each=True), self._settings, self._clock
         )
@@ -73,31 +73,31 @@ class StreamProduceRoute:
 
     async def _answer(self, stream: ProduceStream, reader: asyncio.Task[None], request: HttpRequest) -> None:
         weaker = [] if self._service.acks == "all" else [(b"x-headrace-acks", str(self._service.acks).encode())]
-        await request.start(200, [*_START, *weaker])
+        await request.response.start(200, [*_START, *weaker])
         while (receipts := await stream.receipts()) is not None:
             self._metrics.produced(receipts.requested_records, receipts.written_records)
-            await request.write(receipts.text)
+            await request.response.write(receipts.text)
         if last := stream.last_line():
             reader.cancel()
-            await request.write(last)
+            await request.response.write(last)
             # Closing with unread bytes resets the connection, and the client may lose its receipts.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(request.throw_away(), _LINGER_SECONDS)
-        await request.end()
+                await asyncio.wait_for(request.body.throw_away(), _LINGER_SECONDS)
+        await request.response.end()
 
 
 async def _read(stream: ProduceStream, request: HttpRequest) -> None:
     more = True
     while more:
         try:
-            part = await request.receive()
+            part = await request.body.receive()
         except HeadraceError as error:  # the caller's credentials have ended
             stream.end(error)
             return
         except ClientGone:  # drop its incomplete line
             stream.end()
             return
-        more = await stream.feed(part, last=not request.has_more)
+        more = await stream.feed(part, last=not request.body.has_more)
 
 
 def choices_of(query: bytes) -> SchemaChoices:

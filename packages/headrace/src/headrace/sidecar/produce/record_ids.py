@@ -25,10 +25,10 @@ def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> 
         topic: All records are for it, and a span of the write begins.
         each: Whether each record gets an id if the client gave none.
     """
-    correlation = request.headers.get(CORRELATION, b"") if each else request.correlation_id
+    correlation = request.head.headers.get(CORRELATION, b"") if each else request.correlation_id
     if correlation != request.correlation_id:
         correlation = b""  # it is not valid
-    headers, span = request.headers, request.span
+    headers, span = request.head.headers, request.span
     if span:
         write = _begin_write(span, topic) if topic else None
         return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)

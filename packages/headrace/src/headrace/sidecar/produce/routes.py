@@ -23,7 +23,7 @@ from headrace.http.messages import (
     read_json,
     unknown_name,
 )
-from headrace.http.request import Headers, HttpRequest
+from headrace.http.request import Headers, HttpRequest, RequestHead
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.runtime import next_slice
@@ -91,17 +91,17 @@ class ProduceRoute:
         self.steps = {ProduceRoute.load.id: self}
         """What serves an endpoint in steps, by endpoint id."""
 
-    def accepts(self, request: HttpRequest) -> bool:
-        headers = request.headers
+    def accepts(self, head: RequestHead) -> bool:
+        headers = head.headers
         length = headers.get(b"content-length", b"")
-        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or request.query or not request.keep_alive:
+        if not length.isdigit() or not _UNUSUAL.isdisjoint(headers) or head.query or not head.keep_alive:
             return False
         if headers.get(b"content-type") not in _JSON_TYPES and media_type(headers) in _NOT_RAW:
             return False
-        return len(headers) == len(request.fields) and 0 < int(length) <= self._settings.max_body_bytes
+        return len(headers) == len(head.fields) and 0 < int(length) <= self._settings.max_body_bytes
 
     def needs(self, request: HttpRequest) -> Prepared | None:
-        topic, body = request.parameters["topic"], b"".join(request.chunks)
+        topic, body = request.head.route.parameters["topic"], b"".join(request.body.chunks)
         self._service.check_writable(topic, admin=is_admin(request))
         if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * MOST_AT_ONCE + 1:
             return None
@@ -127,7 +127,8 @@ class ProduceRoute:
         foreign_paths=sum(_FOREIGN_PATHS.values(), ()),
     )
     async def load(self, request: HttpRequest) -> Prepared | None:
-        topic, headers, kind = request.parameters["topic"], request.headers, media_type(request.headers)
+        topic, headers = request.head.route.parameters["topic"], request.head.headers
+        kind = media_type(headers)
         self._service.check_writable(topic, admin=is_admin(request))
         if kind in NDJSON:
             await self.stream(topic, request)
@@ -139,13 +140,13 @@ class ProduceRoute:
             await next_slice()
         key = headers.get(IDEMPOTENCY_KEY)
         if key is not None:
-            await request.send(await self._once(key, request, topic, body))
+            await request.response.send(await self._once(key, request, topic, body))
             return None
         requested = self._requested(request, topic, body)
         prepared = await self._service.load(topic, requested, record_ids(request, topic))
         if len(prepared.records) <= MOST_AT_ONCE:
             return prepared
-        await request.send(self.respond(prepared, await self._service.do_in_slices(prepared)))
+        await request.response.send(self.respond(prepared, await self._service.do_in_slices(prepared)))
         return None
 
     def do(self, needed: Prepared, done: Callable[[list[Result]], None]) -> None:
@@ -159,12 +160,12 @@ class ProduceRoute:
 
     def _requested(self, request: HttpRequest, topic: str, body: bytes) -> Requested:
         """Return what a request asks for."""
-        head = request.of_head
-        if head is None:
-            if request.headers.get(b"content-type") in _JSON_TYPES or media_type(request.headers) in (JSON, b""):
+        head = request.head
+        if head.parsed is None:
+            if head.headers.get(b"content-type") in _JSON_TYPES or media_type(head.headers) in (JSON, b""):
                 return self._service.parse(body)
-            head = request.of_head = RawHead.of(_own_fields(request))
-        return raw_record(self._service, topic, head, body)
+            head.parsed = RawHead.of(_own_fields(head))
+        return raw_record(self._service, topic, head.parsed, body)
 
     async def _once(self, key: bytes, request: HttpRequest, topic: str, body: bytes) -> HttpResponse:
         """Write a request with a key as a transaction."""
@@ -176,10 +177,10 @@ class ProduceRoute:
             )
 
         compared = body
-        if media_type(request.headers) not in (JSON, b""):
-            parts = sorted(one for one in _own_fields(request) if one[0].startswith(_PREFIX))
+        if media_type(request.head.headers) not in (JSON, b""):
+            parts = sorted(one for one in _own_fields(request.head) if one[0].startswith(_PREFIX))
             fields = [name + b":" + value for name, value in parts]
-            compared = b"\n".join([request.headers[b"content-type"], *fields, b"", body])
+            compared = b"\n".join([request.head.headers[b"content-type"], *fields, b"", body])
         return await self._writing.once(key, topic, compared, prepare)
 
 
@@ -211,9 +212,9 @@ class RawHead(NamedTuple):
         )
 
 
-def _own_fields(request: HttpRequest) -> Headers:
+def _own_fields(head: RequestHead) -> Headers:
     """Return the headers that the client sent, in order."""
-    return [field for field in request.fields if field[0] != _FORWARDED]
+    return [field for field in head.fields if field[0] != _FORWARDED]
 
 
 def raw_record(service: ProduceService, topic: str, head: RawHead, body: bytes) -> OutgoingRecord:

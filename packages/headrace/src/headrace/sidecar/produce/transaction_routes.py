@@ -133,8 +133,8 @@ class TransactionRoute:
             return await transactions.prepare(requested, ids, instance)
 
         async def write_here(request: HttpRequest) -> None:
-            key = request.headers.get(IDEMPOTENCY_KEY)
-            await request.send(await self._writing.once(key, request.path, body, prepare))
+            key = request.head.headers.get(IDEMPOTENCY_KEY)
+            await request.response.send(await self._writing.once(key, request.head.path, body, prepare))
 
         if consumer:
             require(request, (WRITE,), "group", consumer.group)
@@ -144,6 +144,6 @@ class TransactionRoute:
                 key = consumer.group, consumer.instance_id
                 await self._forwarder.serve(write_here, request, key, body)
                 return
-        elif await self._writing.forward_key(request, request.path, body):
+        elif await self._writing.forward_key(request, request.head.path, body):
             return
         await write_here(request)

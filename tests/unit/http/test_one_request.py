@@ -155,7 +155,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def has_more(connection: ClientConnection) -> bool:
     """Return whether a connection waits for a body."""
-    return connection.request is not None and connection.request.body.has_more
+    return connection.requests.latest is not None and connection.requests.latest.body.has_more
 
 
 async def read_by_headrace(pieces: list[bytes], chance: random.Random) -> tuple[list[Seen], bytes]:

@@ -152,10 +152,10 @@ def _has_come(connection: Any, case: str) -> bool:
     if case == "silent":
         return True
     if case == "line breaks between requests":
-        return not connection.is_idle
+        return not connection.requests.is_idle
     if "body" in case or "chunk" in case:
-        return not connection.in_head
-    return connection._heads and connection.in_head
+        return not connection._parser.in_head
+    return connection._parser.heads and connection._parser.in_head
 
 
 async def test_others_are_not_let_go(server: RunningServer) -> None:
@@ -170,16 +170,16 @@ async def test_others_are_not_let_go(server: RunningServer) -> None:
     sending = await server.connect()
     sending[1].write(post("Content-Length: 900000"))
     connections: Any = server.web.shared.connections
-    await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
-    slow = next(connection for connection in connections if connection.request.body.has_more)
+    await until(lambda: len(connections) == 3 and not any(connection._parser.in_head for connection in connections))
+    slow = next(connection for connection in connections if connection.requests.latest.body.has_more)
     check_deadlines(connections, 100.0)
-    slow.received_bytes += 20_000
+    slow._parser.received_bytes += 20_000
     check_deadlines(connections, 112.0)
-    slow.request.is_streaming = True
+    slow.requests.latest.is_streaming = True
     check_deadlines(connections, 124.0)
     check_deadlines(connections, 136.0)
     assert not any(connection.transport.is_closing() for connection in connections)
-    slow.request.is_streaming = False
+    slow.requests.latest.is_streaming = False
     check_deadlines(connections, 137.0)
     check_deadlines(connections, 148.0)
     assert [c for c in connections if c.transport.is_closing()] in ([slow], [])
@@ -199,13 +199,13 @@ async def test_a_request_ends_after_a_minute(server: RunningServer) -> None:
     for pair, data in zip(pairs, (post(), post("Content-Length: 900000"), post()), strict=True):
         pair[1].write(data)
     connections: Any = server.web.shared.connections
-    await until(lambda: len(connections) == 3 and not any(connection.in_head for connection in connections))
+    await until(lambda: len(connections) == 3 and not any(connection._parser.in_head for connection in connections))
     address = pairs[2][1].get_extra_info("sockname")
-    stream = next(connection for connection in connections if connection.client == address)
-    stream.request.is_streaming = True
+    stream = next(connection for connection in connections if connection.peer.address == address)
+    stream.requests.latest.is_streaming = True
     for now in range(0, 61, 6):
         for connection in connections:
-            connection.received_bytes += 60_000
+            connection._parser.received_bytes += 60_000
         check_deadlines(connections, 100.0 + now)
     assert not any(connection.transport.is_closing() for connection in connections)
     check_deadlines(connections, 160.1)
@@ -222,7 +222,7 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or many who send a part each would use up the memory; who goes over it is refused, and the others go on."""
-    monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
+    monkeypatch.setattr("headrace.http.received_requests._MOST_RECEIVING_BYTES", 150_000)
     body = b'{"records":[{"value":"%b"}]}' % (b"x" * 100_000)
     head = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     requests = [
@@ -249,7 +249,7 @@ async def test_a_body_above_the_limit_in_all_is_too_large(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, framing: bytes
 ) -> None:
     """No other request is the reason, so sending it again cannot help; the next request is served."""
-    monkeypatch.setattr("headrace.http.connection._MOST_RECEIVING_BYTES", 150_000)
+    monkeypatch.setattr("headrace.http.received_requests._MOST_RECEIVING_BYTES", 150_000)
     reader, writer = await server.connect()
     writer.write(b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + framing)
     writer.write(b"x" * 199_999)
@@ -269,6 +269,6 @@ async def test_what_is_not_kept_is_not_counted(server: RunningServer, path: str,
     assert (await asyncio.wait_for(reader.readline(), 60)).split()[1] == status
     connections: Any = server.web.shared.connections
     (connection,) = connections
-    assert connection._held_bytes
+    assert connection.requests._held_bytes
     check_deadlines([connection], 0.0)
-    assert connection._held_bytes == server.web.shared.receiving_bytes == 0
+    assert connection.requests._held_bytes == server.web.shared.receiving_bytes == 0

@@ -272,7 +272,8 @@ async def test_a_client_that_half_closes_gets_its_response(server: RunningServer
     await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
     connections: Any = server.web.shared.connections
     await until(
-        lambda: not any(each.request.response.keep_alive for each in connections), "the end of what the client sends"
+        lambda: not any(each.requests.latest.response.keep_alive for each in connections),
+        "the end of what the client sends",
     )
     server.kafka.producer.release()
     assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200 ")
@@ -288,9 +289,9 @@ async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> No
 
         async def statuses(*pieces: bytes) -> list[int]:
             for piece in pieces:
-                seen = connection.received_bytes
+                seen = connection._parser.received_bytes
                 writer.write(piece)
-                await until(lambda: connection.received_bytes > seen)  # noqa: B023 it is awaited
+                await until(lambda: connection._parser.received_bytes > seen)  # noqa: B023 it is awaited
             return [(await server.read(reader)).status for _ in range(b"".join(pieces).count(b"POST "))]
 
         for pieces in ([usual], [usual], [usual.replace(b'"k"', b'"l"')], [unreadable], [usual[:-5], usual[-5:]]):

@@ -50,11 +50,10 @@ class RequestConnection(Protocol):
     """See `Flow`."""
     shared: Any
     """See `Shared`."""
-    client: tuple[str, int] | None
-    certificate: Mapping[str, Any] | None
-
-    def response_complete(self) -> None:
-        """Serve the next request, or wait for one."""
+    peer: Any
+    """Address and certificate of the client."""
+    requests: Any
+    """See `RequestQueue`."""
 
     async def written(self, response: ResponseWriter, patience_seconds: float | None) -> Any:
         """Wait until the operating system has what was sent."""
@@ -137,6 +136,8 @@ class RequestBody:
         # This request
         self._response = response
         self.chunks: list[bytes] = []
+        self.size_bytes = 0
+        """Of all that has arrived."""
         self.has_more = True
         """Whether bytes are still to come."""
         self.is_direct = False
@@ -152,11 +153,13 @@ class RequestBody:
         """Take all of it; no task waits for it."""
         self.is_direct = True
         self.has_more = False
+        self.size_bytes = len(data)
         self.chunks.append(data)
 
     def arrived(self, data: bytes) -> None:
         """Take a part; if too much waits for the endpoint, the connection reads no more."""
         self.chunks.append(data)
+        self.size_bytes += len(data)
         if self.is_direct:
             return
         self._unread_bytes += len(data)
@@ -352,7 +355,7 @@ class ResponseWriter:
         self.is_complete = True
         if not self.keep_alive:
             self._connection.transport.close()
-        self._connection.response_complete()
+        self._connection.requests.response_complete()
 
     def _encode_head(self, status: int, headers: Headers) -> bytes:
         lines = [STATUS_LINES[status], self._connection.shared.date]
@@ -466,12 +469,14 @@ class HttpRequest:
     @property
     def client_address(self) -> str:
         """IP address of the client; empty if unknown."""
-        return self.connection.client[0] if self.connection.client else ""
+        address: tuple[str, int] | None = self.connection.peer.address
+        return address[0] if address else ""
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
         """The client's certificate."""
-        return self.connection.certificate
+        certificate: Mapping[str, Any] | None = self.connection.peer.certificate
+        return certificate
 
     def identify(self, correlation_id: bytes, traceability_id: bytes | None) -> None:
         """Set its ids, which its response returns; they must be valid."""

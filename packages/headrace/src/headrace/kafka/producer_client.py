@@ -160,6 +160,43 @@ class _Health:
         """Kafka's response to a client that may write to no topic: it never sends a record."""
 
 
+class _LoopPolling:
+    """Has reports taken on the loop while requests come in numbers. The thread reads `is_active`, and nothing else."""
+
+    def __init__(
+        self, poll: Callable[[], bool], wake_thread: Callable[[], None], on_death: Callable[[BaseException], None]
+    ) -> None:
+        """Prepare; `poll` takes reports and returns whether more are due, `wake_thread` has the thread take them."""
+        # For good
+        self._loop = asyncio.get_running_loop()
+        self._poll = poll
+        self._wake_thread = wake_thread
+        self._on_death = on_death
+        # While requests come in numbers
+        self.is_active = False
+        self.many_at = -1.0
+        """When they last did, by the monotonic clock."""
+
+    def begin(self) -> None:
+        """Take reports on the loop from now on."""
+        self.is_active = True
+        self._later()
+
+    def _later(self) -> None:
+        # In a context of its own, as each report.
+        self._loop.call_later(_LOOP_POLL_SECONDS, self._turn, context=Context())
+
+    def _turn(self) -> None:
+        try:
+            if time.monotonic() - self.many_at < _CROWD_SECONDS and self._poll():
+                self._later()
+                return
+        except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from the thread
+            self._on_death(cause)
+        self.is_active = False
+        self._wake_thread()
+
+
 class ProducerClient:
     """Hands records to a client on the loop, and takes their reports on its thread.
 
@@ -167,21 +204,23 @@ class ProducerClient:
     """
 
     def __init__(self, name: str, admin: Admin, settings: ProducerConfig) -> None:
-        # For good
+        # Settings
         self._name = name
         self._admin = admin
         self._settings = settings
+        # For good
         self._work = threading.Event()
         self._replacement = ClientReplacement(admin.config.security, self._new_client)
         self._thread: OwnedThread | None = None
+        self._on_loop: _LoopPolling | None = None
+        """None until the start."""
         self._logged = ""
         """The last sentence about a client that may not write."""
         # For one client
         self._health = _Health()
         self._client = self._new_client()
         # For a moment
-        self._crowded_at = self._many_at = -1.0
-        self._polls_on_loop = False
+        self._crowded_at = -1.0
 
     @property
     def problem(self) -> str:
@@ -198,8 +237,8 @@ class ProducerClient:
 
         `collect` runs a call on the loop that takes reports, and finishes the requests that these complete.
         """
-        self._loop, self._on_death, self._collect = asyncio.get_running_loop(), on_death, collect
-        self._replacement.open(self._name, self._loop, self._use, self._work.set)
+        self._on_loop = _LoopPolling(functools.partial(self._poll_on_loop, collect), self._work.set, on_death)
+        self._replacement.open(self._name, asyncio.get_running_loop(), self._use, self._work.set)
         self._thread = OwnedThread(self._name, self._serve_reports, on_death)
         self._thread.start()
 
@@ -245,14 +284,14 @@ class ProducerClient:
         A single request is sent at once: no other one would fill its batch. Of `many` requests, the reports are taken
         on the loop. There they wait up to a millisecond, but the thread does not take the interpreter for each.
         """
+        on_loop = self._on_loop
         if crowded:
             self._crowded_at = now = time.monotonic()
-            if many:
-                self._many_at = now
-                if not self._polls_on_loop and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
-                    self._polls_on_loop = True
-                    self._poll_later()
-        if not (self._polls_on_loop or self._work.is_set()):
+            if many and on_loop:
+                on_loop.many_at = now
+                if not on_loop.is_active and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
+                    on_loop.begin()
+        if not ((on_loop and on_loop.is_active) or self._work.is_set()):
             self._work.set()
 
     def written(self) -> None:
@@ -288,33 +327,28 @@ class ProducerClient:
         with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
             self._client.flush(_THREAD_STOP_SECONDS / 2)
 
-    def _poll_later(self) -> None:
-        # In a context of its own, as each report.
-        self._loop.call_later(_LOOP_POLL_SECONDS, self._poll_on_loop, context=Context())
-
-    def _poll_on_loop(self) -> None:
+    def _poll_on_loop(self, collect: Callable[[Callable[[], object]], None]) -> bool:
+        """Take reports; return whether the loop takes the next ones too."""
         client = self._client
+        if not self.is_running or len(client) > _MOST_ON_LOOP:
+            return False
         try:
-            if self.is_running and time.monotonic() - self._many_at < _CROWD_SECONDS and len(client) <= _MOST_ON_LOOP:
-                with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
-                    self._collect(functools.partial(client.poll, 0))
-                if not self._health.fatal:
-                    self._poll_later()
-                    return
+            with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
+                collect(functools.partial(client.poll, 0))
         except confluent_kafka.KafkaException as cause:
             self._note_error(cause.args[0])
-        except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from the thread
-            self._on_death(cause)
-        self._polls_on_loop = False
-        self._work.set()
+            return False
+        return not self._health.fatal
 
     def _poll(self) -> None:
         client = self._client
+        on_loop = self._on_loop
+        assert on_loop
         if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
-            if self._polls_on_loop:
+            if on_loop.is_active:
                 self._work.clear()
                 # Race: the loop changes the flag, then sets the event. If that was cleared here, the flag is new.
-                if self._polls_on_loop:
+                if on_loop.is_active:
                     self._work.wait(_POLL_SECONDS)
             else:
                 client.poll(_POLL_SECONDS)

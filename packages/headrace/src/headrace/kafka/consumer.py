@@ -22,7 +22,7 @@ from headrace.kafka.cluster_admin import rebalance_of
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
-from headrace.kafka.poll_thread import ATTENTIVE_SECONDS, PollThread
+from headrace.kafka.poll_thread import PollThread
 from headrace.kafka.positions import PositionResolver, ReadPolicy, StoredOffsets
 from headrace.kafka.transactions.transaction_job import GroupOffsets, metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _WAKE_PART = 0.1
 """Part of the flow budget that must be released before the thread is woken to poll: less would make tiny polls."""
+_ATTENTIVE_SECONDS = 0.2
+"""A command with a response is often followed by another one. For this long, polls are short, so that it waits less."""
 _FIRST_STORE_SECONDS = 2.0
 """Time limit of the first request for the stored offset of a partition."""
 _STORE_SECONDS = 30.0
@@ -187,10 +189,10 @@ class Consumer(Service):
         epoch = self._epochs.get(partition)
         flow = self._flow
         assert self._running
-        poll = self._running.poll
+        partitions = self._running.poll.partitions
 
         def released() -> None:
-            if epoch == poll.epochs.get(partition):  # an earlier assignment has nothing in flight any more
+            if epoch == partitions.epochs.get(partition):  # an earlier assignment has nothing in flight any more
                 flow.released(partition, records, size_bytes, now)
 
         self._commands.append(released)
@@ -202,7 +204,7 @@ class Consumer(Service):
     def commit(self, offsets: CommitOffsets) -> None:
         copy = dict(offsets)
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        self._command(lambda poll: poll.commits.request(copy, epochs))
+        self._command(lambda poll: poll.partitions.commits.request(copy, epochs))
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:
@@ -226,7 +228,7 @@ class Consumer(Service):
         return self._flow.pause_reason(partition, self._clock.monotonic())
 
     async def seek(self, partition: TopicPartition, epoch: int, to: Committed) -> bool:
-        return await self._answered(lambda poll, response: poll.seek(partition, epoch, to, response))
+        return await self._answered(lambda poll, response: poll.partitions.seek(partition, epoch, to, response))
 
     async def _answered(self, command: Callable[[PollThread, Callable[[T | HeadraceError], None]], None]) -> T:
         """Run a command on the thread and return its response, or raise it if it is an error."""
@@ -236,7 +238,7 @@ class Consumer(Service):
         done = functools.partial(poll.loop.post, response.set_result)
 
         def run() -> None:
-            poll.attentive_until = self._clock.monotonic() + ATTENTIVE_SECONDS
+            self._commands.attentive_until = self._clock.monotonic() + _ATTENTIVE_SECONDS
             command(poll, done)
 
         self._commands.append(run)
@@ -251,7 +253,7 @@ class Consumer(Service):
 
     async def move(self, offsets: Offsets) -> Sequence[TopicPartition]:
         """Continue at other offsets, without a commit. If partitions are not assigned, move none and return those."""
-        return await self._answered(lambda poll, response: poll.move(offsets, response))
+        return await self._answered(lambda poll, response: poll.partitions.move(offsets, response))
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Return the committed offsets of the group; partitions without one are left out."""
@@ -264,7 +266,9 @@ class Consumer(Service):
     async def commit_now(self, offsets: CommitOffsets) -> Sequence[TopicPartition]:
         """Commit, wait for the acknowledgement, and return the partitions that were revoked before it."""
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        return await self._answered(lambda poll, response: poll.commits.request_answered(offsets, epochs, response))
+        return await self._answered(
+            lambda poll, response: poll.partitions.commits.request_answered(offsets, epochs, response)
+        )
 
     async def for_transaction(self, offsets: CommitOffsets) -> GroupOffsets | None:
         """Return offsets for a transaction of this member; None if a partition is not assigned any more."""
@@ -284,15 +288,15 @@ class Consumer(Service):
 
     def is_committing(self, partition: TopicPartition) -> bool:
         """Return whether a commit of a partition, including that of its start, waits or is in flight."""
-        return self._running is not None and self._running.poll.commits.is_open(partition)
+        return self._running is not None and self._running.poll.partitions.commits.is_open(partition)
 
     def rewind(self, epochs: Epochs) -> None:
         """Deliver again what the group has not committed of these assignments."""
-        self._command(lambda poll: poll.rewind(epochs), wakes=True)
+        self._command(lambda poll: poll.partitions.rewind(epochs), wakes=True)
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read exactly these partitions from now on, without membership in the group."""
-        self._command(lambda poll: poll.assign(partitions), wakes=True)
+        self._command(lambda poll: poll.partitions.assign(partitions), wakes=True)
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on; partitions of topics that stay are not revoked."""
@@ -314,7 +318,7 @@ class Consumer(Service):
             TopicRecreated(f"topic {topic} was deleted and created again; it is read from its start", topic=topic)
         )
         # KIP-848 knows topics by id and assigns the new one, but a late commit of the old one's offset may lie on it.
-        self._command(lambda poll: poll.restart_topic(topic, after))
+        self._command(lambda poll: poll.partitions.restart_topic(topic, after))
 
     def _command(self, call: Callable[[PollThread], None], *, wakes: bool = False) -> None:
         """Have the thread call something in its next turn, and begin that now if it `wakes`."""
@@ -332,7 +336,7 @@ class Consumer(Service):
         if error is None:
             self._admin.reachability.answered()
         if self._running:
-            self._running.poll.commits.reported(error, offsets)
+            self._running.poll.partitions.commits.reported(error, offsets)
 
 
 def hanging_consumers() -> list[str]:

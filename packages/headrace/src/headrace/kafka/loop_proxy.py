@@ -104,6 +104,8 @@ class CommandQueue:
         self._calls: deque[Callable[[], None]] = deque()
         self.append = self._calls.append
         self._wake = threading.Event()
+        self.attentive_until = 0.0
+        """Until when polls are short, by the monotonic clock; set on the thread."""
 
     def run(self) -> None:
         """Run the waiting calls; one that is added meanwhile runs after the next poll."""

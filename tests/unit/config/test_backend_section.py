@@ -49,7 +49,8 @@ def test_a_token_server_is_looked_at_too() -> None:
 
 def consumer(mode: str, batch: Any = None, **backend: Any) -> ReactiveConsumerConfig:
     where = {"url": "http://localhost/", "mode": mode, **backend}
-    return ReactiveConsumerConfig(topics=["t"], group="g", backend=where, **({"batch": batch} if batch else {}))
+    given = {"topics": ["t"], "group": "g", "backend": where, **({"batch": batch} if batch else {})}
+    return ReactiveConsumerConfig.model_validate(given)
 
 
 @pytest.mark.parametrize("mode", ONE_RECORD_MODES)

@@ -4,12 +4,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from headrace.config.backend import RowsBackend
+from headrace.config.backend import BackendMode, RowsBackend
 from headrace.config.consumers import ReactiveConsumerConfig, RowsConfig
-from headrace.config.section import GroupName, TopicName
+from headrace.config.section import GroupName
 from headrace_queries.table_config import TableConfig
 
 _MODES = ("results", "status", "single")
+
+
+class QueryBackend(RowsBackend):
+    """The HTTP endpoint that rows of a query are posted to."""
+
+    mode: BackendMode = "status"
+    """Content of a request, and meaning of its response. `status`: a JSON array of rows; 2xx means that all succeeded.
+    `results`: the same array; the response has one result per row. `single`: one row per request."""
 
 
 class StandingQueryConfig(RowsConfig):
@@ -22,14 +30,12 @@ class StandingQueryConfig(RowsConfig):
     """Form of a row: a JSON object, or an array of its values without names, as the light-4j sidecar has it."""
     group: GroupName | None = None
     """Consumer group; by default `headrace.query.<name>`."""
-    backend: RowsBackend
+    backend: QueryBackend
     """Where rows are posted, as a JSON array of them; in mode `single`, one row per request. By default its mode is
     `status`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if "mode" not in self.backend.model_fields_set:
-            self.__dict__["backend"] = self.backend.model_copy(update={"mode": "status"})
         if self.backend.mode not in _MODES:
             raise ValueError(
                 f"backend.mode is {self.backend.mode}, which posts records, and a query has rows: write status, "
@@ -45,12 +51,13 @@ class StandingQueryConfig(RowsConfig):
             ValueError: Settings do not fit each other, or the topic of the table.
         """
         chosen = {field: getattr(self, field) for field in self.model_fields_set - {"sql", "rows", "group", "backend"}}
-        topics: list[TopicName] = [table.topic]
-        return ReactiveConsumerConfig(
-            topics=topics,
-            group=self.group or f"headrace.query.{name}",
-            backend=self.backend,
-            key_format=table.key_format,
-            value_format=table.value_format,
-            **chosen,
+        return ReactiveConsumerConfig.model_validate(
+            {
+                "topics": [table.topic],
+                "group": self.group or f"headrace.query.{name}",
+                "backend": self.backend,
+                "key_format": table.key_format,
+                "value_format": table.value_format,
+                **chosen,
+            }
         )

@@ -80,9 +80,8 @@ class KafkaSink(Sink):
             return None
         chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}
         value_format = "json" if self.value_format == "record" else self.value_format
-        return ReactiveConsumerConfig(
-            topics=[self.topic], group=group, backend=self.backend, value_format=value_format, **chosen
-        )
+        own = {"topics": [self.topic], "group": group, "backend": self.backend, "value_format": value_format}
+        return ReactiveConsumerConfig.model_validate({**own, **chosen})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -254,17 +254,20 @@ class ReactiveConsumerConfig(SourceConfig):
         for dlq in map(self.dead_letter.topic_for, topics if self.dead_letter.enabled else ()):
             if dlq in topics:
                 raise ValueError(f"dead_letter.topic is {dlq}, which this consumer also reads: use another topic")
-        self._fit_mode()
-        self._fit_offsets()
+        fitted = self._fit_mode()
+        fitted._check_offsets()
         fit_retry_topics(self, self.group, [*self.topics, self.dead_letter.topic])
+        fitted._check_flow()
+        return fitted
+
+    def _check_flow(self) -> None:
         if self.batch.max_records > self.flow.max_records:
             most = self.flow.max_records
             raise ValueError(f"batch is larger than flow, which limits memory to {most} records: lower batch")
         if self.batch.max_bytes > self.flow.max_bytes:
             raise ValueError("batch is larger than flow, which limits memory: lower batch or raise flow")
-        return self
 
-    def _fit_offsets(self) -> None:
+    def _check_offsets(self) -> None:
         """Reject settings that let a record overtake an earlier one, if the backend stores one offset per partition."""
         one_by_one = self.ordering == "partition" and self.batch.max_records == 1 and not self.retry.topics
         if self.backend.offsets_path and not one_by_one:
@@ -280,16 +283,17 @@ class ReactiveConsumerConfig(SourceConfig):
             found.append("backend.url is not https, so the network can read the secrets in its headers: use https")
         return found
 
-    def _fit_mode(self) -> None:
-        """Set what the mode decides and the file does not set."""
-        batch, backend = self.batch, self.backend
-        if backend.mode in ONE_RECORD_MODES:
-            if "max_records" in batch.model_fields_set and batch.max_records != 1:
-                raise ValueError(
-                    f"batch.max_records is {batch.max_records}, but backend.mode {backend.mode} posts one record per "
-                    "request: remove it (max_in_flight limits the requests in flight) or choose another mode"
-                )
-            self.__dict__["batch"] = batch.model_copy(update={"max_records": 1})
+    def _fit_mode(self) -> Self:
+        """Return these settings with what the mode decides and the file does not set."""
+        batch, mode = self.batch, self.backend.mode
+        if mode not in ONE_RECORD_MODES or batch.max_records == 1:
+            return self
+        if "max_records" in batch.model_fields_set:
+            raise ValueError(
+                f"batch.max_records is {batch.max_records}, but backend.mode {mode} posts one record per request: "
+                "remove it (max_in_flight limits the requests in flight) or choose another mode"
+            )
+        return self.model_copy(update={"batch": batch.model_copy(update={"max_records": 1})})
 
     @property
     def max_response_bytes(self) -> int:

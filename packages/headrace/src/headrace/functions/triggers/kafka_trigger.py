@@ -165,7 +165,11 @@ class KafkaTrigger(Trigger):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.allocation == "key" and "ordering" not in self.model_fields_set:
-            self.__dict__["ordering"] = "key"
+            return self.model_copy(update={"ordering": "key"})._checked()
+        return self._checked()
+
+    def _checked(self) -> Self:
+        """Return these settings if they fit each other."""
         fit_retry_topics(DeliveryConfig(ordering=self.ordering, retry=self.retry), self.group, self.topics)
         for name, topic in {"outputTopic": self.output_topic, "deadLetterTopic": self.dead_letter.topic}.items():
             if any(topic.replace("{topic}", origin) in self.topics for origin in self.topics):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
-from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
+from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, HarnessDeadLetters, running
 
 Response = Callable[[Delivery], Sequence[Reply]]
 
@@ -57,8 +57,8 @@ def test_records_after_a_failure_wait_until_it_is_completed(records: int, size: 
             await harness.clock.advance(300)
             calls = [min(3, failures.get(offset, 0) + 1) for offset in range(records)]
             assert begun == [offset for offset, count in enumerate(calls) for _ in range(count)]
-            assert harness.letters == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
-            assert harness.commits[P0] == Committed(records)
+            assert harness.dead_letters.offsets == [offset for offset in range(records) if failures.get(offset, 0) >= 3]
+            assert harness.source.commits[P0] == Committed(records)
             assert harness.pump.numbers()["redeliveries"] == sum(calls) - records
 
     asyncio.run(test())
@@ -71,7 +71,7 @@ async def test_records_that_were_not_begun_use_none_of_the_rate() -> None:
         harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=100))
         harness.feed(*range(100))
         await harness.clock.advance(3)
-        assert harness.commits[P0] == Committed(100)
+        assert harness.source.commits[P0] == Committed(100)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_records_completed_without_a_dead_letter_are_logged(
         harness.responses = {1: reply}
         harness.feed(0, 1, 2)
         await harness.clock.advance(60)
-        assert (harness.letters, harness.pump.numbers()["delivered"]) == ([], 2)
+        assert (harness.dead_letters.offsets, harness.pump.numbers()["delivered"]) == ([], 2)
     assert any(said in message for message in caplog.messages)
 
 
@@ -101,11 +101,11 @@ async def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attem
     def answer(delivery: Delivery) -> Sequence[Reply]:
         return [RETRY if delivery.attempt == 1 else Reply("WorkerLost", "three workers", permanent=True, calls=3)]
 
-    class Keeping(Answering):
+    class Keeping(HarnessDeadLetters):
         async def write(self, letters: Sequence[DeadLetter]) -> None:
             written.extend(letters)
 
-    async with running(Keeping(answer, attempts=2)) as harness:
+    async with running(Answering(answer, attempts=2, dead_letters=Keeping())) as harness:
         harness.feed(0)
         await harness.clock.advance(100)
         assert [letter.attempts for letter in written] == [4]
@@ -122,10 +122,11 @@ async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_othe
         async def write(letters: Any) -> None:
             if not failing:
                 raise DeadLetterFailed("no room", missing=[0])
-            harness.letters += failing.pop()
+            harness.dead_letters.offsets += failing.pop()
             raise DeadLetterFailed("no room", missing=[1])
 
-        whole, harness.write = harness.write, write  # type: ignore[method-assign]
+        topic = harness.dead_letters
+        whole, topic.write = topic.write, write  # type: ignore[method-assign]
         harness.feed(0, 1, 2)
         await harness.clock.settle()
         await harness.clock.advance(60)
@@ -134,7 +135,7 @@ async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_othe
             "group g, t-0 is waiting, so that no record is lost: no room",
             "group g, t-0 is stalled: no room",
         ]
-        assert harness.commits[P0].offset == 1
-        harness.write = whole  # type: ignore[method-assign]
+        assert harness.source.commits[P0].offset == 1
+        topic.write = whole  # type: ignore[method-assign]
         await harness.clock.advance(10)
-        assert (harness.letters, harness.commits[P0]) == ([0, 2, 1], Committed(3))
+        assert (harness.dead_letters.offsets, harness.source.commits[P0]) == ([0, 2, 1], Committed(3))

@@ -19,7 +19,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from headrace.delivery.offset_map import decode
 from headrace.delivery.outcomes import ACK, DeadLetter, Delivery, Reply
 from headrace.delivery.status import SettingsInForce
-from headrace.errors import DeadLetterFailed, DestinationUnavailable
+from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing.pump_harness import P0, P1, Harness
@@ -66,6 +66,9 @@ class Model(Harness):
         """What somebody said is to be skipped."""
         self.held_partitions: set[TopicPartition] = set()
         self.is_held = self.seeking = False
+        self.source.on_commit = self._committed
+        self.source.seek = self.seek  # type: ignore[method-assign]
+        self.dead_letters.on_written = self._buried
 
     def over(self, partition: TopicPartition) -> set[int]:
         """Return what has ended, or may be passed because somebody said so."""
@@ -97,15 +100,12 @@ class Model(Harness):
                 self.known[partition].add(record.offset)
         return outcomes
 
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
-        await asyncio.sleep(0)
-        if self.letters_down:
-            raise DeadLetterFailed("down")
+    def _buried(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
             self.ended[letter.record.topic_partition].add(letter.record.offset)
             self.known[letter.record.topic_partition].add(letter.record.offset)
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def _committed(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for partition, committed in offsets.items():
             passed = [r.offset for r in self.logs[partition] if r.offset < committed.offset]
             if open_ones := set(passed) - self.over(partition):
@@ -213,7 +213,7 @@ class DeliveryMachine(LoopMachine):
 
     @rule(down=st.booleans(), letters_down=st.booleans())
     def change(self, down: bool, letters_down: bool) -> None:
-        self.model.down, self.model.letters_down = down, letters_down
+        self.model.down, self.model.dead_letters.is_down = down, letters_down
 
     @rule(hang=st.booleans())
     @in_loop
@@ -229,7 +229,7 @@ class DeliveryMachine(LoopMachine):
             model.free.set()
         deadline = Deadline(model.clock, 60 if end_in_time else 0)
         before = model.pump.counts.in_flight_at_revoke
-        model.commit(await model.pump.on_revoked([partition], deadline))
+        model.source.commit(await model.pump.on_revoked([partition], deadline))
         if end_in_time and model.pump.counts.in_flight_at_revoke > before:
             model.wrong.append("what could end in time was abandoned")
         model.assign(partition)
@@ -317,7 +317,7 @@ class DeliveryMachine(LoopMachine):
                 assert self.model.committed[partition] == Committed(log[-1].offset + 1)
 
     async def heal(self) -> None:
-        self.model.down = self.model.letters_down = False
+        self.model.down = self.model.dead_letters.is_down = False
         self.model.free.set()
         self.model.pump.resume(None)
         self.model.pump.resume(PARTITIONS)

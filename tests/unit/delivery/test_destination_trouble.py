@@ -65,7 +65,7 @@ class Troubled(Harness):
 
     @property
     def drained(self) -> bool:
-        return self.commits == {partition: Committed(self.count) for partition in self.partitions}
+        return self.source.commits == {partition: Committed(self.count) for partition in self.partitions}
 
     @property
     def standing(self) -> list[str]:
@@ -97,12 +97,12 @@ async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int, respo
         harness.response = response
         harness.give(500)
         await harness.clock.advance(3600)
-        assert not harness.letters
+        assert not harness.dead_letters.offsets
         assert "nearly all deliveries fail, the last with" in harness.pump.readiness().reason
         harness.response = fine
         await harness.clock.advance(60)
         assert harness.drained
-        assert not harness.letters
+        assert not harness.dead_letters.offsets
 
 
 @pytest.mark.parametrize(("bad", "outcome"), [(1, FAILED), (10, HTTP_500)])
@@ -113,7 +113,7 @@ async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempt
         for _ in range(bad):
             harness.give(1)
             await harness.clock.advance(100)
-        assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.letters] == [5] * bad
+        assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.dead_letters.offsets] == [5] * bad
         assert harness.drained
 
 
@@ -127,7 +127,7 @@ async def test_a_run_of_bad_records_ends_while_others_succeed(ordering: str, bad
             harness.give(5)
             await harness.clock.advance(1)
         await harness.clock.advance(60)
-        assert sorted(harness.letters) == list(range(bad))
+        assert sorted(harness.dead_letters.offsets) == list(range(bad))
         assert harness.drained
 
 
@@ -156,7 +156,7 @@ async def test_a_record_at_which_a_backend_closes_the_connection_is_found(
         harness.give(100)
         await harness.clock.advance(600)
         assert harness.drained
-        assert sorted(harness.letters) == sorted([*bad] * partitions)
+        assert sorted(harness.dead_letters.offsets) == sorted([*bad] * partitions)
         assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == bad
         tries = Counter(offset for each in harness.deliveries for offset in {r.offset for r in each.records} & bad)
         assert max(tries.values()) <= (3 + 7 + 5) * partitions
@@ -183,7 +183,7 @@ async def test_a_crash_costs_records_in_flight_no_attempt(ordering: str, max_rec
         harness.give(30)
         await harness.clock.advance(300)
         assert harness.drained
-        assert sorted(harness.letters) == [7] * 8 + [23] * 8
+        assert sorted(harness.dead_letters.offsets) == [7] * 8 + [23] * 8
         assert {offset for (_, offset), attempt in harness.attempts.items() if attempt > 1} == {7, 23}
 
 
@@ -204,7 +204,7 @@ async def test_a_suspected_record_stops_no_others(later: str) -> None:
             raise DestinationUnavailable("it closed the connection", broken_off=True)
 
         harness.response = answer
-        harness.writing.clear()
+        harness.dead_letters.may_write.clear()
         harness.give(2000)
         await harness.clock.advance(60)
         for _ in range(6):
@@ -220,7 +220,7 @@ async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is
         harness.response = closes_at(*([0] if is_alive else []), is_alive=is_alive)
         harness.give(9)
         await harness.clock.advance(600)
-        assert (harness.letters, harness.drained) == (([0], True) if is_alive else ([], False))
+        assert (harness.dead_letters.offsets, harness.drained) == (([0], True) if is_alive else ([], False))
         if not is_alive:
             assert "closed the connection, always at t-0 offset 0; skip it" in harness.standing[0]
             assert set(harness.attempts.values()) == {1}
@@ -279,7 +279,7 @@ async def test_partitions_try_a_dead_backend_in_turns() -> None:
         harness.response = dies_of_some
         harness.give(20)
         await harness.clock.advance(300)
-        assert {place.partition for place, commit in harness.commits.items() if commit.offset < 20} == {0, 1, 2}
+        assert {place.partition for place, commit in harness.source.commits.items() if commit.offset < 20} == {0, 1, 2}
         assert {offset for _, offset in harness.attempts} == set(range(20))
 
 
@@ -298,6 +298,6 @@ async def test_records_that_never_reached_the_destination_are_not_successes(outc
             harness.give(5)
             await harness.clock.advance(1)
             closed += harness.pump.breaker.status.state == "closed"
-        assert len([offset for offset in harness.letters if offset % 2 == 0]) <= 11
+        assert len([offset for offset in harness.dead_letters.offsets if offset % 2 == 0]) <= 11
         assert closed <= 5
         assert harness.pump.numbers()["delivered"] == 0

@@ -97,6 +97,8 @@ class AckModel(Harness):
         self.up_to, self.window, self.stubborn = up_to, window, stubborn
         self.parts = {P0: Partition(), P1: Partition()}
         self.wrong: list[str] = []
+        self.source.on_commit = self._committed
+        self.dead_letters.on_written = self._buried
 
     async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
         part, offsets = self.parts[delivery.partition], [record.offset for record in delivery.records]
@@ -120,13 +122,11 @@ class AckModel(Harness):
                 part.answered(offset, reply)
         return replies
 
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
-        await super().write(letters)
+    def _buried(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
             self.parts[letter.record.topic_partition].over.add(letter.record.offset)
 
-    def commit(self, offsets: Any) -> None:
-        super().commit(offsets)
+    def _committed(self, offsets: Any) -> None:
         for partition, committed in offsets.items():
             part = self.parts[partition]
             if passed := part.ended_by(committed) - part.over:
@@ -175,12 +175,12 @@ class AckModel(Harness):
         part.acknowledge(offset, up_to=self.up_to)
 
     def assign(self, at: TopicPartition) -> None:
-        self.epoch += 1
-        committed, part = self.commits.get(at), self.parts[at]
+        self.source.epoch += 1
+        committed, part = self.source.commits.get(at), self.parts[at]
         part.begin(committed)
-        self.pump.on_assigned({at: self.epoch}, {at: committed} if committed else {})
+        self.pump.on_assigned({at: self.source.epoch}, {at: committed} if committed else {})
         if records := [record for record in part.log if record.offset >= part.floor]:
-            self.pump.on_records(at, self.epoch, records)
+            self.pump.on_records(at, self.source.epoch, records)
 
     async def give_up(self, partitions: Sequence[TopicPartition], seconds: float, late: int = 0) -> None:
         """Give partitions up; if there is time, deliveries end, and a record that waits is acknowledged late."""
@@ -201,7 +201,7 @@ class AckModel(Harness):
             part.over |= part.named  # also those that were in flight
             if not self.window:  # else the next assignment knows no acknowledgement, and may commit before it
                 part.settled |= part.named
-        self.commit(revoked.result())
+        self.source.commit(revoked.result())
         for each in assigned:
             self.check_commit(each)
 
@@ -218,7 +218,7 @@ class AckModel(Harness):
 
     def check_commit(self, at: TopicPartition) -> None:
         """Compare what is committed with all that has ended, once there was time for it."""
-        part, committed = self.parts[at], self.commits.get(at)
+        part, committed = self.parts[at], self.source.commits.get(at)
         if committed is None:
             assert not part.over
         elif part.log:
@@ -231,14 +231,14 @@ class AckModel(Harness):
         offsets = [record.offset for record in self.parts[at].log]
         if at in self.pump.lanes or not offsets:
             return
-        committed = self.commits.get(at)
+        committed = self.source.commits.get(at)
         tracker = AckTracker(1, committed)
         offsets = [offset for offset in offsets if offset >= (committed.offset if committed else 0)]
         before = tracker.delivered(offsets)
         if ends := [offset for offset in offsets if offset not in before][:count]:
             tracker.done(ends, 1)
             assert tracker.commit
-            self.commits[at] = tracker.commit
+            self.source.commits[at] = tracker.commit
 
     async def end(self) -> None:
         """Everything is acknowledged in the end, and then committed."""
@@ -258,7 +258,7 @@ class AckModel(Harness):
         for at, part in self.parts.items():
             if part.log:
                 assert part.over == {record.offset for record in part.log}
-                assert self.commits[at] == Committed(part.farthest(self.window))
+                assert self.source.commits[at] == Committed(part.farthest(self.window))
 
 
 AT = st.sampled_from([P0, P0, P0, P1])

@@ -57,18 +57,18 @@ async def test_a_pause_of_all_applies_to_later_assignments_and_retry_topics() ->
 async def test_a_pause_stops_retries_and_dead_letters() -> None:
     """Neither a retry nor a dead letter that failed before is attempted before the end of the pause."""
     async with running(Harness()) as harness:
-        harness.letters_down, harness.responses[0] = True, BURY
+        harness.dead_letters.is_down, harness.responses[0] = True, BURY
         harness.responses[5] = RETRY
         harness.feed(0)
         harness.feed(5, partition=P1)
         await harness.clock.settle()
         harness.pump.pause([P0, P1], "paused")
-        harness.letters_down = False
+        harness.dead_letters.is_down = False
         await harness.clock.advance(60)
-        assert (harness.delivered, harness.letters) == ([[0], [5]], [])
+        assert (harness.delivered, harness.dead_letters.offsets) == ([[0], [5]], [])
         harness.pump.resume([P0, P1])
         await harness.clock.advance(60)
-        assert harness.letters == [0, 5]
+        assert harness.dead_letters.offsets == [0, 5]
 
 
 async def test_deliveries_are_no_part_of_the_request_that_ended_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,12 @@ async def test_a_seek_waits_for_what_is_in_flight_and_begins_in_a_new_epoch() ->
         assert harness.why() == "a seek to offset 5 waits for deliveries in flight"
         harness.free.set()
         assert await seek
-        assert (harness.delivered, harness.seeks) == ([[10, 11]], [(P0, 1, 5)])
+        assert (harness.delivered, harness.source.seeks) == ([[10, 11]], [(P0, 1, 5)])
         harness.feed(5, 6)
         await harness.clock.advance(1)
         assert harness.delivered == [[10, 11], [5, 6]]
         assert harness.deliveries[1].epoch == 3
-        assert harness.commits[P0] == Committed(7)
+        assert harness.source.commits[P0] == Committed(7)
 
 
 async def test_seeks_of_a_partition_run_in_turn_even_if_their_callers_are_cancelled() -> None:
@@ -135,14 +135,14 @@ async def test_seeks_of_a_partition_run_in_turn_even_if_their_callers_are_cancel
         first.cancel()
         harness.free.set()
         assert await second
-        assert [offset for _, _, offset in harness.seeks] == [5, 6]
+        assert [offset for _, _, offset in harness.source.seeks] == [5, 6]
         assert harness.why() == ""
 
 
 async def test_a_group_whose_offsets_the_backend_stores_cannot_seek() -> None:
     """The rejected seek changes nothing: the partition continues."""
     async with running(Harness()) as harness:
-        harness.keeps_offsets_elsewhere = True
+        harness.source.keeps_offsets_elsewhere = True
         with pytest.raises(OffsetsKeptElsewhere):
             await harness.pump.seeks.seek(P0, 5)
         harness.feed(0)
@@ -156,7 +156,7 @@ async def test_an_invalid_offset_is_rejected(offset: int) -> None:
     async with running(Harness()) as harness:
         with pytest.raises(InvalidRequest, match="not a valid offset"):
             await harness.pump.seeks.seek(P0, offset)
-        assert (harness.seeks, harness.why()) == ([], "")
+        assert (harness.source.seeks, harness.why()) == ([], "")
 
 
 # Change --------------------------------------------------------------------------------------------------------------
@@ -271,9 +271,9 @@ async def test_the_status_names_the_cause_of_a_stall() -> None:
         harness.down = False
         await harness.clock.advance(60)
         assert harness.why() == ""
-        harness.paused = "the bounds of flow are reached"
+        harness.source.paused = "the bounds of flow are reached"
         assert harness.why() == "the bounds of flow are reached"
-        harness.says = "offsets 3 to 5 are gone"
+        harness.source.says = "offsets 3 to 5 are gone"
         assert harness.why() == "offsets 3 to 5 are gone"
         harness.pump.pause([P0], "paused")
         assert harness.why() == "paused"
@@ -307,5 +307,5 @@ async def test_the_start_of_a_log_is_committed_before_a_record_is_completed() ->
         harness.free.clear()
         harness.feed(100, 101)
         await harness.clock.advance(1)
-        assert (harness.commits, len(harness.deliveries)) == ({P0: Committed(100)}, 1)
+        assert (harness.source.commits, len(harness.deliveries)) == ({P0: Committed(100)}, 1)
         harness.free.set()

@@ -18,10 +18,10 @@ from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, running
 
 async def skip(harness: Harness, *offsets: int) -> list[str]:
     """Skip records of the first partition, and hand over its records again after a seek."""
-    epoch = harness.epoch
+    epoch = harness.source.epoch
     said = await asyncio.gather(*[harness.pump.seeks.skip(P0, offset, "it is wrong") for offset in offsets])
-    if harness.epoch > epoch:
-        harness.feed_again()
+    if harness.source.epoch > epoch:
+        harness.source.feed_again()
     await harness.clock.settle()
     return list(said)
 
@@ -49,7 +49,7 @@ async def test_the_result_of_a_skip(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: Any) -> None:
     """At once, without waiting for the pause; the others are delivered again."""
     async with running(Harness(**letters)) as harness:
-        harness.letters_down, harness.responses = True, {0: BURY, 1: BURY}
+        harness.dead_letters.is_down, harness.responses = True, {0: BURY, 1: BURY}
         harness.feed(0, 1, 2)
         await harness.clock.advance(10)
         assert harness.why()
@@ -58,7 +58,7 @@ async def test_a_record_is_skipped_whose_dead_letter_cannot_be_written(letters: 
         assert "offset 1 failed" in harness.why() if letters else harness.why() == "no room"
         await skip(harness, 1)
         await harness.clock.advance(1)
-        assert (harness.delivered[-1][-1], harness.why(), harness.commits[P0]) == (2, "", Committed(3))
+        assert (harness.delivered[-1][-1], harness.why(), harness.source.commits[P0]) == (2, "", Committed(3))
         assert harness.pump.readiness().ready
 
 
@@ -78,13 +78,13 @@ async def test_a_blocked_key_is_unblocked_before_the_skipped_record_is_completed
         harness.feed(0, 1)
         skipped = asyncio.ensure_future(skip(harness, 0))
         await harness.clock.advance(3)
-        assert (harness.commits, harness.why()) == ({}, "blocked keys are not written")
+        assert (harness.source.commits, harness.why()) == ({}, "blocked keys are not written")
         down = False
         await harness.clock.advance(2)
         assert await skipped == ["skipped"]
         harness.pump.resume([P0])
         await harness.clock.advance(1)
-        assert (unblocked, harness.delivered, harness.commits[P0]) == ([0], [[1]], Committed(2))
+        assert (unblocked, harness.delivered, harness.source.commits[P0]) == ([0], [[1]], Committed(2))
 
 
 @pytest.mark.parametrize("way", ["lost", "revoked"])
@@ -106,7 +106,11 @@ async def test_a_partition_is_revoked_while_a_skip_unblocks_its_key(way: str) ->
             assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 5)) == {P0: Committed(0)}
         written.set()
         await harness.clock.advance(1)
-        assert (await skipped, harness.pump.numbers()["skipped_by_hand"], harness.commits) == ("not assigned", 0, {})
+        assert (await skipped, harness.pump.numbers()["skipped_by_hand"], harness.source.commits) == (
+            "not assigned",
+            0,
+            {},
+        )
 
 
 async def test_a_skip_during_a_seek_applies_after_it() -> None:
@@ -124,7 +128,7 @@ async def test_a_skip_during_a_seek_applies_after_it() -> None:
         harness.free.set()
         assert await seek
         for _ in range(3):
-            harness.feed_again()
+            harness.source.feed_again()
             await harness.clock.settle()
         await harness.clock.advance(1)
         assert harness.delivered[1:] == [[2]]
@@ -157,10 +161,10 @@ async def test_a_skip_beyond_the_offset_map_waits() -> None:
         harness.free.set()
         for _ in range(3):
             await harness.clock.advance(1)
-            harness.feed_again()
+            harness.source.feed_again()
         await harness.clock.advance(1)
         assert {0, 10, 30_001} == {offset for offsets in harness.delivered for offset in offsets}
-        assert (harness.pump.numbers()["skipped_by_hand"], harness.commits[P0]) == (2, Committed(60_001))
+        assert (harness.pump.numbers()["skipped_by_hand"], harness.source.commits[P0]) == (2, Committed(60_001))
 
 
 async def test_a_record_awaiting_its_acknowledgement_is_skipped() -> None:
@@ -175,12 +179,12 @@ async def test_a_record_awaiting_its_acknowledgement_is_skipped() -> None:
         skipped = asyncio.ensure_future(harness.pump.seeks.skip(P0, 1, "it is wrong"))
         await harness.clock.advance(1)
         assert skipped.result() == "skipped"
-        harness.feed_again()
+        harness.source.feed_again()
         await harness.clock.advance(1)
         assert harness.delivered == [[0, 1, 2], [0, 2]]
         assert not harness.pump.acknowledge(P0, 2, up_to=True)
         await harness.clock.advance(1)
-        assert (harness.commits[P0], harness.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
+        assert (harness.source.commits[P0], harness.pump.numbers()["skipped_by_hand"]) == (Committed(3), 1)
 
 
 @pytest.mark.parametrize("turns", range(8))

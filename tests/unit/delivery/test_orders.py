@@ -37,7 +37,7 @@ async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
         harness.free.set()
         await harness.clock.advance(1)
         assert harness.most_under_way == 8
-        assert harness.commits == {P0: Committed(20), P1: Committed(20)}
+        assert harness.source.commits == {P0: Committed(20), P1: Committed(20)}
 
 
 async def test_a_key_is_free_soon_after_its_record() -> None:
@@ -88,11 +88,11 @@ async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:
         assert max(offsets[-1] for offsets in harness.delivered) == SPAN_OFFSETS - 1
         await harness.clock.advance(10)
         assert "offset 0 is not completed" in harness.pump.readiness().reason
-        assert len(harness.commits[P0].metadata) < 100
+        assert len(harness.source.commits[P0].metadata) < 100
         harness.held.pop(0).set()
         await harness.clock.advance(1)
         assert harness.pump.readiness().ready
-        assert harness.commits[P0] == Committed(SPAN_OFFSETS + 1001)
+        assert harness.source.commits[P0] == Committed(SPAN_OFFSETS + 1001)
 
 
 @pytest.mark.parametrize("ordering", ["partition", "key", "none"])

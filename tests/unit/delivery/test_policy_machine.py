@@ -66,6 +66,8 @@ class Model(Harness):
         self.ordering = ordering
         self.rolls_back = percent is not None
         self.last_retry = last_retry
+        self.source.on_commit = self._committed
+        self.dead_letters.write = self.write  # type: ignore[method-assign]
         answered = self.pump.breaker.answered
         # Without doubts: when it opens because of them is the matter of the breaker's own machine.
         self.pump.breaker.answered = lambda ticket, ended, *_: answered(ticket, ended)  # type: ignore[method-assign]
@@ -117,7 +119,7 @@ class Model(Harness):
             for offset in offsets:
                 if not 0 <= 1 + self.blamed[offset] - delivery.attempt <= self.excused[offset]:
                     self.wrong.append(f"{offset}: attempt {delivery.attempt}, blamed {self.blamed[offset]} times")
-        over = self.handled | set(self.letters) | {o for o, plan in self.plans.items() if plan in SKIPS}
+        over = self.handled | set(self.dead_letters.offsets) | {o for o, plan in self.plans.items() if plan in SKIPS}
         if self.last_retry:
             over |= {offset for offset, plan in self.plans.items() if plan in LETTERS}
         for earlier in self.log:
@@ -133,16 +135,16 @@ class Model(Harness):
     async def write(self, letters: Sequence[DeadLetter]) -> Any:
         await asyncio.sleep(0)
         written = {"": len(letters), "half": len(letters) // 2, "all": 0}[self.unwritten]
-        self.letters += [letter.record.offset for letter in letters[:written]]
+        self.dead_letters.offsets += [letter.record.offset for letter in letters[:written]]
         if written < len(letters):
             raise DeadLetterFailed("down", missing=list(range(written, len(letters))))
         places = [place for place, letter in enumerate(letters) if letter.record.offset % 5 == 0]
         self.delayed.update(letters[place].record.offset for place in places)
         return places
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def _committed(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.committed = offsets[P0].offset
-        over = self.handled | set(self.letters)
+        over = self.handled | set(self.dead_letters.offsets)
         for offset in range(self.committed):
             plan = self.plans[offset]
             if offset not in over and plan not in SKIPS and not (self.last_retry and plan in LETTERS):
@@ -206,8 +208,10 @@ class PolicyMachine(LoopMachine):
         reported = Counter(model.reported.values())
         names = {"delivered": "delivered", "dead letter": "dead_letters", "skipped": "skipped", "given up": "given_up"}
         assert reported == +Counter({how: int(counts[name]) for how, name in names.items()})
-        assert sorted(model.letters) == ([] if last else [o for o, plan in model.plans.items() if plan in LETTERS])
-        assert model.committed == model.released == len(model.log)
+        assert sorted(model.dead_letters.offsets) == (
+            [] if last else [o for o, plan in model.plans.items() if plan in LETTERS]
+        )
+        assert model.committed == model.source.released == len(model.log)
         assert all(count <= ATTEMPTS + model.excused[offset] for offset, count in model.blamed.items())
 
 

@@ -28,7 +28,11 @@ async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() 
         assert (harness.pump.counts.taken, harness.pump.numbers()["in_flight"]) == (4, 4)
         harness.free.set()
         await harness.clock.advance(1)
-        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["in_flight"], harness.released) == (4, 0, 4)
+        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["in_flight"], harness.source.released) == (
+            4,
+            0,
+            4,
+        )
 
 
 @pytest.mark.parametrize("is_skipped", [False, True])
@@ -41,7 +45,7 @@ async def test_what_was_delivered_before_a_record_that_hangs_is_completed(is_ski
         if is_skipped:
             assert await harness.pump.seeks.skip(P0, 1, "too late") == "ended already"
         await harness.clock.advance(0 if is_skipped else 0.03)
-        assert harness.released == 3
+        assert harness.source.released == 3
 
 
 @pytest.mark.parametrize("what", ["a pause", "fewer in flight", "an open breaker"])
@@ -164,16 +168,20 @@ async def test_records_that_were_not_begun_before_a_revoke_are_not_failures() ->
         harness.free.set()
         await harness.clock.advance(0)
         assert revoked.result() == {P0: Committed(2)}
-        assert (harness.pump.counts.refusals, harness.pump.numbers()["breaker_open"], harness.letters) == (0, 0, [])
+        assert (harness.pump.counts.refusals, harness.pump.numbers()["breaker_open"], harness.dead_letters.offsets) == (
+            0,
+            0,
+            [],
+        )
 
 
 async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> None:
     """The first known offset is the end of an empty partition."""
     async with running(Harness(hooks={"acks": AckRules(window=2)})) as harness:
-        harness.pump.on_end(P0, harness.epoch, 5)
+        harness.pump.on_end(P0, harness.source.epoch, 5)
         harness.feed(5, 6, 7)
         await harness.clock.advance(1)
-        assert harness.commits[P0] == Committed(6)
+        assert harness.source.commits[P0] == Committed(6)
 
 
 @pytest.mark.parametrize("steady", [False, True])
@@ -187,7 +195,7 @@ async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) ->
         for partition in places if steady and len(told) < 1000 else ():
             harness.pump._mark(partition)
 
-    harness.commit = commit  # type: ignore[method-assign]
+    harness.source.commit = commit  # type: ignore[method-assign]
     await harness.pump.start()
     harness.pump.on_assigned(dict.fromkeys(places, 1), {place: Committed(0) for place in places})
     for partition in places:

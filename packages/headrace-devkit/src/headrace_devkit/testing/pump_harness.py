@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -38,67 +38,34 @@ class MovingClock(ManualClock):
         return self._now
 
 
-class Harness:
-    """A pump with a source, a destination and a dead letter topic around it, all of them this one."""
+class HarnessSource:
+    """The consumer of a pump: keeps its commits, and seeks as it asks."""
 
-    def __init__(self, *, ordering: str = "partition", max_records: int = 2, attempts: int = 3, **given: Any) -> None:
-        self.clock = given.pop("clock", None) or ManualClock()
-        self.responses: dict[int, Reply] = {}
-        """By offset; everything else ends well."""
-        self.free = asyncio.Event()
-        """While it is not set, deliveries hang."""
-        self.free.set()
-        self.writing = asyncio.Event()
-        """While it is not set, dead letters are not acknowledged."""
-        self.writing.set()
-        self.held: dict[int, asyncio.Event] = {}
-        """Offsets whose deliveries hang by themselves."""
-        self.under_way = self.most_under_way = 0
-        self.down = self.letters_down = False
-        self.deliveries: list[Delivery] = []
-        self.letters: list[int] = []
+    def __init__(self) -> None:
+        # What the test says
+        self.is_lost = False
+        """Whether the assignment has ended, so that no seek is possible."""
+        self.keeps_offsets_elsewhere = False
+        self.says = ""
+        """What troubles each partition."""
+        self.paused = ""
+        """Why fetching is paused."""
+        self.on_commit: Callable[[Mapping[TopicPartition, Committed]], None] = lambda offsets: None
+        # What the pump did
         self.commits: dict[TopicPartition, Committed] = {}
         self.seeks: list[tuple[TopicPartition, int, int]] = []
-        self.is_lost = self.keeps_offsets_elsewhere = False
         self.released = 0
-        self.says = self.paused = ""
+        # These assignments
+        self.pump: Pump
         self.epoch = 2
-        self.fed: dict[TopicPartition, list[Record]] = {P0: [], P1: []}
-        letters = None if given.pop("without_letters", False) else self
-        batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
-        policy = {"attempts": attempts, "first_delay_seconds": 1, "max_delay_seconds": 8, **given.pop("retry", {})}
-        hooks = PumpHooks(**given.pop("hooks", {}))
-        config = DeliveryConfig(ordering=ordering, batch=batch, retry=RetryConfig.model_validate(policy), **given)
-        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
-        self.pump.connect(self, self)
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        self.deliveries.append(delivery)
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
-        try:
-            await self.free.wait()
-            for record in delivery.records:
-                if record.offset in self.held:
-                    await self.held[record.offset].wait()
-        finally:
-            self.under_way -= 1
-        if self.down:
-            raise DestinationUnavailable("connection refused")
-        return [self.responses.get(record.offset, ACK) for record in delivery.records]
-
-    async def write(self, letters: Sequence[DeadLetter]) -> None:
-        await asyncio.sleep(0)
-        if self.letters_down:
-            raise DeadLetterFailed("no room")
-        await self.writing.wait()
-        self.letters += [letter.record.offset for letter in letters]
+        self._fed: dict[TopicPartition, list[Record]] = {P0: [], P1: []}
 
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         self.released += records
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self.commits.update(offsets)
+        self.on_commit(offsets)
 
     def trouble(self, partition: TopicPartition) -> str:
         return self.says
@@ -117,10 +84,99 @@ class Harness:
         self.pump.on_assigned({partition: self.epoch}, {partition: to})
         return True
 
+    def keep(self, records: list[Record]) -> list[Record]:
+        """Keep records for `feed_again`."""
+        self._fed[records[0].topic_partition] += records
+        return records
+
+    def feed_again(self, partition: TopicPartition = P0) -> None:
+        """Hand over what was fed and not yet in this assignment, as a consumer does after a seek."""
+        tracker = self.pump.lanes[partition].tracker
+        if records := [record for record in self._fed[partition] if record.offset >= (tracker.position or 0)]:
+            self.pump.on_records(partition, tracker.epoch, records)
+
+
+class HarnessDeadLetters:
+    """The dead letter topic of a pump."""
+
+    def __init__(self) -> None:
+        # What the test says
+        self.may_write = asyncio.Event()
+        """While it is not set, dead letters are not acknowledged."""
+        self.may_write.set()
+        self.is_down = False
+        self.on_written: Callable[[Sequence[DeadLetter]], None] = lambda letters: None
+        # What the pump did
+        self.offsets: list[int] = []
+        """Those of the records in it."""
+
+    async def write(self, letters: Sequence[DeadLetter]) -> Any:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise DeadLetterFailed("no room")
+        await self.may_write.wait()
+        self.offsets += [letter.record.offset for letter in letters]
+        self.on_written(letters)
+
+
+class Harness:
+    """A pump with a source and a dead letter topic around it; its destination is this one."""
+
+    def __init__(
+        self,
+        *,
+        ordering: str = "partition",
+        max_records: int = 2,
+        attempts: int = 3,
+        source: HarnessSource | None = None,
+        dead_letters: HarnessDeadLetters | None = None,
+        **given: Any,
+    ) -> None:
+        # What the test says
+        self.clock = given.pop("clock", None) or ManualClock()
+        self.responses: dict[int, Reply] = {}
+        """By offset; everything else ends well."""
+        self.free = asyncio.Event()
+        """While it is not set, deliveries hang."""
+        self.free.set()
+        self.held: dict[int, asyncio.Event] = {}
+        """Offsets whose deliveries hang by themselves."""
+        self.down = False
+        # What the pump did
+        self.deliveries: list[Delivery] = []
+        self.under_way = 0
+        self.most_under_way = 0
+        # The pump, and what is around it
+        self.source = source or HarnessSource()
+        self.dead_letters = dead_letters or HarnessDeadLetters()
+        letters = None if given.pop("without_letters", False) else self.dead_letters
+        batch = BatchConfig(max_records=max_records, linger_seconds=given.pop("linger_seconds", 0))
+        policy = {"attempts": attempts, "first_delay_seconds": 1, "max_delay_seconds": 8, **given.pop("retry", {})}
+        hooks = PumpHooks(**given.pop("hooks", {}))
+        config = DeliveryConfig(ordering=ordering, batch=batch, retry=RetryConfig.model_validate(policy), **given)
+        self.pump = Pump("pump", "g", self, letters, delivery=config, clock=self.clock, chance=Random(1), hooks=hooks)
+        self.source.pump = self.pump
+        self.pump.connect(self.source, self.source)
+
+    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
+        self.deliveries.append(delivery)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self.free.wait()
+            for record in delivery.records:
+                if record.offset in self.held:
+                    await self.held[record.offset].wait()
+        finally:
+            self.under_way -= 1
+        if self.down:
+            raise DestinationUnavailable("connection refused")
+        return [self.responses.get(record.offset, ACK) for record in delivery.records]
+
     def feed(self, *offsets: int, partition: TopicPartition = P0, key: bytes | None = None) -> None:
         epoch = self.pump.lanes[partition].tracker.epoch
         records = [Record(*partition, offset, 1000 + offset, key, b"v", size_bytes=1) for offset in offsets]
-        self.pump.on_records(partition, epoch, self.keep(records))
+        self.pump.on_records(partition, epoch, self.source.keep(records))
 
     def feed_keys(self, keys: str, start: int = 0, partition: TopicPartition = P0) -> None:
         """Hand over one record per character, which is its key; a dot means no key."""
@@ -131,17 +187,6 @@ class Harness:
 
     def hold(self, *offsets: int) -> None:
         self.held.update({offset: asyncio.Event() for offset in offsets})
-
-    def keep(self, records: list[Record]) -> list[Record]:
-        """Keep records for `feed_again`."""
-        self.fed[records[0].topic_partition] += records
-        return records
-
-    def feed_again(self, partition: TopicPartition = P0) -> None:
-        """Hand over what was fed and not yet in this assignment, as a consumer does after a seek."""
-        tracker = self.pump.lanes[partition].tracker
-        if records := [record for record in self.fed[partition] if record.offset >= (tracker.position or 0)]:
-            self.pump.on_records(partition, tracker.epoch, records)
 
     @property
     def delivered(self) -> list[list[int]]:

@@ -37,7 +37,7 @@ class Admission:
     def judge_again(self) -> None:
         """Judge the credentials again when the endpoint waits for its client, and wake it."""
         self._request.body.judge = self._judge
-        self._request.body.wake()
+        self._request.response.wake()
 
     async def _judge(self) -> None:
         """Return if the credentials are still valid.

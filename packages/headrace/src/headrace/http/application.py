@@ -29,14 +29,14 @@ from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
 from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, Route, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
-from headrace.http.messages import CORRELATION, TRACEABILITY, HttpResponse, error_response, given_id, respond_error
+from headrace.http.messages import HttpResponse, error_response, respond_error
 from headrace.http.request import ALWAYS_OPEN, ANYONE, ClientGone, HttpRequest, RequestCaller, RequestHead
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
 from headrace.http.targets import Targets
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.correlation import caller, correlation_id, new_correlation_id
+from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.tracing import current_span
 
@@ -108,7 +108,7 @@ class Application:
         if self.gate.disturbance or not self.gate.enter():
             return False
         request.is_entered = True
-        identify(request)
+        request.identify()
         request.span = server_span(request.head.method, request.head.headers)
         steps = request.head.route.steps
         try:
@@ -130,7 +130,7 @@ class Application:
         Return whether the response follows later, without this task.
         """
         responds_later = False
-        identify(request)
+        request.identify()
         self._set_context(request)
         if not request.head.path.startswith(self._router.always_open):
             request.span = server_span(request.head.method, request.head.headers)
@@ -266,12 +266,6 @@ class Application:
         topic = self.targets.topic_of(request.head.method, path)
         if topic is not None:
             audit.not_sent(str(error.parameters.get("topic") or topic), error)
-
-
-def identify(request: HttpRequest) -> None:
-    """Give a request its ids: those of the client if they are valid."""
-    headers = request.head.headers
-    request.identify(given_id(headers, CORRELATION) or new_correlation_id(), given_id(headers, TRACEABILITY))
 
 
 def _require(route: Route, principal: Principal) -> None:

@@ -18,10 +18,7 @@ from headrace.runtime.telemetry.correlation import new_correlation_id
 T = TypeVar("T")
 
 JSON: Final = b"application/json"
-CORRELATION: Final = b"x-correlation-id"
-TRACEABILITY: Final = b"x-traceability-id"
 TRACE_PARENT: Final = b"traceparent"
-_ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _UNKNOWN_FIELD: Final = re.compile("contains unknown field `(.*?)`")
 _TOO_LONG: Final = "`array` of length <="
 _CAUSE_CHARACTERS: Final = 200
@@ -32,12 +29,6 @@ _NO_CONTENT: Final = (204, 304)
 def unknown_name(what: str, name: str, known: Iterable[str]) -> errors.InvalidRequest:
     """Return the error for an unknown name, with the nearest known one."""
     return errors.InvalidRequest(f"{what} {name[:60]!r} is not known: {hint(name, sorted(known))}")
-
-
-def given_id(headers: dict[bytes, bytes], name: bytes) -> bytes | None:
-    """Return the client's id if it is valid: 1 to 200 visible ASCII characters."""
-    value = headers.get(name)
-    return value if value and _ID.fullmatch(value) else None
 
 
 async def read_json(request: HttpRequest, settings: HttpConfig) -> bytes:

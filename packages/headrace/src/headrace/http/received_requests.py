@@ -101,11 +101,10 @@ class RequestQueue:
     def add_repeated(self, head: RequestHead, body: bytes) -> bool:
         """Serve a whole request with an earlier head; return False if it needs more than its body."""
         connection = self._connection
-        request = HttpRequest(connection, head)
+        request = HttpRequest(connection, head, body)
         if connection.shared.application.needs(request):
             return False
         self.latest = self._serving = request
-        request.body.take_whole(body)
         return True
 
     def do(self) -> bool:
@@ -142,12 +141,11 @@ class RequestQueue:
 
     def response_complete(self) -> None:
         """Serve the next request, or wait for one."""
-        if self._serving:
-            self._serving.body.response_complete()
         connection = self._connection
         if connection.transport.is_closing():
             return
-        connection.flow.resume_reading()
+        if connection.flow.read_paused:
+            connection.flow.resume_reading()
         if self._waiting:
             self._run(self._waiting.popleft())
         else:
@@ -392,7 +390,6 @@ class RequestParser:
         if not is_direct and not connection.may_send(head.url):
             return
         request = HttpRequest(connection, head.complete(self._parser))
-        request.body.expects_continue = request.head.expects_continue
         if self._head_bytes or len(self._chunk) > MAX_HEAD_BYTES:
             request.head.is_long = head.is_long
             self._head_bytes = 0
@@ -419,7 +416,7 @@ class RequestParser:
         request.body.has_more = False
         if not request.body.is_direct:
             connection.shared.slices.count(request.body.size_bytes)
-            request.body.wake()
+            request.response.wake()
             return
         self._remember(request)
         if not connection.requests.do():

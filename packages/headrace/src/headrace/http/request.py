@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import HeadraceError
+from headrace.runtime.telemetry.correlation import new_correlation_id
 
 if TYPE_CHECKING:
     from headrace.http.auth import Authenticator, Principal
@@ -25,6 +26,9 @@ UNREAD_SECONDS: Final = 300.0
 """Longest time that the client of a stream may read nothing."""
 ALWAYS_OPEN: Final = ("/health/", "/live", "/ready", "/metrics")
 """Paths that are served while draining, and on connections above the limit."""
+CORRELATION: Final = b"x-correlation-id"
+TRACEABILITY: Final = b"x-traceability-id"
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,200}")
 _INVALID_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _INVALID_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _WITHOUT_BODY: Final = (204, 304)
@@ -107,6 +111,8 @@ class RequestHead:
         """HTTP version: `1.1` or `1.0`."""
         self.keep_alive = keep_alive
         """Whether the client wants the connection to stay open after the response."""
+        self.expects_continue = version != "1.0" and self.headers.get(b"expect", b"").lower() == b"100-continue"
+        """Whether the client waits for status 100 before it sends the body."""
         self.is_long = False
         """Whether it exceeds its limit although it arrived in one piece."""
         # Found once for all requests with it
@@ -116,45 +122,40 @@ class RequestHead:
         """What the `Steps` of its endpoint have read in it."""
 
     @property
-    def expects_continue(self) -> bool:
-        """Whether the client waits for status 100 before it sends the body."""
-        return self.version != "1.0" and self.headers.get(b"expect", b"").lower() == b"100-continue"
-
-    @property
     def pattern(self) -> str:
         """The path of its endpoint, with names in place of parameters; `none` if it has no endpoint."""
         path: str = self.route.endpoint.path if self.route else "none"
         return path
 
+    def given_id(self, name: bytes) -> bytes | None:
+        """Return an id that the client sent in a header; None unless it is 1 to 200 visible ASCII characters."""
+        value = self.headers.get(name)
+        return value if value and _ID.fullmatch(value) else None
+
 
 class RequestBody:
     """The part of a request's body that has arrived and that no endpoint has received; waits for the client."""
 
-    def __init__(self, connection: RequestConnection, response: ResponseWriter) -> None:
+    def __init__(
+        self, connection: RequestConnection, head: RequestHead, response: ResponseWriter, whole: bytes | None
+    ) -> None:
+        """Begin; `whole` is all of it, if that has arrived and no task waits for it."""
         # This connection
         self._connection = connection
         # This request
         self._response = response
-        self.chunks: list[bytes] = []
-        self.size_bytes = 0
+        self.chunks: list[bytes] = [] if whole is None else [whole]
+        self.size_bytes = 0 if whole is None else len(whole)
         """Of all that has arrived."""
-        self.has_more = True
+        self.has_more = whole is None
         """Whether bytes are still to come."""
-        self.is_direct = False
+        self.is_direct = whole is not None
         """Whether no task waits for a part: it is served at its end."""
-        self.expects_continue = False
+        self.expects_continue = head.expects_continue
         """Whether the client waits for status 100 before it sends the rest."""
         self.judge: Callable[[], Awaitable[None]] | None = None
         """Set while credentials are to be judged again; raises if they have ended."""
         self._unread_bytes = 0
-        self._changed: asyncio.Event | None = None
-
-    def take_whole(self, data: bytes) -> None:
-        """Take all of it; no task waits for it."""
-        self.is_direct = True
-        self.has_more = False
-        self.size_bytes = len(data)
-        self.chunks.append(data)
 
     def arrived(self, data: bytes) -> None:
         """Take a part; if too much waits for the endpoint, the connection reads no more."""
@@ -165,7 +166,7 @@ class RequestBody:
         self._unread_bytes += len(data)
         if self._unread_bytes > _MOST_UNREAD_BYTES:
             self._connection.flow.pause_reading()
-        self.wake()
+        self._response.wake()
 
     async def receive(self) -> bytes:
         """Return the bytes that have arrived; empty only at the end, when `has_more` is false.
@@ -209,23 +210,9 @@ class RequestBody:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.expects_continue = False
         self._connection.flow.resume_reading()
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()
-        self._changed.clear()
+        await self._response.changed()
         if self.judge:
             await self.judge()
-
-    def wake(self) -> None:
-        """Wake who waits for the body or for the end of the connection."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        self._changed.set()
-
-    def response_complete(self) -> None:
-        """Wake who waits: nothing more is received."""
-        if self._changed:
-            self._changed.set()
 
 
 class _Framing:
@@ -280,6 +267,20 @@ class ResponseWriter:
         self.confirm: Callable[[float | None], Awaitable[Any]] | None = None
         """Replaces `written` for a request whose client is connected to another process."""
         self._framing: _Framing | None = None
+        self._changed: asyncio.Event | None = None
+
+    def wake(self) -> None:
+        """Wake who waits for the client: for the body, for the end of the connection or of this response."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Wait for `wake`, and for the end of this response."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+        self._changed.clear()
 
     async def send(self, response: WholeResponse) -> None:
         """Send a whole response."""
@@ -353,6 +354,8 @@ class ResponseWriter:
 
     def _completed(self) -> None:
         self.is_complete = True
+        if self._changed:
+            self._changed.set()
         if not self.keep_alive:
             self._connection.transport.close()
         self._connection.requests.response_complete()
@@ -439,14 +442,14 @@ ANYONE: Final = RequestCaller()
 class HttpRequest:
     """One request of a client: its head, its body, its response, and what is known of it while it is served."""
 
-    def __init__(self, connection: RequestConnection, head: RequestHead) -> None:
-        """Take a complete head from the connection that received it."""
+    def __init__(self, connection: RequestConnection, head: RequestHead, whole_body: bytes | None = None) -> None:
+        """Take a complete head from the connection that received it, and the body if it has arrived with it."""
         # This connection
         self.connection = connection
         # This request
         self.head = head
         self.response = ResponseWriter(connection, head)
-        self.body = RequestBody(connection, self.response)
+        self.body = RequestBody(connection, head, self.response, whole_body)
         self.started_at = time.perf_counter()
         self.is_streaming = False
         """Set by an endpoint whose clients may send and read slowly."""
@@ -478,14 +481,14 @@ class HttpRequest:
         certificate: Mapping[str, Any] | None = self.connection.peer.certificate
         return certificate
 
-    def identify(self, correlation_id: bytes, traceability_id: bytes | None) -> None:
-        """Set its ids, which its response returns; they must be valid."""
-        self.correlation_id = correlation_id
-        self.traceability_id = traceability_id
-        ids = _CORRELATION_LINE % correlation_id
+    def identify(self) -> None:
+        """Give it its ids, which its response returns: those of the client if they are valid."""
+        self.correlation_id = self.head.given_id(CORRELATION) or new_correlation_id()
+        self.traceability_id = traceability_id = self.head.given_id(TRACEABILITY)
+        ids = _CORRELATION_LINE % self.correlation_id
         self.response.ids = ids if traceability_id is None else ids + _TRACEABILITY_LINE % traceability_id
 
     def abandon(self) -> None:
         """Send no later response, and wake who waits for the client."""
         self.response.is_disconnected = True
-        self.body.wake()
+        self.response.wake()

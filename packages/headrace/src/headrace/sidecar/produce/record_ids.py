@@ -6,8 +6,8 @@ Source: OpenTelemetry's semantic conventions for Kafka.
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.http.messages import CORRELATION, TRACE_PARENT, given_id
-from headrace.http.request import HttpRequest
+from headrace.http.messages import TRACE_PARENT
+from headrace.http.request import CORRELATION, HttpRequest
 from headrace.records import Produced
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import TraceSpan
@@ -35,7 +35,7 @@ def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> 
     names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
     if headers.keys().isdisjoint(names):
         return RequestIds(correlation, request.traceability_id)
-    trace = [(name.decode(), value) for name in names if name in headers and (value := given_id(headers, name))]
+    trace = [(name.decode(), value) for name in names if name in headers and (value := request.head.given_id(name))]
     return RequestIds(correlation, request.traceability_id, trace)
 
 

@@ -13,17 +13,8 @@ from headrace.errors import ContentTypeMismatch, InvalidRequest, PathNotFound
 from headrace.http import endpoint
 from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import Endpoint, Rule, is_admin
-from headrace.http.messages import (
-    CORRELATION,
-    JSON,
-    TRACEABILITY,
-    HttpResponse,
-    media_type,
-    read_body,
-    read_json,
-    unknown_name,
-)
-from headrace.http.request import Headers, HttpRequest, RequestHead
+from headrace.http.messages import JSON, HttpResponse, media_type, read_body, read_json, unknown_name
+from headrace.http.request import CORRELATION, TRACEABILITY, Headers, HttpRequest, RequestHead
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import Header, OutgoingRecord, Produced
 from headrace.runtime import next_slice

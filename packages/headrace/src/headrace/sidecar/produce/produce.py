@@ -314,9 +314,14 @@ def _encoded_one(part: Part, raw: Any, codec: Codec) -> bytes | None:
     text = bytes(raw)
     if not text or text == b"null":
         return None
-    if type(codec) is JsonCodec and len(text) < SHALLOW_BYTES:
+    if len(text) >= SHALLOW_BYTES:  # it may be nested too deeply
+        return _encoded(part, [raw], codec, 0)[0]
+    if type(codec) is JsonCodec:
         return text
-    return _encoded(part, [raw], codec, 0)[0]
+    try:
+        return codec.encode(text)
+    except errors.EncodeError:
+        _name_misfits(part, [text], codec, 0)
 
 
 def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:

@@ -46,9 +46,6 @@ class CompactedTable(Service, Generic[T]):
     gauge and skipped.
     """
 
-    _refusal: KafkaUnauthorized | None = None
-    """The last error if a right was missing. An empty topic is loaded without the right to read it."""
-
     def __init__(
         self,
         admin: Admin,
@@ -61,23 +58,29 @@ class CompactedTable(Service, Generic[T]):
     ) -> None:
         """Prepare; no broker is contacted. `optional` is the name of what is off while the topic cannot be created."""
         super().__init__(optional or f"topic {topic.name}")
+        # Settings
         self.topic = topic
-        self.missing = ""
-        """Why the topic does not exist and cannot be created; empty otherwise."""
-        self.known = asyncio.Event()
-        """Set when the entries written before the start are known: they are loaded, or there is no topic."""
-        self.is_loaded = asyncio.Event()
-        """Set when the entries written before the start are loaded, and watchers have received them."""
         self._optional = bool(optional)
         self._admin = admin
         self._values = values
         self._produce = produce
         self._clock = clock
+        # This process
+        self.known = asyncio.Event()
+        """Set when the entries written before the start are known: they are loaded, or there is no topic."""
+        self._watches: list[tuple[str, Callable[[str, T | None], None]]] = []
+        # This topic
+        self.is_loaded = asyncio.Event()
+        """Set when the entries written before the start are loaded, and watchers have received them."""
         self._entries: dict[str, tuple[int, T]] = {}
         self._corrupt: set[bytes | None] = set()
-        self._watches: list[tuple[str, Callable[[str, T | None], None]]] = []
         self._position = _TablePosition()
+        # The last attempt to read it
+        self.missing = ""
+        """Why the topic does not exist and cannot be created; empty otherwise."""
         self._problem = f"{topic.name} has not been read yet"
+        self._refusal: KafkaUnauthorized | None = None
+        """The last error if a right was missing. An empty topic is loaded without the right to read it."""
 
     async def start(self) -> None:
         if self._optional:

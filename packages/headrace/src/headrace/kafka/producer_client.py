@@ -58,9 +58,6 @@ class Claim(NamedTuple):
 class Request:
     """The records of one `send`: their results, and how many still wait for a report."""
 
-    callbacks: Callbacks | None = None
-    """Those of its records, if there are several."""
-
     def __init__(
         self,
         records: Sequence[OutgoingRecord],
@@ -75,6 +72,7 @@ class Request:
         self.claim = claim
         self.in_order = False
         self.is_alone = False  # whether each record has a batch of its own
+        self.callbacks: Callbacks | None = None  # those of its records, if there are several
         self.done: Done | None = done
         self._post = post
         self._result = result

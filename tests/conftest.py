@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 from hypothesis import settings
 
-from headrace_devkit.testing import Cluster, HeadraceProcess
+from headrace.errors import EnvironmentProblem
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, Registry
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import SecuredCluster
+from tests.shared_servers import SharedServers
 
 # How long an example takes says nothing of whether it is right.
 settings.register_profile("short", deadline=None)
@@ -32,6 +40,9 @@ TESTS = Path(__file__).parent
 EARLY = ("secured", "spark-integration", "three-brokers", "spark-faults")
 """Groups in the order in which they begin: the longest first, so that none of them is alone at the end."""
 
+SERVERS = pytest.StashKey[SharedServers]()
+"""The servers that the workers of a run share; none in a run without workers."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--secured", action="store_true", help="Headrace reaches Kafka over TLS, with a login and ACLs")
@@ -40,6 +51,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "short")
+    worker = getattr(config, "workerinput", None)
+    if worker or config.getoption("numprocesses", None):
+        folder = worker["servers"] if worker else tempfile.mkdtemp(prefix="headrace-tests-")
+        config.stash[SERVERS] = SharedServers(Path(folder))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (servers := config.stash.get(SERVERS, None)) and not hasattr(config, "workerinput"):
+        servers.stop()
+        shutil.rmtree(servers.folder, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where the servers of the run are."""
+    node.workerinput["servers"] = str(node.config.stash[SERVERS].folder)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Start the servers of the run, if a test may need them."""
+    if not all(name.startswith("tests/unit/") for name in ids):
+        node.config.stash[SERVERS].start()
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plug-in that gives each group to one worker
@@ -123,21 +157,66 @@ def _fixtures(item: pytest.Item | None) -> set[str]:
     return set(getattr(item, "fixturenames", ()))
 
 
+@pytest.fixture(scope="session")
+def shared_servers(request: pytest.FixtureRequest) -> SharedServers | None:
+    """The servers of the run, which respond; None in a run without workers, where the plug-in's fixtures start them."""
+    servers = request.config.stash.get(SERVERS, None)
+    if servers:
+        try:
+            servers.wait_ready()
+        except EnvironmentProblem as problem:
+            pytest.fail(str(problem), pytrace=False)
+    return servers
+
+
+@pytest.fixture(scope="session")
+def schema_registry(request: pytest.FixtureRequest, shared_servers: SharedServers | None) -> Registry:
+    """The schema registry of the run."""
+    return shared_servers.registry if shared_servers else request.getfixturevalue("schema_registry")
+
+
 @pytest.fixture(scope="module")
-def kafka(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def kafka(request: pytest.FixtureRequest, shared_servers: SharedServers | None) -> Iterator[Cluster]:
     """The cluster of most tests.
 
     In modules marked `secured`, and everywhere with `--secured`, the product logs in over TLS; the tests' own clients
     do not.
     """
     if not (request.config.getoption("--secured") or request.node.get_closest_marker("secured")):
-        plain: Cluster = request.getfixturevalue("kafka")
+        plain: Cluster = shared_servers.cluster if shared_servers else request.getfixturevalue("kafka")
         yield plain
         return
     secured: SecuredCluster = request.getfixturevalue("kafka_secured")
     HeadraceProcess.logins[secured.cluster.bootstrap_servers] = secured.login()
     yield secured.cluster
     del HeadraceProcess.logins[secured.cluster.bootstrap_servers]
+
+
+@pytest.fixture(scope="module")
+def topics_of_module(kafka: Cluster) -> Iterator[list[str]]:
+    """The names of topics that the module has made.
+
+    They are deleted behind it, with what the product has named after them: each look at the offsets of a group lists
+    all topics of the cluster.
+    """
+    names: list[str] = []
+    yield names
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    found = [name for name in client.list_topics(timeout=60).topics if any(made in name for made in names)]
+    for deleted in client.delete_topics(found).values() if found else ():
+        with contextlib.suppress(KafkaException):  # a test has deleted it meanwhile
+            deleted.result(60)
+
+
+@pytest.fixture
+def topic(topic: MakeTopic, topics_of_module: list[str]) -> MakeTopic:
+    """Make topics as the plug-in does: `topic(partitions=1, **configs) -> name`."""
+
+    def make(partitions: int = 1, **configs: object) -> str:
+        topics_of_module.append(topic(partitions, **configs))
+        return topics_of_module[-1]
+
+    return make
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import settings
 
 from headrace.errors import EnvironmentProblem
+from headrace_devkit.devcluster import ports
 from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, Registry
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import SecuredCluster
@@ -52,6 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("all" if config.getoption("--all") else "short")
     worker = getattr(config, "workerinput", None)
+    if worker:  # a port that one worker has seen free is given to no other one before its server listens
+        ports._CANDIDATES = ports._CANDIDATES[int(worker["workerid"][2:]) :: worker["workercount"]]
     if worker or config.getoption("numprocesses", None):
         folder = worker["servers"] if worker else tempfile.mkdtemp(prefix="headrace-tests-")
         config.stash[SERVERS] = SharedServers(Path(folder))

@@ -91,6 +91,8 @@ def test_a_key_writes_once_though_the_process_is_killed(
     places = {number: (entry["partition"], entry["offset"]) for number, entry in responses.items()}
     assert len(places) == 1 + kills * CLIENTS
     assert ids_in(ledger, name) == places
+    # One that starts still would end by the signal.
+    ledger.wait_until(lambda: not ledger.reasons(process.url), "all processes to be ready")
     assert process.terminate() == 0
 
 

@@ -205,7 +205,7 @@ def test_a_request_that_arrives_in_the_next_transaction(
     member.close()
 
 
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("keyed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: StartHeadrace, keyed: bool) -> None:
     """What was acknowledged is there once, and the run starts the killed one again; none outlives the run."""
     name = ledger.new_topic(3)

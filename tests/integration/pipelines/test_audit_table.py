@@ -130,6 +130,7 @@ def test_every_field_of_an_event_is_read() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_rows_equal_the_events_also_when_the_driver_is_killed(
     site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], postgres: PostgresServer, tmp_path: Path

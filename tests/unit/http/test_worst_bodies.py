@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
 
 from headrace.app.documents import every_endpoint
@@ -187,6 +188,7 @@ async def measure(server: Any, watcher: Watcher, request: bytes) -> tuple[float,
     return watcher.longest_seconds, grown / len(request) / AT_ONCE, responses
 
 
+@pytest.mark.long
 def test_no_request_holds_the_loop_or_takes_much_memory(opened: OpenServer) -> None:
     """Each route with its worst bodies, several at once: slices of processor time, memory, and a response."""
     wrong: list[tuple[str, float, float, list[bytes]]] = []

@@ -38,7 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
-EARLY = ("secured", "spark-integration", "three-brokers", "spark-faults")
+EARLY = ("spark-first", "spark-second", "kafka_secured", "kafka_three")
 """Groups in the order in which they begin: the longest first, so that none of them is alone at the end."""
 
 SERVERS = pytest.StashKey[SharedServers]()
@@ -134,12 +134,13 @@ def _group_of(item: pytest.Item) -> str:
     if level == "unit" or item.get_closest_marker("xdist_group"):
         return ""  # it stands alone, or names its group itself
     if "pipeline" in item.nodeid and item.get_closest_marker("heavy"):
-        # Three drivers at a time take more processors and memory than a small machine has.
-        return "spark-faults" if level == "faults" else "spark-integration"
+        # Three drivers at a time take more processors and memory than a small machine has; two groups of equal length.
+        is_second = level == "faults" or item.path.name == "test_pipeline_checkpoints.py"
+        return "spark-second" if is_second else "spark-first"
     if "kafka_three" in _fixtures(item):
-        return "three-brokers"  # they break the brokers they share
+        return "kafka_three"  # they break the brokers they share
     if _is_secured(item):
-        return "secured"  # they share the cluster with TLS
+        return "kafka_secured"  # they share the cluster with TLS
     return "" if level == "faults" else item.path.name  # the tests of a module share a process
 
 

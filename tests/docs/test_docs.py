@@ -387,8 +387,10 @@ def services_for(page: Path, folder: Path, request: pytest.FixtureRequest) -> di
 
 ALWAYS = ("README.md", "docs/operations.md")
 """The pages whose examples run in every test run."""
+LONG = {page: [] if name_of(page) in ALWAYS else [pytest.mark.long] for page in PAGES}
+TOGETHER = {page: [pytest.mark.xdist_group(CLUSTERS[page])] for page in CLUSTERS}  # with the other tests on the brokers
 RUN = [
-    pytest.param(page, marks=() if name_of(page) in ALWAYS else pytest.mark.long, id=name_of(page))
+    pytest.param(page, marks=[*LONG[page], *TOGETHER.get(name_of(page), [])], id=name_of(page))
     for page in PAGES
     if any(block.language == "sh" for block in blocks(page))
 ]

@@ -6,7 +6,7 @@ import itertools
 import json
 import ssl
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,22 @@ from headrace.records import OutgoingRecord
 from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace_devkit.devcluster.headrace import HeadraceProcess
 from headrace_devkit.devcluster.ports import free_ports
-from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from raw_server import Authority
 from tests.trace_collector import collecting
 
 SECRET = "a secret that is long enough to sign with"
-TOKENS = {"ann": "the token of ann, long enough", "bob": "the token of bob, long enough"}
+TOKENS = {"ANN": "the token of ann, long enough", "BOB": "the token of bob, long enough"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def secrets() -> Iterator[None]:
+    """The variables of every process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SECRET": SECRET, **TOKENS}.items():
+            patch.setenv(name, value)
+        yield
 
 
 class Processes:
@@ -49,14 +58,24 @@ class Processes:
             "http": {**self._config.get("http", {}), "port": int(url.rpartition(":")[2])},
             "control": {"topic": self._topic},
         }
-        return self._start(
-            config, wait=False, env={"SECRET": SECRET, "BOB": TOKENS["bob"], "ANN": TOKENS["ann"], **env}
-        )
+        return self._start(config, wait=False, env=env)
+
+
+def of_three(start: Callable[..., HeadraceProcess], kafka: Cluster, folder: Path) -> Processes:
+    config = Scenario(kafka.bootstrap_servers, folder).config
+    return Processes(start, {**config, "active_consumers": {"auto_offset_reset": "earliest"}})
+
+
+@pytest.fixture(scope="module")
+def three(kafka: Cluster, module_headrace: SharedHeadrace, tmp_path_factory: pytest.TempPathFactory) -> Processes:
+    """Processes that no test ends."""
+    return of_three(lambda config, **_: module_headrace(config), kafka, tmp_path_factory.mktemp("three"))
 
 
 @pytest.fixture
-def three(site: Scenario, headrace: StartHeadrace) -> Processes:
-    return Processes(headrace, {**site.config, "active_consumers": {"auto_offset_reset": "earliest"}})
+def own(kafka: Cluster, headrace: StartHeadrace, tmp_path: Path) -> Processes:
+    """Processes that a test may end."""
+    return of_three(headrace, kafka, tmp_path)
 
 
 @pytest.fixture
@@ -138,16 +157,16 @@ def test_a_transaction_with_offsets_through_another_process(
 
 
 def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
-    site: Scenario, three: Processes, topic: MakeTopic, group: str
+    site: Scenario, own: Processes, topic: MakeTopic, group: str
 ) -> None:
     name = topic()
     write(site, name, 0, 10)
-    first, second, third = three.urls
+    first, second, third = own.urls
     path = create(first, group, name, name="one")
     assert numbers(second + path, 4, "&max_records=4") == [0, 1, 2, 3]
     assert send("POST", third + path + "/offsets").status == 200
     assert numbers(third + path, 3, "&max_records=3") == [4, 5, 6]
-    three.processes[0].kill()
+    own.processes[0].kill()
     responses = []
 
     def is_gone() -> bool:
@@ -163,22 +182,22 @@ def test_an_instance_of_a_killed_process_is_gone_and_its_commits_are_not(
     assert create(third, group, name, name="one") == path
     assert numbers(second + path, 6) == [4, 5, 6, 7, 8, 9]
 
-    three.processes[0].start()
-    three.processes[0].wait_ready()
+    own.processes[0].start()
+    own.processes[0].wait_ready()
     assert send("GET", first + path + "/assignments").status == 200
 
 
 def test_an_instance_of_a_stopped_or_restarted_process_is_gone_at_once(
-    three: Processes, topic: MakeTopic, group: str
+    own: Processes, topic: MakeTopic, group: str
 ) -> None:
     name = topic()
-    first, second, third = three.urls
+    first, second, third = own.urls
     stopped, killed = create(first, group, name), create(second, group, name)
-    three.processes[0].terminate()
+    own.processes[0].terminate()
     assert send("GET", third + stopped + "/assignments").reason == "instance_gone"
-    three.processes[1].kill()
-    three.processes[1].start()
-    three.processes[1].wait_ready()
+    own.processes[1].kill()
+    own.processes[1].start()
+    own.processes[1].wait_ready()
     assert send("GET", third + killed + "/assignments").reason == "instance_gone"
     assert send("GET", second + killed + "/assignments").reason == "instance_gone"
 
@@ -218,13 +237,13 @@ def test_of_two_processes_one_creates_an_instance(three: Processes, group: str) 
             assert served == [204, 404]
 
 
-def test_only_a_process_with_the_secret_forwards(three: Processes, topic: MakeTopic, group: str) -> None:
-    path = create(three.urls[0], group, topic())
-    forged = send("GET", three.urls[0] + path + "/assignments", None, {"X-Headrace-Forwarded": "e30=.0123456789abcdef"})
+def test_only_a_process_with_the_secret_forwards(own: Processes, topic: MakeTopic, group: str) -> None:
+    path = create(own.urls[0], group, topic())
+    forged = send("GET", own.urls[0] + path + "/assignments", None, {"X-Headrace-Forwarded": "e30=.0123456789abcdef"})
     assert (forged.status, forged.reason) == (403, "forward_refused")
 
-    three.processes[1].kill()
-    other = three.start(three.urls[1], SECRET="another secret that is long enough to sign with")
+    own.processes[1].kill()
+    other = own.start(own.urls[1], SECRET="another secret that is long enough to sign with")
     other.wait_ready()
     response = send("GET", other.url + path + "/assignments")
     assert (response.status, response.reason) == (503, "owner_unavailable")
@@ -234,7 +253,7 @@ def test_only_a_process_with_the_secret_forwards(three: Processes, topic: MakeTo
 def test_an_instance_exists_for_its_principal_only(
     site: Scenario, headrace: StartHeadrace, topic: MakeTopic, group: str
 ) -> None:
-    principals = {name: {"token": f"${{env:{name.upper()}}}", "scopes": ["kafka:r", "kafka:w"]} for name in TOKENS}
+    principals = {name: {"token": f"${{env:{name}}}", "scopes": ["kafka:r", "kafka:w"]} for name in TOKENS}
     config = {**site.config, "security": {"mode": "token", "principals": principals}}
     first, second = Processes(headrace, config, 2).urls
     ann, bob = ({"Authorization": f"Bearer {token}"} for token in TOKENS.values())
@@ -298,7 +317,11 @@ def test_a_client_that_leaves_while_its_read_waits(
     first, second, third = three.urls
     path = create(first, group, name)
     waiting = Connection(f"{second}{path}/records?timeout=30000", {})
-    site.wait_until(lambda: send("GET", f"{first}/adm/consumers").body["consumers"][0]["isReading"], "the read to wait")
+
+    def is_reading() -> bool:
+        return any(one["isReading"] for one in send("GET", f"{first}/adm/consumers").body["consumers"])
+
+    site.wait_until(is_reading, "the read to wait")
     waiting.cut()
     site.wait_until(lambda: send("GET", f"{third}{path}/records?timeout=1").status == 200, "the read to end")
     write(site, name, 0, 10)

@@ -33,7 +33,8 @@ demo: env        ## The whole story on one machine, ending with a table of exact
 
 test: env        ## Unit, integration and fault tests, real Kafka and Spark included: what CI runs
 	$(BIN)/headrace pipeline prepare
-	$(BIN)/pytest tests -n 3 --dist loadgroup
+	$(BIN)/pytest tests/unit -n 2 --dist loadgroup
+	$(BIN)/pytest tests --ignore=tests/unit -n 6 --dist loadgroup
 
 test-all: env    ## Every test, or PART=faults; writes each result into tests/LONG.md
 	$(BIN)/headrace pipeline prepare

@@ -73,7 +73,7 @@ def test_ci_runs_the_same_commands_as_people() -> None:
     workflow = yaml.safe_load(text)
     [job] = workflow["jobs"].values()
     commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == re.findall(r"^make \w+$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert commands == re.findall(r"^make (?:check|test)\b", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert workflow["permissions"] == {"contents": "read"} and "secrets." not in text
 
 

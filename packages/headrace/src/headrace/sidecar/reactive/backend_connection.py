@@ -87,7 +87,7 @@ class PendingResponse:
         if self._outcome:
             return
         self._outcome = outcome
-        if self._wake and self._context:
+        if self._wake and self._context is not None:  # one without variables is false
             if asyncio.current_task(self._loop):  # two tasks cannot run at once
                 self._loop.call_soon(self._wake, self, context=self._context)
             else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -139,6 +141,37 @@ async def test_bytes_before_a_request_is_sent_are_not_its_response() -> None:
     assert caught.value.resend
     assert (wire.sent, wire.aborted) == (b"", True)
     connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("how", ["response", "lost", "cancelled"])
+async def test_whoever_waits_continues_with_any_context(how: str) -> None:
+    """What arrives takes the next step of the task at once, also of one whose context has no variable."""
+    connection = Connection(100)
+    connection.connection_made(Wire())
+    loop = asyncio.get_running_loop()
+    ends: list[object] = []
+
+    async def wait() -> None:
+        try:
+            ends.append((await connection.send((b"x",), loop.time() + 600)).status)
+        except (Broken, asyncio.CancelledError) as cause:
+            ends.append(type(cause))
+
+    task = loop.create_task(wait(), context=contextvars.Context())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    what: dict[str, tuple[Callable[[], object], object]] = {
+        "response": (lambda: connection.data_received(RESPONSES[0]), 200),
+        "lost": (lambda: connection.connection_lost(None), Broken),
+        "cancelled": (task.cancel, asyncio.CancelledError),
+    }
+    act, expected = what[how]
+    loop.call_soon(act)
+    async with asyncio.timeout(10):
+        await task
+    assert ends == [expected]
+    if how != "lost":
+        connection.connection_lost(None)
 
 
 async def test_a_kept_connection_holds_no_response() -> None:

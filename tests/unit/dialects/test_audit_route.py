@@ -51,9 +51,10 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
         sent.append(response.body)
 
     headers = {b"content-type": b"application/json"}
-    request: Any = SimpleNamespace(
-        headers=headers, parameters={}, principal=None, has_more=False, receive=receive, send=send
-    )
+    head = SimpleNamespace(headers=headers, query=b"", method="POST", route=SimpleNamespace(parameters={}))
+    caller = SimpleNamespace(principal=None)
+    body, response = SimpleNamespace(has_more=False, receive=receive), SimpleNamespace(send=send)
+    request: Any = SimpleNamespace(head=head, caller=caller, body=body, response=response, receive=receive, send=send)
 
     async def main() -> tuple[Any, list[Any]]:
         target, clock = Target(), ManualClock(1000.0)

@@ -54,7 +54,7 @@ def report(body: Any, **settings: Any) -> tuple[Any, list[Any]]:
     head = SimpleNamespace(headers=headers, query=b"", method="POST", route=SimpleNamespace(parameters={}))
     caller = SimpleNamespace(principal=None)
     body, response = SimpleNamespace(has_more=False, receive=receive), SimpleNamespace(send=send)
-    request: Any = SimpleNamespace(head=head, caller=caller, body=body, response=response, receive=receive, send=send)
+    request: Any = SimpleNamespace(head=head, caller=caller, body=body, response=response)
 
     async def main() -> tuple[Any, list[Any]]:
         target, clock = Target(), ManualClock(1000.0)

@@ -315,7 +315,8 @@ def test_an_id_of_an_event_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: i
         if not starts:
             await delivered(harness)
         before = dict(harness.instance.positions)
-        request: Any = SimpleNamespace(start=send, write=send, written=send)
+        response = SimpleNamespace(start=send, write=send, written=send)
+        request: Any = SimpleNamespace(response=response)
         streaming = read_stream.stream_records(harness.instance, harness.instance.entries, request, events=True)
         with pytest.raises(InstanceState, match="let more instances share"):
             await (harness.run(streaming) if starts else streaming)

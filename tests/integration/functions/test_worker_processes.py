@@ -186,6 +186,7 @@ def test_a_worker_imports_little() -> None:
         *(f"headrace.config{name}" for name in ("", ".format_list")),
         *(f"headrace.formats{name}" for name in ("", ".plain", ".schema_codec")),
         "headrace.extras",
+        "headrace.framing",
         "headrace.functions",
         "headrace.functions.sdk",
         "headrace.functions.protocol",

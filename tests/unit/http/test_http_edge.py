@@ -10,11 +10,14 @@ import re
 import resource
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import uvloop
@@ -311,6 +314,29 @@ def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(
             asyncio.run(start(hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("loop_factory", "count"), [(asyncio.new_event_loop, 1), (uvloop.new_event_loop, 600)])
+def test_a_reset_behind_many_requests_ends_only_its_connection(
+    opened: OpenServer, loop_factory: Callable[[], asyncio.AbstractEventLoop], count: int
+) -> None:
+    """The first responses fail, so the connection is lost before the task of the last request takes its first step."""
+
+    async def main() -> None:
+        async with opened() as server:
+            connections = server.web.shared.connections
+            for _ in range(5):
+                client = socket.create_connection(("127.0.0.1", urlsplit(server.web.url).port or 0))
+                await until(lambda: connections)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(post(b"{]") * count + b"GET /nope HTTP/1.1\r\nHost: h\r\n\r\n")
+                client.close()
+                await until(lambda: not connections)
+                assert server.web.death is None
+            assert (await server.ask(post(RECORD))).status == 200
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
 
 
 def test_a_closed_connection_is_free_at_once(opened: OpenServer) -> None:

@@ -123,12 +123,11 @@ class RequestQueue:
 
     def _run(self, request: HttpRequest) -> None:
         self._serving = request
-        shared = self._connection.shared
-        shared.slices.count(0)
-        shared.spawn(self._load(request), "request")
-
-    async def _load(self, request: HttpRequest) -> None:
         connection = self._connection
+        connection.shared.slices.count(0)
+        connection.shared.spawn(self._load(connection, request), "request")
+
+    async def _load(self, connection: ReceivingConnection, request: HttpRequest) -> None:
         responds_later = False
         try:
             await connection.flow.drain()  # a client that does not read gets no further response

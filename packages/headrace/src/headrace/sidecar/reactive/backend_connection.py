@@ -87,11 +87,12 @@ class PendingResponse:
         if self._outcome:
             return
         self._outcome = outcome
-        if self._wake and self._context is not None:  # one without variables is false
+        wake, self._wake = self._wake, None  # a task refers to an error that it has caught, and the error to this
+        if wake and self._context is not None:  # one without variables is false
             if asyncio.current_task(self._loop):  # two tasks cannot run at once
-                self._loop.call_soon(self._wake, self, context=self._context)
+                self._loop.call_soon(wake, self, context=self._context)
             else:
-                self._context.run(self._wake, self)
+                self._context.run(wake, self)
 
     def cancel(self, msg: object = None) -> bool:
         """Cancel the wait; the task continues in the next turn of the loop. False if the response has arrived."""
@@ -101,6 +102,7 @@ class PendingResponse:
         self._cancelled(self)
         if self._wake:
             self._loop.call_soon(self._wake, self, context=self._context)
+            self._wake = None
         return True
 
     def get_loop(self) -> asyncio.AbstractEventLoop:

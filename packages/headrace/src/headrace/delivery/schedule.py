@@ -16,7 +16,6 @@ from headrace.delivery.breaker import failures_of
 from headrace.delivery.dead_letter_writes import DeadLetterWrites
 from headrace.delivery.lane import Lane
 from headrace.delivery.lane_work import WorkInFlight
-from headrace.delivery.limit import AdaptiveLimit
 from headrace.delivery.outcomes import (
     ACK,
     AWAITING_ACK,
@@ -85,6 +84,7 @@ class Deliverer:
         """
         # Settings
         self._context = context
+        self._limit = context.breaker.limit
         self._destination = destination
         self._dead_letters = DeadLetterWrites(context, dead_letters, self._complete)
         self._epoch_of = epoch_of
@@ -107,10 +107,6 @@ class Deliverer:
         self._writing = 0
         """Work in flight that began with dead letters, for which the limit has no slot."""
         self._limit.join(self, live=live)
-
-    @property
-    def _limit(self) -> AdaptiveLimit:
-        return self._context.breaker.limit
 
     def offer(self, lane: Lane) -> None:
         """Begin deliveries; a lane may have something to begin."""

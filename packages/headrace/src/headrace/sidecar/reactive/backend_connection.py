@@ -54,55 +54,52 @@ class PendingResponse:
     A task awaits what has `_asyncio_future_blocking` and these methods of a future.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_outcome", "_wake")
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_wake", "outcome")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cancelled: "Callable[[PendingResponse], None]") -> None:
         """Wait; `cancelled` is called if the task is cancelled before."""
         self._loop = loop
         self._cancelled = cancelled
         self._asyncio_future_blocking = False
-        self._outcome: BackendResponse | BaseException | None = None
+        self.outcome: BackendResponse | BaseException | None = None
+        """What the task gets or is raised in it; None before the end."""
         self._wake: Callable[[PendingResponse], object] | None = None
         """Takes the next step of the task that awaits."""
         self._context: Context | None = None
 
     def __await__(self) -> Generator[Any, None, BackendResponse]:
-        if self._outcome is None:
+        if self.outcome is None:
             self._asyncio_future_blocking = True
             yield self
         return self.result()
 
-    @property
-    def is_over(self) -> bool:
-        return self._outcome is not None
-
     def result(self) -> BackendResponse:
         """Return the response, or raise why there is none."""
-        if isinstance(self._outcome, BackendResponse):
-            return self._outcome
-        raise self._outcome or asyncio.InvalidStateError("the response has not arrived")
+        if isinstance(self.outcome, BackendResponse):
+            return self.outcome
+        raise self.outcome or asyncio.InvalidStateError("the response has not arrived")
 
-    def end(self, outcome: BackendResponse | Broken) -> None:
-        """Give the task what arrived; ignored after `cancel`."""
-        if self._outcome:
-            return
-        self._outcome = outcome
-        wake, self._wake = self._wake, None  # a task refers to an error that it has caught, and the error to this
-        if wake and self._context is not None:  # one without variables is false
-            if asyncio.current_task(self._loop):  # two tasks cannot run at once
-                self._loop.call_soon(wake, self, context=self._context)
-            else:
-                self._context.run(wake, self)
+    def end(self, response: BackendResponse) -> None:
+        """Take the next step of the task at once; called by the loop only, because two tasks cannot run at once."""
+        if self.outcome is None:
+            self.outcome = response
+            if self._wake and self._context is not None:  # one without variables is false
+                self._context.run(self._wake, self)
+
+    def fail(self, cause: BaseException) -> None:
+        """Raise in the task, in the next turn of the loop; ignored after the end."""
+        if self.outcome is None:
+            self.outcome = cause
+            if self._wake:
+                self._loop.call_soon(self._wake, self, context=self._context)
+                self._wake = None  # a task refers to an error that it has caught, and the error to this
 
     def cancel(self, msg: object = None) -> bool:
         """Cancel the wait; the task continues in the next turn of the loop. False if the response has arrived."""
-        if self._outcome:
+        if self.outcome is not None:
             return False
-        self._outcome = asyncio.CancelledError(*([msg] if msg else []))
+        self.fail(asyncio.CancelledError(*([msg] if msg else [])))
         self._cancelled(self)
-        if self._wake:
-            self._loop.call_soon(self._wake, self, context=self._context)
-            self._wake = None
         return True
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -156,14 +153,14 @@ class Connection(asyncio.Protocol):
     def send(self, request: Sequence[bytes], end: float) -> PendingResponse:
         """Send a request in the next turn of the loop; its end is a response, or `Broken`, until `end` of the clock.
 
-        So requests of one turn follow each other. Sent between responses, each would wake the server.
+        Bytes that have arrived by then are of an earlier request.
         """
         waiter = PendingResponse(self.loop, self._cancel)
         self.loop.call_soon(self._write, request, end, waiter)
         return waiter
 
     def _write(self, request: Sequence[bytes], end: float, waiter: PendingResponse) -> None:
-        if waiter.is_over:  # cancelled; the connection has had nothing of it
+        if waiter.outcome:  # cancelled; the connection has had nothing of it
             if self._released:
                 self._released(self)
             return
@@ -321,7 +318,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             if self._released:
                 self._released(self)
-            waiter.end(Broken(why, resend=resend, closed=closed))
+            waiter.fail(Broken(why, resend=resend, closed=closed))
 
     def _set_timer(self) -> None:
         if self._timer:

@@ -80,19 +80,21 @@ class ConnectionPool:
         """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
-    async def request(self, request: Sequence[bytes], end: float) -> BackendResponse:
-        """Return the response to a request, at the latest at `end` of the loop's clock.
+    async def request(self, head: str, body: bytes, end: float) -> BackendResponse:
+        """Return the response to a request, at the latest at `end` of the loop's clock; `head` has no empty line.
 
         The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
 
         Raises:
             DestinationUnavailable: No complete response arrived in time.
         """
+        start = f"{head}\r\n".encode()
+        pieces = (start + body,) if len(body) < _SMALL_BYTES else (start, body)
         kept = self._kept()
         while True:
             try:
                 connection = kept or await self._new(end)
-                return await connection.send(request, end)
+                return await connection.send(pieces, end)
             except Broken as cause:
                 if kept is None or not cause.resend:
                     raise self._unavailable(cause) from cause
@@ -285,7 +287,7 @@ class BackendClient:
         end = asyncio.get_running_loop().time() + self._timeout_seconds
         if self._token:
             return self._send_with(self._token, head, body, end)
-        return self._connections.request(_pieces(head, body), end)
+        return self._connections.request(head, body, end)
 
     async def _send_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
         for again in (False, True):
@@ -294,7 +296,7 @@ class BackendClient:
                     value = await token.value()
             except TimeoutError as cause:
                 raise self.unavailable(Broken("no token arrived in time (timeout_seconds)")) from cause
-            response = await self._connections.request(_pieces(f"{head}Authorization: Bearer {value}\r\n", body), end)
+            response = await self._connections.request(f"{head}Authorization: Bearer {value}\r\n", body, end)
             if response.status != 401 or again:
                 break
             token.forget(value)
@@ -349,12 +351,6 @@ def client_of(
         forbidden=functools.partial(backend.refuses, backend.url),
         token=token,
     )
-
-
-def _pieces(head: str, body: bytes) -> Sequence[bytes]:
-    """Return a request as it is sent: in one piece if it is small."""
-    start = f"{head}\r\n".encode()
-    return (start + body,) if len(body) < _SMALL_BYTES else (start, body)
 
 
 def _target(path: str, query: str) -> str:

@@ -60,13 +60,3 @@ def test_modes_of_one_record_make_batches_of_one(mode: str) -> None:
     assert consumer(mode, {"max_records": 1, "max_bytes": 7}).batch.max_bytes == 7
     with pytest.raises(ValidationError, match=rf"max_records is 2, but backend\.mode {mode} .*max_in_flight"):
         consumer(mode, {"max_records": 2})
-
-
-def test_responses_that_may_echo_records_may_be_larger() -> None:
-    """The limit follows the size of a batch, which these modes leave as it is."""
-    assert [consumer(mode).batch.max_records for mode in ("results", "status")] == [100, 100]
-    assert consumer("status", {"max_records": 7}).batch.max_records == 7
-    assert consumer("status").max_response_bytes == 1_048_576
-    small, large = consumer("results"), consumer("results", {"max_bytes": 10_000_000})
-    assert small.max_response_bytes == 1_048_576 + 4 * 102_400 + 100 * 16_384
-    assert large.max_response_bytes > 40_000_000

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from headrace.cli.main import root
@@ -36,9 +35,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = serialization.load_pem_private_key(app.key.read_bytes(), None)
     protection = serialization.BestAvailableEncryption(f"{CANARY}-key".encode())
     encrypted = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
-    certificate = x509.load_pem_x509_certificate(app.certificate.read_bytes())
     (folder / "encrypted.key").write_bytes(encrypted)
-    (folder / "app.der").write_bytes(certificate.public_bytes(serialization.Encoding.DER))
     (folder / "both.pem").write_bytes(app.key.read_bytes() + app.certificate.read_bytes())
     (folder / "garbage.pem").write_text(f"-----BEGIN {CANARY}")
     (folder / "open.key").write_bytes(app.key.read_bytes())
@@ -50,7 +47,6 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("encrypted.key", "both.pem", "garbage.pem"):
         (folder / name).chmod(0o600)
     (folder / "jks").write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2" + CANARY.encode())
-    (folder / "folder.pem").mkdir()
     return folder
 
 

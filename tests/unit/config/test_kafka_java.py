@@ -107,23 +107,6 @@ def test_a_secret_of_a_jaas_line_is_read_again(pki: Path, text: str, content: st
     assert (current.username, current.password.get_secret_value()) == ("a", "second")
 
 
-def test_a_variable_replaces_the_references_of_the_file_too(pki: Path) -> None:
-    """An override is translated, too; nothing is read again from the file that the replaced line named."""
-    (pki / "secret").write_text("of the file")
-    environ = {"HEADRACE__KAFKA__PROPERTIES__SASL_JAAS_CONFIG": f'{PLAIN} username="a" password="b";'}
-    line = f'{PLAIN} username="a" password="${{file:secret}}";'
-    security = loaded(pki, {"sasl.jaas.config": line, "ssl.truststore.location": "ca.pem"}, environ)
-    assert security.files == [pki / "ca.pem"]
-    assert opened(security.current())["sasl"]["password"] == "b"
-
-
-def test_a_path_from_a_file_starts_where_every_path_starts(pki: Path) -> None:
-    """Also when the file is read again."""
-    (pki / "stage").write_text("ca.pem")
-    security = loaded(pki, {"security.protocol": "SSL", "ssl.truststore.location": "${file:stage}"})
-    assert opened(security.current())["tls"]["ca"] == (pki / "ca.pem").read_text()
-
-
 @settings(max_examples=30)
 @given(username=st.text(min_size=1), password=st.text(min_size=1))
 def test_a_line_that_is_written_is_read_back(username: str, password: str) -> None:

@@ -27,13 +27,6 @@ def test_every_setting_reaches_the_client_which_takes_it() -> None:
     assert ConsumerConfig(properties={"group.instance.id": ""}) == ConsumerConfig()  # of a variable that is not set
 
 
-@pytest.mark.parametrize("settings", table(__file__, "the_client_takes_what_is_accepted"))
-def test_the_client_takes_what_is_accepted(settings: dict[str, Any]) -> None:
-    """Also where one setting asks for others: a large fetch, a short session, the broker's assignor."""
-    found = member_properties(KafkaConfig(), "me", "g", ConsumerConfig(properties=settings))
-    confluent_kafka.Consumer(found).close()
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -134,13 +134,8 @@ def worst_registrations() -> dict[str, Any]:
     base = {"group": "g", "backend": {"url": "http://localhost:8444/kafka/x"}}
     return {
         "names": {**base, "topics": [f"t{number}" for number in range(8000)]},
-        "one name": {**base, "topics": ["t"] * 16_000},
         "wide patterns": {**base, "topic_patterns": [r"[\pL\pN]{40}" + str(number) for number in range(3000)]},
         "allowed patterns": {**base, "topic_patterns": [rf"(.{{250}}){number}|" + r"\w" * 60 for number in range(20)]},
-        "fields of a part": {**base, "topics": ["t"], "retry": {f"f{number}": 0 for number in range(6000)}},
-        "statuses": {**base, "topics": ["t"], "retry": {"statuses": dict.fromkeys(map(str, range(6000)), "x")}},
-        "references": {**base, "topics": ["${a}"] * 8000},
-        "a long name": {**base, "topics": ["t" * 60_000]},
         "a long URL": {**base, "topics": ["t"], "backend": {"url": "http://localhost:8444/" + "a/" * 30_000}},
         "client properties": {
             **base,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.peer_processes import ClusterConfig
 from headrace.config.producer import ProducerConfig
-from headrace.config.section import compile_pattern, fits_any
+from headrace.config.section import compile_pattern
 
 
 @pytest.mark.parametrize(("given", "acks"), [("all", "all"), ("-1", "all"), (-1, "all"), ("1", 1), (0, 0)])
@@ -37,28 +36,6 @@ def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float
     assert ProducerConfig(properties=given).attempt_seconds == pytest.approx(seconds, abs=0.001)
 
 
-def test_a_pattern_fits_whole_names() -> None:
-    """As Java's subscribe does; alternatives too."""
-    fits = fits_any([r"metrics\..*", "a|b"])
-    assert [name for name in ("metrics.cpu", "xmetrics.cpu", "metrics", "a", "b", "ab") if fits(name)] == [
-        "metrics.cpu",
-        "a",
-        "b",
-    ]
-
-
 def test_a_pattern_made_to_take_long_does_not() -> None:
     """Row S2: the engine's work grows with the name alone; Python's own would not come to an end here."""
     assert not compile_pattern("(a*)*b|(a+)+c|(.*)*d")("a" * 30_000)
-
-
-SECRET = "x" * 32
-COMPLETE = {"url": "https://one:8082/", "peers": ["https://one:8082", "https://two:8082/"], "secret": SECRET}
-
-
-def test_a_complete_section() -> None:
-    assert ClusterConfig().peers == []
-    complete = ClusterConfig.model_validate(COMPLETE)
-    assert (complete.url, complete.peers) == ("https://one:8082", ["https://one:8082", "https://two:8082"])
-    assert SECRET not in repr(complete)
-    assert ClusterConfig.model_validate({**COMPLETE, "peers": ["http://127.0.0.1:1"], "url": "http://localhost:2"})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from headrace.admin.health import machine
-from headrace.admin.health.examination import Durability, require
 from headrace.consumers.preconditions import (
     ONE_BROKER,
     Finding,
@@ -20,9 +18,7 @@ from headrace.consumers.preconditions import (
     judge_topic,
     summarize,
 )
-from headrace.errors import EnvironmentProblem, KafkaUnavailable
 from headrace.kafka import PartitionInfo, TopicInfo
-from headrace_devkit.testing import ManualClock
 from headrace_queries.table_config import TableConfig
 from headrace_queries.table_topics import judge_table
 from yaml_table import table
@@ -78,23 +74,8 @@ def test_brokers_that_are_missing_are_named() -> None:
     assert judge_brokers(1, [2, 3]).found == "1 of 3: brokers 2, 3 are missing"
 
 
-BAD = Finding("topic t", "replication factor", "failing", "1", "give it 3 replicas")
 WARNED = Finding("cluster", "bootstrap servers", "warning", "1", "name two")
 FINE = Finding("cluster", "reachable", "ok", "3 brokers")
-
-
-def test_strict_names_everything_that_fails_and_what_to_do() -> None:
-    """Warnings alone refuse nothing."""
-
-    async def bad() -> Sequence[Finding]:
-        return [BAD, WARNED, FINE]
-
-    async def fair() -> Sequence[Finding]:
-        return [WARNED, FINE]
-
-    asyncio.run(require(fair))
-    with pytest.raises(EnvironmentProblem, match="1 preconditions fail: topic t: replication factor is 1: give"):
-        asyncio.run(require(bad))
 
 
 def test_a_cluster_of_one_broker_has_one_finding_about_replication() -> None:
@@ -106,35 +87,6 @@ def test_a_cluster_of_one_broker_has_one_finding_about_replication() -> None:
     assert (first.about, first.check, first.found) == ("cluster", "number of brokers", "1")
     assert others == [ONE_BROKER, old]
     assert summarize([WARNED, FINE, *replication]) == [WARNED, FINE, *replication]
-
-
-def test_report_says_each_thing_once_in_the_log_and_in_readiness(caplog: pytest.LogCaptureFixture) -> None:
-    """A request to a broker that does not answer is repeated; a mended problem is no longer reported."""
-    responses: list[Sequence[Finding] | Exception] = [KafkaUnavailable("away"), [BAD, FINE], [BAD, WARNED], [FINE]]
-
-    async def ask() -> Sequence[Finding]:
-        response = responses.pop(0)
-        if isinstance(response, Exception):
-            raise response
-        return response
-
-    async def run() -> None:
-        clock = ManualClock()
-        service = Durability(ask, clock)
-        await service.start()
-        seen = []
-        for seconds in (1, 2, 600, 600):
-            await clock.advance(seconds)
-            seen.append(service.readiness())
-        assert all(readiness.ready for readiness in seen)
-        assert [readiness.reason.count(" is ") for readiness in seen] == [0, 1, 2, 0]
-        await service.stop()
-
-    asyncio.run(run())
-    assert [record.getMessage() for record in caplog.records] == [
-        "topic t: replication factor is 1: give it 3 replicas",
-        "cluster: bootstrap servers is 1: name two",
-    ]
 
 
 @pytest.mark.parametrize(("judge", "arguments", "state", "found"), table(__file__, "a_machine"))

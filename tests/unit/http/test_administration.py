@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from headrace.admin.health.routes import HealthEndpoints
-from headrace.admin.process.routes import AdministrationEndpoints, ContentQuery
+from headrace.admin.process.routes import ContentQuery
 from headrace.admin.process.server_info import server_info
 from headrace.config.administration import HealthConfig
 from headrace.config.explain import mask
@@ -20,7 +20,7 @@ from headrace.config.known_secrets import MASK, SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.config.registrations import refused_address
 from headrace.config.whole_file import WholeFile
-from headrace.errors import ConfigError, DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
+from headrace.errors import DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
 from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
 from headrace.runtime.telemetry.log_levels import LogLevels
@@ -133,23 +133,6 @@ async def test_the_first_level_returns() -> None:
     assert next(one for one in levels.all() if one.name == name).until is None
 
 
-async def test_a_failed_reload_is_reported_and_the_others_go_on(server: RunningServer) -> None:
-    """The response names it with its reason."""
-
-    async def fails() -> None:
-        raise ConfigError("the files do not match")
-
-    async def succeeds() -> None:
-        return
-
-    endpoints = administration(bad=fails, good=succeeds)
-    call = SimpleNamespace(request=SimpleNamespace(headers={}), body=b'["ALL", "good", "kafka"]', event=None)
-    result = await AdministrationEndpoints.reload.handler(endpoints, call)
-    assert (result.reloaded, result.needs_restart) == (["good"], ["kafka"])
-    assert result.failed == {"bad": "the files do not match"}
-    assert call.event.outcome == "FAILURE"
-
-
 @pytest.mark.parametrize(
     ("chaos", "client", "error"),
     [
@@ -172,18 +155,6 @@ async def test_who_may_start_assaults(chaos: str, client: str, error: type[Headr
         return
     with pytest.raises(error):
         await ChaosEndpoints.assault.handler(endpoints, call)
-
-
-async def test_an_assault_hits_produce_requests_and_not_administration(server: RunningServer) -> None:
-    """Also those that are served without the application; nothing is written."""
-    chaos = Chaos(SystemClock(), lambda disturbance: setattr(server.web._application.gate, "disturbance", disturbance))
-    chaos.begin("exception", AssaultRequest(level=1), "ann")
-    statuses = [await server.ask(request(method, path)) for method, path in (("POST", "/producers/t"), ("GET", "/"))]
-    assert [one.status for one in statuses] == [500, 500]
-    assert not server.kafka.producer.records
-    assert [(await server.get(path)).status for path in ("/adm/chaosmonkey", "/live", "/metrics")] == [200] * 3
-    chaos.end("exception")
-    assert (await server.ask(request("POST", "/producers/t"))).status == 200
 
 
 async def test_the_word_of_light4j_can_be_json_or_off() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import re
 import resource
 import socket
 import ssl
@@ -41,26 +40,6 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
         "POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     return head.encode() + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + end
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        post(RECORD),
-        post(RECORD, "Application/JSON; charset=utf-8"),
-        chunked(RECORD[:5], RECORD[5:]),
-        chunked(RECORD).replace(b"Encoding: chunked", b"Encoding: CHUNKED"),
-        post(RECORD, path="/producers/%74"),
-    ],
-)
-async def test_records_are_accepted(opened: OpenServer, request_bytes: bytes) -> None:
-    """Whole or in chunks, at the limit, in any spelling of the media type and the coding, the path decoded."""
-    async with opened(max_body_bytes=len(RECORD)) as server:
-        response = await server.ask(request_bytes)
-    assert response.status == 200
-    assert response.headers["content-type"] == "application/json"
-    assert response.json == {"offsets": [{"partition": 2, "offset": 0}], "requestStatus": "OK"}
-    assert [(record.topic, record.value) for record in server.kafka.producer.records] == [("t", b'{"n":1}')]
 
 
 BAD = [
@@ -179,15 +158,6 @@ async def test_a_defect_is_one_error_body_without_a_trace(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_one_connection_serves_many_requests_also_after_errors(server: RunningServer) -> None:
-    """Keep-alive and pipelining; a refused body does not shift the next request."""
-    reader, writer = await server.connect()
-    writer.write(post(RECORD) + post(b"{") + post(RECORD, None) + post(RECORD))
-    writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-    text = await asyncio.wait_for(reader.read(), 60)
-    assert re.findall(rb"HTTP/1\.1 (\d+)", text) == [b"200", b"400", b"400", b"200", b"200"]
-
-
 @pytest.mark.parametrize("request_bytes", [post(RECORD), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n"])
 @pytest.mark.uvloop
 async def test_a_connection_has_a_limit_of_pipelined_requests(server: RunningServer, request_bytes: bytes) -> None:
@@ -255,46 +225,6 @@ async def test_readers_and_other_clients_have_limits_of_their_own(opened: OpenSe
         assert 'headrace_http_connections{kind="reads"} 0.0' in shown
         assert 'headrace_http_connections{kind="requests"} 2.0' in shown
         assert (await server.ask(_read_of())).status == 200
-
-
-async def test_requests_behind_a_read_wait_on_its_connection(opened: OpenServer) -> None:
-    """A read does not leave its limit because the same client sends another request behind it."""
-    async with opened(max_connections=4) as server:
-        _, writer = await server.connect()
-        writer.write(_read_of() + post(RECORD))
-        await server.get("/live")
-        limit = server.web.shared.limit
-        assert limit.admitted == {"requests": 0, "reads": 1}
-
-
-@pytest.mark.uvloop
-async def test_all_connections_that_wait_are_accepted_in_few_turns_of_the_loop(server: RunningServer) -> None:
-    """One per turn would keep the last of a thousand clients waiting for seconds."""
-
-    port = int(server.web.url.rpartition(":")[2])
-    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]  # the loop does not run
-    for _ in range(4):
-        await asyncio.sleep(0)
-    assert len(server.web.shared.connections) == 100
-    for client in clients:
-        client.close()
-
-
-@pytest.mark.uvloop
-async def test_what_came_in_one_turn_is_read_in_slices(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every client is answered in the end, and a probe that came last is answered before most of them."""
-    monkeypatch.setattr("headrace.http.shared._SLICE_SECONDS", 1e-9)
-
-    pairs = [await server.connect() for _ in range(100)]
-    for _, writer in pairs:
-        writer.write(post(RECORD) * 2)
-    probe = await server.get("/health/liveness")
-    assert probe.status == 200
-    assert len(server.kafka.producer.records) < 50
-    for reader, writer in pairs:
-        assert [(await server.read(reader)).status for _ in range(2)] == [200, 200]
-        writer.write(post(RECORD))
-        assert (await server.read(reader)).status == 200
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_refused_at_start(

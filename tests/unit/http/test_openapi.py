@@ -24,7 +24,6 @@ RECORD = b'{"records":[{"value":1}]}'
 NO_KEYS = {"mode": "jwt", "jwt": {"issuer": "i", "audience": "a", "jwks_url": "http://127.0.0.1:1/"}}
 HEAD, CLAIMS = b'{"alg":"ES256"}', b"{}"
 SIGNED = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (HEAD, CLAIMS, b"0" * 64))
-POST = "/producers/{topic}"
 OPERATIONS = {(one.method, one.path): one for one in every_endpoint()}
 DOCUMENT = json.loads(json.dumps(whole_document()))
 ALL = [one for one in every_endpoint() if one.described]
@@ -105,16 +104,6 @@ async def test_nothing_is_changed_for_a_page_of_another_site(server: RunningServ
     assert RedeliveryEndpoints.redeliver_by_get.changes
 
 
-async def test_a_body_that_may_be_left_out_is_not_required(server: RunningServer) -> None:
-    """The document and the server agree: what is taken without a body is described so, and nothing else is."""
-    for path, methods in DOCUMENT["paths"].items():
-        for method, operation in methods.items():
-            if "requestBody" in operation:
-                response = await server.get(re.sub(r"{\w+}", "t", path), method.upper())
-                refused = response.status == 400 and response.json["code"] != "ERR12218"
-                assert operation["requestBody"]["required"] is refused, (method, path, response.body)
-
-
 async def test_the_page_asks_no_other_site(server: RunningServer) -> None:
     """Everything it names is served here, and its policy forbids the rest."""
     page = await server.get("/specui.html")
@@ -191,11 +180,3 @@ async def test_responses_of_the_server_are_documented(opened: OpenServer) -> Non
                 schema = described[place][status]["content"]["application/json"]["schema"]
                 schema = schema.get("anyOf", [schema])[-1]
                 assert code in schema["allOf"][1]["properties"]["code"]["enum"], (place, status, code)
-
-
-async def test_the_example_is_a_request_that_works(server: RunningServer) -> None:
-    """As it stands in the document."""
-    example = DOCUMENT["paths"][POST]["post"]["requestBody"]["content"]["application/json"]["example"]
-    response = await server.ask(request("POST", POST, body=json.dumps(example).encode()))
-    assert response.status == 200
-    assert [record.key for record in server.kafka.producer.records] == [b"alice", None]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from headrace.runtime.tls import TlsFiles
 from tests.raw_server import Authority
 from tests.running_server import OpenServer
 
@@ -121,26 +120,3 @@ async def test_a_certificate_that_cannot_be_read_ends_its_own_connection_only(
             await ask_over_tls(server, client(authority, "odd"), POST)
         assert (await ask_over_tls(server, client(authority, "loader"), POST))[0] == 200
         assert server.web.death is None
-
-
-async def test_a_new_certificate_is_taken_without_a_restart(opened: OpenServer, tmp_path: Path) -> None:
-    """When it fits its key; half a change leaves the old one in use."""
-    authority = Authority(tmp_path)
-    tls = issue(authority)
-
-    async def number_of(server: Any) -> str:
-        _, certificate = await ask_over_tls(server, client(authority), POST)
-        return str(certificate["serialNumber"])
-
-    async with opened(tls=tls) as server:
-        files: TlsFiles = server.tls
-        first = await number_of(server)
-        key = (tmp_path / "server.key").read_bytes()
-        authority.issue("server")
-        new = (tmp_path / "server.key").read_bytes()
-        (tmp_path / "server.key").write_bytes(key)
-        files.look()
-        assert await number_of(server) == first
-        (tmp_path / "server.key").write_bytes(new)
-        files.look()
-        assert await number_of(server) != first

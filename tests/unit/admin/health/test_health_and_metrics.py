@@ -36,33 +36,6 @@ async def test_liveness_fails_for_a_consumer_that_hangs(server: RunningServer, m
         assert (response.status, response.json) == (503, {"status": "hangs", "consumers": ["function f.k consumer"]})
 
 
-async def test_health_of_the_original_is_plain_text(server: RunningServer) -> None:
-    """200 OK or 400 ERROR, for the own service id; another one, as a misspelt probe has, is not found."""
-    response = await server.get("/health/t")
-    assert (response.status, response.body) == (200, b"OK")
-    server.services["kafka"] = Readiness(False)
-    response = await server.get("/health/t")
-    assert (response.status, response.body) == (400, b"ERROR")
-    response = await server.get("/health/livness")
-    assert (response.status, response.json["code"]) == (404, "ERR10007")
-    assert "/health/t (audit.service_id)" in response.json["description"]
-
-
-async def test_metrics_count_requests_by_route_and_records(server: RunningServer) -> None:
-    """Names in paths do not become labels."""
-    await server.ask(post(b'{"records":[{"value":1},{"value":1}]}'))
-    await server.ask(post(b"{", "/producers/in-no-label"))
-    await server.get("/nowhere/at/all")
-    response = await server.get("/metrics")
-    text = response.body.decode()
-    assert response.headers["content-type"].startswith("text/plain")
-    assert 'headrace_produce_records_total{result="acknowledged"} 2.0' in text
-    for route, status in (("/producers/{topic}", 200), ("/producers/{topic}", 400), ("none", 404)):
-        assert f'headrace_http_request_seconds_count{{route="{route}",status="{status}"}} 1.0' in text
-    assert "in-no-label" not in text
-    assert 'headrace_client_requests_total{principal="anonymous",status_class="4xx"} 2.0' in text
-
-
 async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: RunningServer) -> None:
     """Who waits gets a response; who comes is sent elsewhere; health goes on."""
     server.kafka.producer.hold()
@@ -78,17 +51,6 @@ async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: R
     server.kafka.producer.release()
     assert (await waiting).status == 200
     await asyncio.wait_for(drain, 60)
-
-
-async def test_draining_ends_at_its_deadline(server: RunningServer) -> None:
-    """A request that never ends does not hold the process."""
-    server.kafka.producer.hold()
-    waiting = asyncio.ensure_future(server.ask(post(b'{"records":[{"value":1}]}')))
-    await server.kafka.producer.taken.wait()
-    with pytest.raises(TimeoutError):
-        await server.web.drain(Deadline(SystemClock(), 0.05))
-    server.kafka.producer.release()
-    await waiting
 
 
 async def test_after_stop_nobody_listens(server: RunningServer) -> None:

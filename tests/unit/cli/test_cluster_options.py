@@ -12,7 +12,7 @@ from headrace.cli.api import address_of
 from headrace.cli.cluster_options import find_cluster, find_settings
 from headrace.cli.main import main
 from headrace.config import load
-from headrace.config.dev_endpoints import ENDPOINTS, environment
+from headrace.config.dev_endpoints import ENDPOINTS
 from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
@@ -69,31 +69,6 @@ def test_every_command_reads_the_file_of_the_folder(folder: Path) -> None:
     assert found("option:1") == ("option:1", "http://localhost:8081")
     with pytest.raises(ConfigError, match="is not YAML"):
         found()
-
-
-def test_a_file_finds_the_dev_cluster_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it says nothing, and where it refers to the variables that `dev up` prints."""
-    dev_cluster(os.getpid())
-    file = folder / "headrace.yaml"
-    for text in ("http: {port: 1}", "kafka: {bootstrap_servers: '${KAFKA:localhost:9092}'}"):
-        file.write_text(text)
-        assert found() == found(config=file) == ("dev:1", "http://dev:2")
-        settings = find_settings(None)
-        assert settings
-        assert "schema_registry" not in settings.model_fields_set
-    monkeypatch.setenv("KAFKA", "env:1")
-    assert found() == ("env:1", "http://dev:2")
-    file.write_text("kafka: {bootstrap_servers: 'file:1'}")
-    assert found() == ("file:1", "http://localhost:8081")
-
-
-def test_what_dev_up_exports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines for `eval` and the variables that commands read have the same names."""
-    for name, value in environment(
-        {"kafka": {"bootstrap_servers": "up:1"}, "schema_registry": {"url": "up:2"}}
-    ).items():
-        monkeypatch.setenv(name, value)
-    assert found() == ("up:1", "up:2")
 
 
 @pytest.mark.parametrize(("text", "problem"), table(__file__, "commands_that_need_only_kafka_read_only_its_sections"))

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from headrace.config.whole_file import WholeFile
 from tests.command_line import headrace
 from yaml_table import table
 
@@ -46,26 +43,6 @@ def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
     (folder / "headrace.yaml").write_text("tables: {stock: {topic: stock, schema: 'item STRING, n BIGINT'}}")
     assert headrace("config", "check") == 0
     assert capsys.readouterr().out.endswith("pipelines: 0, tables: 1)\n")
-
-
-def test_counts_are_in_the_order_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One order, whatever the seed of Python's hashes, which is another one in each process."""
-    query = "q: {sql: SELECT * FROM t EMIT CHANGES, group: g, backend: {url: 'http://127.0.0.1:1'}}"
-    (folder / "headrace.yaml").write_text(f"tables: {{t: {{topic: t, schema: n INT}}}}\nqueries: {{{query}}}\n")
-    assert headrace("config", "check") == 0
-    shown = re.findall(r"(\w+): \d", capsys.readouterr().out.partition("functions: 0, ")[2])
-    assert shown == [name for name in WholeFile.model_fields if name in ("pipelines", "tables", "queries")]
-
-
-def test_check_warns_of_what_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file with weak settings is ok, and says what they cost."""
-    (folder / "headrace.yaml").write_text("producer: {properties: {enable.idempotence: false}}")
-    assert headrace("config", "check") == 0
-    assert capsys.readouterr().err.startswith(
-        "warning: producer.properties: enable.idempotence is false, with 5 requests in flight"
-    )
-    assert headrace("config", "check", "--output", "json") == 0
-    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 1
 
 
 @pytest.mark.parametrize(("text", "problem"), table(__file__, "check_of_a_bad_file"))
@@ -110,20 +87,3 @@ def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "p.yaml").write_text(f"{PIPELINE}\nkafka: {{security: {{tls: {{verify_certificate: false}}}}}}")
     assert headrace("config", "check") == 78
     assert "tls.verify_certificate: unknown key" in capsys.readouterr().err
-
-
-def test_show_masks_secrets(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The effective configuration is printed as YAML or JSON, without secrets; also without a file."""
-    (folder / "headrace.yaml").write_text(GOOD)
-    assert headrace("config", "show") == 0
-    text = capsys.readouterr().out
-    assert headrace("config", "show", "--output", "json") == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert yaml.safe_load(text) == shown
-    assert shown["http"]["port"] == 9000
-    assert shown["kafka"]["security"]["sasl"]["password"] == "**********"
-    (folder / "headrace.yaml").unlink()
-    monkeypatch.setenv("HEADRACE__HTTP__PORT", "9001")
-    assert headrace("config", "show", "--output", "json") == 0
-    shown = json.loads(capsys.readouterr().out)["http"]
-    assert (shown["port"], shown["host"]) == (9001, "127.0.0.1")

@@ -38,15 +38,6 @@ def test_strict_takes_warnings_for_problems(capsys: pytest.CaptureFixture[str]) 
     assert (found["ok"], len(found["problems"]), len(found["advice"])) == (False, 1, 1)
 
 
-def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A broker that does not answer keeps no file from being checked."""
-    (folder / "function.yaml").write_text(FILE.replace("{topics", "{heartbeatInterval: 5s, topics"))
-    assert headrace("function", "validate", "-b", "127.0.0.1:1") == 0
-    err = capsys.readouterr().err
-    assert "advice: orders: heartbeatInterval is 5s: write 3.33s or less" in err
-    assert "workers and replicas were not compared with partitions" in err
-
-
 @pytest.mark.parametrize(
     ("code", "handler", "problem"), yaml.safe_load(Path(__file__).with_name("handlers.yaml").read_text())
 )
@@ -60,15 +51,3 @@ def test_a_handler_that_cannot_be_called_has_its_line_and_the_fix(
     assert headrace("function", command) == 78
     assert problem in capsys.readouterr().err
     assert not (folder / "ran").exists()
-
-
-@pytest.mark.parametrize("command", ["run", "validate"])
-def test_a_file_that_cannot_be_read_names_the_fix(
-    capsys: pytest.CaptureFixture[str], folder: Path, command: str
-) -> None:
-    """Tabs are no YAML; a file that is not there."""
-    (folder / "function.yaml").write_text("spec:\n\thandler: main:handler\n")
-    assert headrace("function", command) == 78
-    assert "function.yaml:2: is not YAML" in capsys.readouterr().err
-    assert headrace("function", command, "other.yaml") == 78
-    assert "other.yaml: cannot be read: No such file or directory. Check the path" in capsys.readouterr().err

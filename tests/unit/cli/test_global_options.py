@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import click
 import pytest
@@ -15,9 +13,7 @@ from click.testing import CliRunner
 
 from headrace.cli.global_options import OPTIONS, GlobalOption, HeadraceCommand, HeadraceGroup, uses
 from headrace.cli.main import root
-from headrace.kafka import Admin
 from tests.command_line import headrace
-from yaml_table import table
 
 FILE = Path(__file__)
 REFERENCE = FILE.parents[3] / "docs" / "reference" / "cli.md"
@@ -84,12 +80,6 @@ def test_each_is_taken_before_and_after_the_command(
     assert seen == {**dict.fromkeys(VALUES), **others, name: SEEN[name]}
 
 
-def test_the_later_one_counts(seen: dict[str, Any]) -> None:
-    """As when an alias of the shell has one already."""
-    assert headrace("-b", "k:1", "topics", "-b", "k:2", "probe", "-bk:3", "--output=json") == 0
-    assert (seen["bootstrap_servers"], seen["output"]) == ("k:3", "json")
-
-
 @pytest.mark.parametrize("option", OPTIONS, ids=[str(one.name) for one in OPTIONS])
 def test_a_command_without_use_for_it_refuses_it(option: GlobalOption, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command, before and after it, even if an argument is missing: nothing is ignored."""
@@ -105,28 +95,6 @@ def test_a_command_without_use_for_it_refuses_it(option: GlobalOption, capsys: p
             )
             refusals += 1
     assert (refusals == 0) == (option.name == "debug")
-
-
-def test_without_a_command_there_is_no_use_for_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The words for a newcomer have no JSON; a traceback is always welcome."""
-    assert headrace("--output", "json") == 2
-    assert "headrace has no use for --output" in capsys.readouterr().err
-    assert headrace("--debug") == 0
-
-
-def test_variables_are_no_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are of the shell, so a command without use for them ignores them."""
-    monkeypatch.setenv("HEADRACE_URL", "http://h:1")
-    monkeypatch.setenv("HEADRACE_TOKEN", "t")
-    assert headrace("config", "schema") == 0
-    assert json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("words", [["topics", "list"], ["status", "--url", "http://127.0.0.1:9"]])
-def test_only_sql_prints_rows_as_csv(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The formats of rows are of the command that prints rows."""
-    assert headrace(*words, "--output", "csv") == 2
-    assert "prints text or json, not csv: use headrace sql" in capsys.readouterr().err
 
 
 def test_what_stands_behind_two_dashes_is_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,51 +142,3 @@ def test_the_completion_offers_them_where_they_have_a_use() -> None:
     assert "json" in completed("--output", "")
     assert "json" in completed("topics", "create", "--output", "")
     assert "create" in completed("-b", "k:1", "topics", "")
-
-
-def test_names_of_topics_are_completed_from_the_cluster_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its address stands before the command."""
-    asked: list[str] = []
-
-    async def list_topics(admin: Admin) -> list[Any]:
-        asked.append(admin.config.bootstrap_servers)
-        return []
-
-    monkeypatch.setattr(Admin, "list_topics", list_topics)
-    completed("-b", "k:1", "topics", "describe", "o")
-    completed("topics", "describe", "-b", "k:2", "o")
-    assert asked == ["k:1", "k:2"]
-
-
-@pytest.mark.parametrize(("words", "shown"), table(__file__, "second names"))
-def test_a_second_name_is_the_same_command(words: str, shown: str) -> None:
-    """Both names of a command that shows one thing, or lists all."""
-    done = CliRunner().invoke(root, [*words.split(), "--help"], prog_name="headrace")
-    assert done.output.startswith(f"Usage: headrace {shown} [OPTIONS]")
-
-
-def test_a_list_and_a_description_are_one_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a name, `topics describe` and `groups describe` list; `--all` describes each group."""
-    monkeypatch.setattr(Admin, "list_topics", AsyncMock(return_value=[]))
-    monkeypatch.setattr(Admin, "list_groups", AsyncMock(return_value=[]))
-    for words in ("topics list", "topics describe"):
-        assert headrace(*words.split(), "-b", "k:1") == 0
-        assert capsys.readouterr().out == "no topics yet: headrace topics create NAME\n"
-    for words, empty in (
-        ("groups list", "consumer groups yet"),
-        ("groups describe --all", "group has committed an offset yet"),
-    ):
-        assert headrace(*words.split(), "-b", "k:1") == 0
-        assert capsys.readouterr().out == f"no {empty}\n"
-
-
-def test_a_command_of_another_package_refuses_them_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One of click's own class."""
-    monkeypatch.setattr(type(root), "get_command", lambda *_: click.Command("topics", callback=lambda: None))
-    assert headrace("topics") == 0
-    assert headrace("--url", "http://h:1", "topics") == 2
-    assert "has no use for --url" in capsys.readouterr().err

@@ -3,22 +3,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli import completion, record_input
+from headrace.cli import record_input
 from headrace.cli.command_codecs import open_codecs
-from headrace.cli.log_positions import POSITION, LogBounds
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
 from headrace.cli.record_input import ByteCount, read_lines
 from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
-from headrace.cli.replay_jobs import print_job
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.formats.stored_values import StoredValues
@@ -117,43 +113,11 @@ def test_a_terminal_gets_no_control_characters_of_records() -> None:
     assert (coloured.count(b"\x1b["), coloured.count(b"\x1b[0m")) == (4, 2)
 
 
-async def test_a_registry_that_is_away_is_asked_once() -> None:
-    """Each value that names a schema would wait for it."""
-    said: list[str] = []
-    async with open_codecs(SchemaRegistryConfig(url="http://127.0.0.1:1")) as codecs:
-        values = StoredValues(codecs, report=said.append)
-        for number in range(3):
-            await values.prepare([b"\0\0\0\0" + bytes([number + 1])])
-    assert len(said) == 1
-    assert "are shown as bytes: the schema registry at http://127.0.0.1:1 is not available" in said[0]
-
-
 @pytest.mark.parametrize(("words", "sentence"), table(__file__, "wrong_usage"))
 def test_wrong_options_are_explained(capsys: pytest.CaptureFixture[str], words: str, sentence: str) -> None:
     """Before Kafka is asked."""
     assert headrace(*words.split(), "-b", "localhost:1") == 2
     assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("text", "first", "second"), table(__file__, "positions"))
-async def test_positions_are_within_each_partition(text: str, first: int, second: int) -> None:
-    """A time is the first record of it or later."""
-    full, empty = TopicPartition("t", 0), TopicPartition("t", 1)
-
-    async def offsets_since(_: object, at: int) -> dict[TopicPartition, int]:
-        return {full: at // 100} if at < 2000 else {}
-
-    bounds = LogBounds({full: 10, empty: 5}, {full: 20, empty: 5})
-    assert await bounds.at(SimpleNamespace(offsets_since=offsets_since), POSITION(text)) == {full: first, empty: second}
-
-
-@pytest.mark.parametrize("names", [completion.topic_names, completion.group_names, completion.consumer_names])
-def test_completion_is_silent_without_an_answer(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The shell shows nothing, instead of an error."""
-    context = click.Context(click.Command("x"))
-    context.params = {"bootstrap_servers": "localhost:1", "url": "http://127.0.0.1:1"}
-    assert names(context, click.Argument(["name"]), "") == []
-    assert capsys.readouterr() == ("", "")
 
 
 def test_lines_come_out_whole_however_the_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,16 +152,6 @@ def test_rows_are_columns_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([], "text", "none")
     print_rows([], "json", "none")
     assert capsys.readouterr().out == "none\n[]\n"
-
-
-def test_how_far_a_job_is_waits_until_its_size_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """A job that has only begun, or was refused, has counted nothing yet."""
-    job = {"id": "redrive-1", "kind": "redrive", "state": "failed", "spec": {"topic": "t.dlq"}, "by": "ann"}
-    job |= {"since": "now", "message": "nothing matches"}
-    print_job({**job, "progress": {"done": 0}}, "text")
-    assert "done" not in capsys.readouterr().out
-    print_job({**job, "progress": {"done": 0, "total": 2}}, "text")
-    assert "done      0 of 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

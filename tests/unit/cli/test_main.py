@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -15,8 +14,6 @@ import pytest
 from headrace import extras
 from headrace.cli import main as main_module
 from headrace.cli.global_options import HeadraceCommand
-from headrace.cli.main import root
-from headrace.cli.status import Poll, page
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 from tests.command_line import headrace
 from yaml_table import table
@@ -34,35 +31,6 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         monkeypatch.setattr(main_module._Lazy, "get_command", lambda *_: topics)
 
     return install
-
-
-def test_without_arguments_a_newcomer_sees_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """The bare command names init, run and consume."""
-    assert headrace() == 0
-    said = capsys.readouterr().out
-    found = [line.split()[1] for line in said.splitlines() if line.startswith("  headrace")]
-    assert found == ["init", "run", "consume"]
-
-
-@pytest.mark.parametrize(("typed", "offered"), [("gen", "generate"), ("generate completion f", "fish")])
-def test_bash_completes_a_line(typed: str, offered: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The script that the command prints, in a real bash."""
-    assert headrace("generate", "completion", "bash") == 0
-    script = capsys.readouterr().out
-    line = f"COMP_WORDS=(headrace {typed}); COMP_CWORD={len(typed.split())}; _headrace_completion headrace"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["bash", "-c", f'{script}\n{line}; echo "${{COMPREPLY[@]}}"']
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=True)
-    assert done.stdout == f"{offered}\n"
-
-
-def test_each_spelling_of_an_option_is_shown_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """People who know one command use its words in the next."""
-    for words in (("consume", "--format"), ("produce", "--format"), ("consume", "--since"), ("replay", "--from")):
-        assert headrace(words[0], "--help") == 0
-        assert f" {words[1]} " in capsys.readouterr().out.replace(",", "")
-        assert headrace(words[0], "t", words[1], "nonsense") == 2
-        assert "nonsense" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -124,11 +92,6 @@ def test_a_guest_of_another_version_is_named(
     assert capsys.readouterr().err == f"{said}: pip install 'headrace[queries]==0.2.0'\n"
 
 
-def test_the_demo_is_installed_at_once() -> None:
-    """Not only the package with the command, which would then ask for another one."""
-    assert extras.GUEST_OF["command demo"] == "demo"
-
-
 BARE = """
 import asyncio, sys
 import headrace.cli.run
@@ -157,17 +120,6 @@ def test_a_bare_sidecar_imports_only_what_its_file_names() -> None:
     parts += " headrace_pipelines.pipeline_sections headrace_queries.query_sections headrace_queries.standing_query"
     parts += " headrace_queries.table_config headrace_queries.ksqldb_config"
     assert {*found} - {"_distutils_hack", "_virtualenv"} <= {*needed.split(), *parts.split()}
-
-
-@pytest.mark.parametrize("command", ["run", "config", "topics", "groups", "produce", "consume", "dlq", "dev"])
-def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command and subcommand explains itself and shows an example."""
-    found = root.get_command(click.Context(root), command)
-    assert found
-    below = list(found.commands) if isinstance(found, click.Group) else []
-    for words in [[command], *([command, name] for name in below)]:
-        assert headrace(*words, "--help") == 0
-        assert "xample:" in capsys.readouterr().out, words
 
 
 @pytest.mark.parametrize(
@@ -239,14 +191,6 @@ def test_output_that_cannot_be_written_is_no_defect(output: str, code: str) -> N
     assert done.stderr == f"{full}{code}\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    """`headrace config schema | head -1` ends quietly."""
-    script = f"{sys.executable} -m headrace.cli.main config schema | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "{\n0\n"
-    assert done.stderr == ""
-
-
 @pytest.mark.parametrize("words", ["run -c headrace.yaml", "-c headrace.yaml run"])
 def test_a_run_that_gets_a_signal_while_it_starts_ends_with_0(words: str, tmp_path: Path) -> None:
     """A rolling restart may send one at any moment; there is nothing to drain."""
@@ -271,18 +215,3 @@ def test_a_pipeline_command_cleans_up_after_a_signal(name: str) -> None:
     """The temporary folder of its driver holds secrets, and must not stay when a terminal is closed."""
     done = subprocess.run([sys.executable, "-c", SIGNALLED, name], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("removed\n", "interrupted\n", 130)
-
-
-@pytest.mark.parametrize(
-    ("readiness", "state"),
-    [
-        ({"ready": False}, "not ready; its services are shown to known callers only"),
-        ({"ready": True, "services": {"kafka": {"ready": True}}}, "ready, 1 of 1 service"),
-        ({}, "its readiness is not known"),
-    ],
-)
-def test_status_says_no_more_than_it_knows(readiness: dict[str, Any], state: str) -> None:
-    """A caller without a token sees no services, and a process that is not ready is not called ready."""
-    assert (
-        page("http://h", Poll(0.0, {"readiness": readiness}, {}), None).splitlines()[0].endswith(f"http://h: {state}")
-    )

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from headrace.cli.dlq import dlq
-from headrace.cli.options import RATE, selection_options
+from headrace.cli.options import selection_options
 from headrace.runs.selection import Selection, to_bytes
 from yaml_table import table
 
@@ -53,11 +53,3 @@ def test_a_condition_that_cannot_be_sent_is_not_dropped(condition: tuple[str, st
     """Otherwise dead letters would be written that were not selected."""
     done = CliRunner().invoke(dlq, ["redrive", "t.dlq", *condition, *where])
     assert (done.exit_code, "must be UTF-8 text" in done.output) == (2, True)
-
-
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "0", "-1", "many"])
-def test_an_invalid_rate_is_wrong_usage(text: str) -> None:
-    """Python accepts nan and inf as numbers; a fraction is a rate."""
-    with pytest.raises(click.BadParameter):
-        RATE(text)
-    assert RATE("0.5") == 0.5

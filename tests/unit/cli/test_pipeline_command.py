@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ import pytest
 from headrace.records import TopicPartition
 from headrace_pipelines import pipeline_command as commands
 from headrace_pipelines.checkpoints import Frozen, check, discard
-from headrace_pipelines.lineage import lineage_graph
 from headrace_pipelines.load import load_pipeline
 from headrace_pipelines.protocol import DriverTask
 from tests.command_line import headrace
@@ -80,18 +78,6 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
     assert "other.yaml: name: tolls.yaml has the name tolls too" in capsys.readouterr().err
 
 
-def test_validate_prints_the_sql_with_views_as_ctes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the CTEs of the query itself."""
-    assert headrace("pipeline", "validate", "tolls.yaml", "--sql") == 0
-    assert "-- flow all_gates\n" in capsys.readouterr().out
-    assert headrace("pipeline", "validate", "tolls.yaml", "--sql", "--output", "json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"by_gate", "all_gates"}
-    assert " ".join(found["all_gates"].split()) == (
-        "WITH heavy AS ( SELECT * FROM passages WHERE cents >= 500 ), own AS (SELECT gate FROM heavy) SELECT * FROM own"
-    )
-
-
 def test_plan_prints_graph_state_and_problems(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,46 +132,6 @@ def test_plan_compares_each_flow_with_its_checkpoint(
     discard(state, "by_gate")
     assert headrace("pipeline", "plan", "tolls.yaml", "--output", "json") == 0
     assert json.loads(capsys.readouterr().out)["checkpoints"]["by_gate"] == "starts anew"
-
-
-ORDERS = table(__file__, "orders")
-
-
-@pytest.mark.parametrize(("flow", "keeps", "columns", "advice"), table(__file__, "plan_says_how_to_bound_what_grows"))
-def test_plan_says_how_to_bound_what_grows(
-    flow: str,
-    keeps: str,
-    columns: str,
-    advice: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """With the names of the sources and of their columns with times; what the SQL already has is left out."""
-    (folder / "paid.yaml").write_text(ORDERS)
-    state = [{"keeps": keeps, "keys": ["id"], "bounded": False}]
-    parts = {
-        "sources.orders": {"columns": {"id": "string", "at": columns}},
-        "sources.payments": {"columns": {"id": "string", "paid": columns}},
-        f"flows.{flow}": {"columns": {"id": "string"}, "state": state},
-    }
-    fake(monkeypatch, describe={"parts": parts, "problems": []})
-    assert headrace("pipeline", "plan", "paid.yaml") == 0
-    assert f"  to bound it, {advice}\n" in capsys.readouterr().out
-
-
-def test_a_backend_is_drawn_behind_its_topic(folder: Path) -> None:
-    """Without the query of its URL, which may hold a secret."""
-    file = folder / "tolls.yaml"
-    sink = "topic: by_gate, key: gate, delivery: exactly_once, backend: {url: 'http://localhost:9/in?token=s3cret'}"
-    file.write_text(FILE.replace("topic: by_gate, key: gate", sink))
-    spec = load_pipeline(file, check=True)
-    picture = lineage_graph(spec)
-    assert "http://localhost:9/in<" in picture
-    assert "s3cret" not in picture
-    places = dict(re.findall(r"<title>(.*?)</title><rect class=\"\w+\" x=\"(\d+)\"", picture))
-    assert int(places["topic by_gate"]) < int(places["http://localhost:9/in"])
-    assert spec.flows["by_gate"].sink.guarantee == "exactly once, and its backend at least once"
 
 
 def test_test_compares_rows_and_shows_the_difference(

@@ -40,17 +40,6 @@ def test_the_status_is_a_table(
     assert called == [f"GET {path}" if words[0] == "status" else f"POST {path}/{words[0]}"]
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(None, "running  -  "), (12.4, "running  first batch for 12 s  ")])
-def test_a_flow_without_a_batch_shows_how_long_its_first_one_takes(
-    seconds: float | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not the number -1."""
-    flow = FLOW | {"batchId": -1, "firstBatchSeconds": seconds, "stateRows": None, "watermark": None}
-    monkeypatch.setattr(Api, "call", lambda *_, **__: {**STATUS, "flows": {"f": flow}})
-    assert headrace("pipeline", "status", "tolls", "--url", "http://localhost:1") == 0
-    assert shown in capsys.readouterr().out
-
-
 def test_a_checkpoint_is_discarded_after_a_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

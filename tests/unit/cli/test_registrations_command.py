@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headrace.cli.api import Api
-from headrace.errors import HeadraceError
 from headrace.http.endpoint import Endpoint
 from tests.command_line import headrace
 
@@ -44,9 +43,7 @@ def test_references_are_replaced_on_the_teams_machine(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no reactive_consumers"),
         ("- 1", "has no reactive_consumers"),
-        ("reactive_consumers: []", "has no reactive_consumers"),
         ("reactive_consumers: {x: {topics: [a], topics: [b]}}", "written twice"),
         (TEAM, "SHOP_KEY, which is not set"),
     ],
@@ -60,19 +57,3 @@ def test_a_file_that_is_none_is_explained(
     (tmp_path / "team.yaml").write_text(text)
     assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 78
     assert said in capsys.readouterr().err
-
-
-def test_a_refusal_says_of_which_consumer_and_what_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The next one is not asked for."""
-
-    def call(api: Api, endpoint: Endpoint, body: Any, *, name: str) -> dict[str, Any]:
-        if name == "b":
-            raise HeadraceError("the name b is taken")
-        return {"name": name, "owner": "shop", "version": 7, "state": "running"}
-
-    monkeypatch.setattr(Api, "call", call)
-    (tmp_path / "team.yaml").write_text("reactive_consumers: {a: {x: 1}, b: {x: 1}, c: {x: 1}}")
-    assert headrace("reactive", "register", str(tmp_path / "team.yaml"), "--url", "http://localhost:1") == 1
-    assert "b: the name b is taken; already registered: a" in capsys.readouterr().err

@@ -58,15 +58,6 @@ def test_rows_are_printed_without_losing_digits(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "text,n,none,yes,list\n"
 
 
-def test_a_long_table_is_cut_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the table for people; other forms have every row."""
-    print_statement(FakeSource(*[ROW] * 1_001), "SELECT 1", "text")
-    out, err = capsys.readouterr()
-    assert (out.count("\n"), "add a LIMIT" in err) == (1_001, True)
-    print_statement(FakeSource(*[ROW] * 1_001), "SELECT 1", "json")
-    assert len(json.loads(capsys.readouterr().out)) == 1_001
-
-
 def test_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     """A statement ends with a semicolon, wherever its lines end; commands describe tables."""
     source = FakeSource(ROW)
@@ -81,13 +72,6 @@ def test_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert prompt.take("\\x")
     assert "\\x is not known" in capsys.readouterr().err
     assert not prompt.take("\\q")
-
-
-def test_names_are_completed() -> None:
-    """Tables and columns, quoted if they must be, and the words of a SELECT."""
-    prompt = SqlPrompt(FakeSource(), print)
-    assert [prompt.complete('"ord', number) for number in range(2)] == ['"orders.eu"', None]
-    assert [prompt.complete("am", 0), prompt.complete("sel", 0)] == ["amount", "SELECT"]
 
 
 @pytest.mark.parametrize(("words", "problem"), table(__file__, "wrong_usage"))

@@ -54,18 +54,6 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     wait_until(lambda: not alive(pid))
 
 
-def test_a_detached_child_outlives_its_parent() -> None:
-    """What `dev up` starts goes on."""
-    script = (
-        "import subprocess; from headrace.runtime import start_child\n"
-        f"child = start_child({SLEEP!r}, output=subprocess.DEVNULL, die_with_parent=False)\n"
-        "print(child.pid, flush=True)"
-    )
-    pid = int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout)
-    assert alive(pid)
-    os.kill(pid, signal.SIGKILL)
-
-
 def test_a_program_that_takes_too_long_is_killed() -> None:
     """The limit holds; one that ends by itself is told by its exit code, with all that it printed."""
     assert run_program(SLEEP, 0.05) == (-signal.SIGKILL, "")

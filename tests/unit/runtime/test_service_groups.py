@@ -138,18 +138,6 @@ async def test_pauses_are_short_again_after_a_long_life() -> None:
             assert harness.recorded() == ["start a1"]
 
 
-async def test_a_service_that_waits_can_be_changed_or_removed_at_once() -> None:
-    """Without the rest of its pause."""
-    async with opened() as harness:
-        harness.broken = {"a1", "b1"}
-        await harness.settle(("a", 1), ("b", 1))
-        harness.recorded()
-        await harness.settle(("a", 2))
-        assert harness.recorded() == ["start a2"]
-        assert harness.groups.readiness_of("b").reason == "not started yet"
-        assert gauges()[FAILING] == 0
-
-
 async def test_all_services_drain_at_the_same_time() -> None:
     """One that does not end is stopped when the process stops."""
     async with opened() as harness:

@@ -9,7 +9,6 @@ import pytest
 from headrace.errors import KafkaError, ServiceDied, TopicNotFound
 from headrace.runtime import Deadline, Readiness, RestartedServices, Service, Signals, Supervisor, SystemClock
 from headrace.runtime.gauge_registry import GaugeKey, gauges
-from headrace.runtime.supervisor import first_of
 from headrace_devkit.testing import ManualClock
 from tests.raw_server import until
 from tests.unit.runtime.recorded_service import RecordedService
@@ -167,38 +166,3 @@ async def test_all_services_begin_to_drain_before_one_is_waited_for() -> None:
     await supervisor.drain()
     assert begun[:3] == ["c", "b", "a"]
     await supervisor.stop()
-
-
-async def test_stopping_a_service_ends_its_tasks() -> None:
-    """No task outlives its owner."""
-    service, ended = RecordedService("a", []), asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    service.spawn(work(), "work")
-    await asyncio.sleep(0)
-    await service.stop()
-    assert ended.is_set()
-    assert service.death is None
-
-
-async def test_the_first_of_works_leaves_no_other_behind() -> None:
-    """Also when it failed; its error is the caller's."""
-    ended: list[str] = []
-
-    async def fail() -> None:
-        raise KafkaError("broken")
-
-    async def wait() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cancelled")
-
-    with pytest.raises(KafkaError, match="broken"):
-        await first_of(fail(), wait())
-    assert ended == ["cancelled"]

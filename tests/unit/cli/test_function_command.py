@@ -38,6 +38,15 @@ def test_strict_takes_warnings_for_problems(capsys: pytest.CaptureFixture[str]) 
     assert (found["ok"], len(found["problems"]), len(found["advice"])) == (False, 1, 1)
 
 
+def test_without_kafka_the_rest_of_the_advice_is_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broker that does not answer keeps no file from being checked."""
+    (folder / "function.yaml").write_text(FILE.replace("{topics", "{heartbeatInterval: 5s, topics"))
+    assert headrace("function", "validate", "-b", "127.0.0.1:1") == 0
+    err = capsys.readouterr().err
+    assert "advice: orders: heartbeatInterval is 5s: write 3.33s or less" in err
+    assert "workers and replicas were not compared with partitions" in err
+
+
 @pytest.mark.parametrize(
     ("code", "handler", "problem"), yaml.safe_load(Path(__file__).with_name("handlers.yaml").read_text())
 )

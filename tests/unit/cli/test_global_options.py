@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from headrace.cli.global_options import OPTIONS, GlobalOption, HeadraceCommand, HeadraceGroup, uses
 from headrace.cli.main import root
+from headrace.kafka import Admin
 from tests.command_line import headrace
 
 FILE = Path(__file__)
@@ -142,3 +143,17 @@ def test_the_completion_offers_them_where_they_have_a_use() -> None:
     assert "json" in completed("--output", "")
     assert "json" in completed("topics", "create", "--output", "")
     assert "create" in completed("-b", "k:1", "topics", "")
+
+
+def test_names_of_topics_are_completed_from_the_cluster_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its address stands before the command."""
+    asked: list[str] = []
+
+    async def list_topics(admin: Admin) -> list[Any]:
+        asked.append(admin.config.bootstrap_servers)
+        return []
+
+    monkeypatch.setattr(Admin, "list_topics", list_topics)
+    completed("-b", "k:1", "topics", "describe", "o")
+    completed("topics", "describe", "-b", "k:2", "o")
+    assert asked == ["k:1", "k:2"]

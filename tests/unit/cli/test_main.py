@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from headrace import extras
 from headrace.cli import main as main_module
 from headrace.cli.global_options import HeadraceCommand
+from headrace.cli.status import Poll, page
 from headrace.errors import ConfigError, FunctionInvalid, KafkaUnavailable
 from tests.command_line import headrace
 from yaml_table import table
@@ -215,3 +217,18 @@ def test_a_pipeline_command_cleans_up_after_a_signal(name: str) -> None:
     """The temporary folder of its driver holds secrets, and must not stay when a terminal is closed."""
     done = subprocess.run([sys.executable, "-c", SIGNALLED, name], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("removed\n", "interrupted\n", 130)
+
+
+@pytest.mark.parametrize(
+    ("readiness", "state"),
+    [
+        ({"ready": False}, "not ready; its services are shown to known callers only"),
+        ({"ready": True, "services": {"kafka": {"ready": True}}}, "ready, 1 of 1 service"),
+        ({}, "its readiness is not known"),
+    ],
+)
+def test_status_says_no_more_than_it_knows(readiness: dict[str, Any], state: str) -> None:
+    """A caller without a token sees no services, and a process that is not ready is not called ready."""
+    assert (
+        page("http://h", Poll(0.0, {"readiness": readiness}, {}), None).splitlines()[0].endswith(f"http://h: {state}")
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.config.producer import ProducerConfig
-from headrace.config.section import compile_pattern
+from headrace.config.section import compile_pattern, fits_any
 
 
 @pytest.mark.parametrize(("given", "acks"), [("all", "all"), ("-1", "all"), (-1, "all"), ("1", 1), (0, 0)])
@@ -34,6 +34,16 @@ def test_dead_letters_wait_for_all_whatever_produce_requests_do(given: dict[str,
 def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float], seconds: float) -> None:
     """So what a broker that went silent has not answered is sent again in time."""
     assert ProducerConfig(properties=given).attempt_seconds == pytest.approx(seconds, abs=0.001)
+
+
+def test_a_pattern_fits_whole_names() -> None:
+    """As Java's subscribe does; alternatives too."""
+    fits = fits_any([r"metrics\..*", "a|b"])
+    assert [name for name in ("metrics.cpu", "xmetrics.cpu", "metrics", "a", "b", "ab") if fits(name)] == [
+        "metrics.cpu",
+        "a",
+        "b",
+    ]
 
 
 def test_a_pattern_made_to_take_long_does_not() -> None:

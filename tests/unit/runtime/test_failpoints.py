@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def test_every_point_is_there_once_and_there_are_enough() -> None:
     assert len(found) == len(set(found)) >= 15
 
 
+def test_without_the_variable_a_point_does_nothing() -> None:
+    """In production it is one call of an empty function."""
+    assert failpoints.reach("poll.after") is None
+
+
 def test_a_crash_is_at_its_count_and_has_its_name() -> None:
     """The third time, not before; other points are passed."""
     program = "from headrace.runtime.failpoints import reach\n"
@@ -29,6 +35,23 @@ def test_a_crash_is_at_its_count_and_has_its_name() -> None:
     env = {"HEADRACE_FAILPOINTS": "a.b=crash@3"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "0\n1\n", "failpoint a.b: crash\n")
+
+
+def test_a_point_raises_once() -> None:
+    """Code that continues after the defect does not get it again."""
+    reach = failpoints.arm("a=raise@2")
+    reach("a")
+    with pytest.raises(RuntimeError, match="failpoint a"):
+        reach("a")
+    reach("a")
+
+
+def test_a_point_waits_for_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number after the colon."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    failpoints.arm("a=delay:0.25, b=raise")("a")
+    assert waited == [0.25]
 
 
 @pytest.mark.parametrize("text", ["a", "a=explode", "a=delay", "a=crash@x", "=crash", "a=crash,,b=crash"])

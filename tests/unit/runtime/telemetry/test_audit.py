@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +16,7 @@ from headrace.errors import KafkaTimeout, RecordTooLarge
 from headrace.records import Header, OutgoingRecord, Produced, Record
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
-from headrace.runtime.telemetry.audit_events import Consumption, Line
+from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
 from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace_devkit.testing import ManualClock
@@ -234,6 +234,22 @@ async def test_an_outage_of_the_target_has_one_beginning_growing_pauses_and_one_
         "audit: lost 49 events in 60 s: the disk is full",
         "audit: writing events again; lost 104 in 140 s",
     ]
+
+
+async def test_an_event_that_cannot_be_made_is_lost_and_work_continues(caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted, and the next event is written."""
+
+    def fail() -> Iterator[AuditEvent]:
+        yield harness.audit.event("CONTROL", "SUCCESS")
+        raise ValueError("a defect")
+
+    async with Harness(to="file") as harness:
+        harness.audit.put(fail(), 3, 10)
+        await harness.drain()
+        harness.audit.control("pause", "reactive orders")
+        await harness.drain()
+    assert harness.counted == {"written": 1, "lost": 3}
+    assert "lost 3 events because of a defect" in caplog.text
 
 
 class Report(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,27 @@ def test_the_variables_of_opentelemetry_are_read(
     except EnvironmentProblem as error:
         found = error.description
     assert says == found if isinstance(says, bool) else says in str(found)
+
+
+async def test_what_a_part_of_a_push_has_taken_is_not_repeated() -> None:
+    """After a later part failed, only the requests of that part are sent again."""
+    async with collecting() as collector:
+        settings = InfluxDbConfig(url=f"{collector.url}/write")
+        lines = InfluxLines(settings.url, "sidecar", "h")
+        push = InfluxPush(settings, Metrics(), lines, SystemClock())
+        collector.statuses = [204, 503]
+        for number in range(700):
+            lines.request(f"/{number}", "anonymous", 200, 0.1)
+        await push.push()
+        await push.push()
+        await push.stop()
+    sent = [
+        re.findall(r"^sidecar\.request\.count,.*endpoint=/(\d+).* value=(.*) \d+$", body.decode(), re.M)
+        for *_, body in collector.requests
+    ]
+    assert len(sent) == 3
+    assert sent[1] == sent[2]
+    assert sorted(sent[0] + sent[2], key=lambda each: int(each[0])) == [(str(number), "1.0") for number in range(700)]
 
 
 def test_a_line_without_a_number_is_left_out() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-SERVERS = ("nginx", "haproxy")
-
 
 def debian_program(name: str, package: str, *, libraries: bool = False) -> str:
     """Return the path of a program; without network or Debian the test is skipped.
@@ -20,8 +18,7 @@ def debian_program(name: str, package: str, *, libraries: bool = False) -> str:
     if found := shutil.which(name):
         return found
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headrace-tests" / package
-    folder = "usr/sbin" if name in SERVERS else "usr/bin"
-    if not (program := cache / folder / name).exists():
+    if not (program := cache / "usr/bin" / name).exists():
         partial = cache.with_name(f"{package}.{os.getpid()}")
         partial.mkdir(parents=True)
         try:

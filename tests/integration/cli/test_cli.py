@@ -24,6 +24,7 @@ from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import command_environment
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
+SCHEMA = '{"type":"record","name":"Order","fields":[{"name":"n","type":"int"}]}'
 
 
 @pytest.fixture
@@ -41,26 +42,6 @@ def start(env: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, *words], cwd=env["PWD"], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
     )
-
-
-def test_lines_come_back_as_they_went(
-    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
-) -> None:
-    """What `produce` writes, `consume` prints: keys, JSON values, in order within a partition."""
-    name = topic(3)
-    lines = [f'k{number % 5}\t{{"n": {number}, "x": 1.50}}' for number in range(500)]
-    done = headrace("produce", name, "--keys", "--value-format", "json", given="\n".join(lines) + "\n")
-    assert done.stdout == f"500 records acknowledged in {name}\n"
-    back = headrace("consume", name, "--keys", "--format", "json").stdout.splitlines()
-    assert sorted(back) == sorted(lines)
-    for key in ("k0", "k1", "k2", "k3", "k4"):
-        assert [line for line in back if line.startswith(key)] == [line for line in lines if line.startswith(key)]
-    rows = [
-        json.loads(line) for line in headrace("consume", name, "--output", "json", "--max", "7").stdout.splitlines()
-    ]
-    assert len(rows) == 7
-    fields = {"topic", "partition", "offset", "timestamp_ms", "timestamp_type", "key", "value", "headers"}
-    assert fields == set(rows[0])
 
 
 POSITIONS = [
@@ -116,7 +97,7 @@ def test_a_format_is_found_and_a_terminal_is_safe(
 
     async def register() -> None:
         client = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
-        await client.register(f"{name}-value", SCHEMAS["avro"][1], "AVRO")
+        await client.register(f"{name}-value", SCHEMA, "AVRO")
         await client.close()
 
     asyncio.run(register())
@@ -139,41 +120,6 @@ def test_a_format_is_found_and_a_terminal_is_safe(
     assert os.read(terminal, 1000) == b"\\x1b[2Jx\r\n"
     os.close(terminal)
     os.close(inside)
-
-
-SCHEMAS = {
-    "avro": ("AVRO", '{"type":"record","name":"Order","fields":[{"name":"n","type":"int"}]}'),
-    "jsonschema": ("JSON", '{"properties":{"n":{"type":"integer"}}}'),
-    "protobuf": ("PROTOBUF", 'syntax = "proto3"; message Order { int32 n = 1; }'),
-}
-
-
-@pytest.mark.parametrize("name_of_format", SCHEMAS)
-def test_lines_with_a_schema_go_through_the_registry(
-    headrace: Callable[..., subprocess.CompletedProcess[str]],
-    topic: MakeTopic,
-    schema_registry: Registry,
-    name_of_format: str,
-) -> None:
-    """They are written by the newest schema of the topic's subject, and read by the id in the bytes."""
-    name = topic()
-    kind, schema = SCHEMAS[name_of_format]
-
-    async def register() -> None:
-        registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
-        await registry.register(f"{name}-value", schema, kind)
-        await registry.close()
-
-    asyncio.run(register())
-    options = ("--schema-registry", schema_registry.url)
-    headrace("produce", name, "--value-format", name_of_format, *options, given='{"n":1}\n{"n":2}\n')
-    assert headrace("consume", name, "--format", name_of_format, *options).stdout == '{"n":1}\n{"n":2}\n'
-    failed = headrace("produce", name, "--value-format", name_of_format, *options, given='{"n":3}\n{"n":"x"}\n', code=1)
-    assert "1 record acknowledged" in failed.stderr
-    assert "line 2: the value does not fit" in failed.stderr
-    headrace("produce", name, given="plain\n")
-    failed = headrace("consume", name, "--format", name_of_format, *options, code=1)
-    assert f"record 3 of {name}-0: the bytes do not begin with" in failed.stderr
 
 
 def test_what_does_not_exist_is_named_in_one_paragraph(
@@ -229,20 +175,6 @@ def test_lag_counts_every_partition_of_a_groups_topics(
         (1, None, ends[1]),
     ]
     assert f"g-{name}" in headrace("groups", "list").stdout
-
-
-def test_following_waits_for_new_records_and_ends_at_its_count(
-    env: Mapping[str, str], headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
-) -> None:
-    """`--follow` prints what is there and what comes, until --max."""
-    name = topic()
-    headrace("produce", name, given="old\n")
-    with start(env, "consume", name, "--follow", "--max", "3") as following:
-        assert following.stdout
-        assert following.stdout.readline() == "old\n"
-        headrace("produce", name, given="new 1\nnew 2\nnew 3\n")
-        assert following.communicate(timeout=240)[0] == "new 1\nnew 2\n"
-        assert following.returncode == 0
 
 
 def test_interrupted_commands_end_at_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import signal
@@ -15,22 +14,11 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from headrace.config.kafka import SchemaRegistryConfig
-from headrace.formats.registry import SchemaRegistry
 from headrace.records import OutgoingRecord
-from headrace.runtime import SystemClock
-from headrace_devkit.testing import Cluster, MakeTopic, Registry, StartHeadrace
+from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import command_environment
 
-SCHEMA = {
-    "type": "record",
-    "name": "Order",
-    "fields": [
-        {"name": "item", "type": "string"},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
-    ],
-}
 ENDLESS = "SELECT sum(a.range * b.n) FROM range(100000000000) a, {table} b WHERE a.range % 7 = b.n % 5"
 
 
@@ -101,50 +89,6 @@ def test_a_statement_is_interrupted(env: Mapping[str, str], orders: str) -> None
         asking.send_signal(signal.SIGINT)
         assert asking.communicate(timeout=240)[1] == "\ninterrupted\n"
         assert asking.returncode == 130
-
-
-def test_what_is_refused_says_what_to_do(site: Scenario, orders: str) -> None:
-    """One SELECT over topics: no other statement, file or table."""
-    for statement, problem in {
-        f'DELETE FROM "{orders}"': "only a SELECT is run here",
-        "SELECT * FROM read_csv('/etc/passwd')": "function 'read_csv' is not available in FROM",
-        "SELECT * FROM no_such_topic_xyz": "table 'no_such_topic_xyz' does not exist",
-        f'SELECT carier FROM "{orders}"': 'Referenced column "carier" not found',
-        f'SELECT n FROM "{orders}"; SELECT 1': "one statement",
-    }.items():
-        assert problem in site.cli("sql", statement, code=1).stderr
-
-
-def test_values_with_a_schema_have_its_types(site: Scenario, topic: MakeTopic, schema_registry: Registry) -> None:
-    """Their format needs no option, because the bytes name their schema."""
-    name = topic()
-    options = ("--schema-registry", schema_registry.url)
-
-    async def register() -> None:
-        registry = SchemaRegistry(SchemaRegistryConfig(url=schema_registry.url, timeout_seconds=60), SystemClock())
-        await registry.register(f"{name}-value", json.dumps(SCHEMA), "AVRO")
-        await registry.close()
-
-    asyncio.run(register())
-    lines = '{"item":"nut","price":"\\u0000\\u007b"}\n{"item":"bolt","price":"\\u0001\\u0000"}\n'
-    site.cli("produce", name, "--value-format", "avro", *options, given=lines)
-    found = site.cli("sql", f'SELECT item, price, typeof(price) AS t FROM "{name}"', *options, "--output", "csv").stdout
-    assert found == 'item,price,t\nnut,1.23,"DECIMAL(9,2)"\nbolt,2.56,"DECIMAL(9,2)"\n'
-    where = ("--format", "avro", "--where", "value.price::DOUBLE > 2", *options)
-    assert site.cli("consume", name, *where).stdout.startswith('{"item":"bolt"')
-
-
-def test_consume_takes_a_condition(site: Scenario, orders: str, topic: MakeTopic) -> None:
-    """Over key, value and headers; --max counts what meets it."""
-    late = site.cli("consume", orders, "--where", "value.delay > 147", "--keys").stdout.splitlines()
-    assert sorted(line.split("\t")[0] for line in late) == ["k298", "k299"]
-    rows = site.cli("consume", orders, "--where", "key = 'k7' OR value = 'no object'", "--output", "json").stdout
-    assert sorted(json.loads(row)["key"] for row in rows.splitlines()) == ["k300", "k7"]
-    header = "list_contains([h.key for h in headers], 'source')"
-    assert len(site.cli("consume", orders, "--where", header, "--max", "5").stdout.splitlines()) == 5
-    none = site.cli("consume", orders, "--where", "value.delay > 1000")
-    assert (none.stdout, none.stderr) == ("", f"no records in {orders} meet the condition\n")
-    assert 'column "delay" not found' in site.cli("consume", orders, "--where", "delay > 1", code=1).stderr
 
 
 def test_tables_of_a_running_headrace(site: Scenario, orders: str, headrace: StartHeadrace, tmp_path: Path) -> None:

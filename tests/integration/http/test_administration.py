@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.admin.health.backend_check import BackendCheck
 from headrace.admin.process.routes import AdministrationEndpoints
-from headrace.config.administration import HealthConfig
-from headrace.config.backend import ClientTls
-from headrace.errors import DestinationUnavailable
 from headrace.http.endpoint import endpoints_of
-from headrace.runtime.tls import ClientTlsFiles
-from headrace_devkit.testing import HeadraceProcess, ManualClock
+from headrace_devkit.testing import HeadraceProcess
 from tests.active_client import Response, send
-from tests.raw_server import Authority, always, served
 
 ADMIN, WRITER = "canary-of-the-admin-token", "canary-of-the-writer-token"
 OPERATIONS = [(one.method, one.path.replace("{assault}", "kill")) for one in endpoints_of(AdministrationEndpoints)]
@@ -141,28 +135,6 @@ def test_the_backend_fails_readiness_and_never_liveness(site: Site) -> None:
     assert site.is_live()
     Backend.status = 204
     until(lambda: site.service("backend")["ready"])
-
-
-async def test_the_check_of_a_backend_trusts_what_its_consumer_trusts(tmp_path: Path) -> None:
-    """And says so if the certificate is not trusted."""
-    authority = Authority(tmp_path)
-    tls = ClientTlsFiles("health", ClientTls(ca=authority.file), ManualClock())
-    refusal = b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"
-    async with served(always(refusal), tls=authority.issue("backend")) as backend:
-        for trusted, why in ((tls, "it responds with HTTP 503"), (None, "its certificate is not trusted")):
-            check = BackendCheck(HealthConfig(), f"https://127.0.0.1:{backend.port}/", trusted)
-            with pytest.raises(DestinationUnavailable, match=why):
-                await check.check()
-            await check.close()
-
-
-def test_a_level_returns_by_itself(site: Site) -> None:
-    """It is changed at once, and the change is in the audit."""
-    change = [{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 1}]
-    changed = {one["name"]: one for one in site.ask("POST", "/adm/logger", change).body}
-    assert changed["headrace.kafka"]["level"] == "DEBUG" and changed["headrace.kafka"]["until"]
-    until(lambda: "headrace.kafka" not in {one["name"] for one in site.ask("GET", "/adm/logger").body})
-    until(lambda: "change log levels headrace.kafka DEBUG 1.0" in site.audit.read_text())
 
 
 def test_principals_limits_and_levels_are_reloaded(site: Site) -> None:

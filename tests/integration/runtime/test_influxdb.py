@@ -13,21 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from headrace.runtime import SystemClock
-from headrace.runtime.telemetry.correlation import caller
-from headrace.runtime.telemetry.metrics import Metrics
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
-from headrace_dialects.light4j.influx_push import InfluxPush
-from headrace_dialects.light4j.influx_sections import InfluxDbConfig
-from headrace_dialects.light4j.influxdb import InfluxLines
 from tests.debian_package import debian_program
 
 TOKEN = "ann:c4nary-pass"
-HOSTILE = ["a b", "a,b", "a=b", 'a"b', "DOMAIN\\ann", "end\\", "a\\,b", "a\\\\ b", "größe", "x" * 300, "#", "c\nd", "'"]
 
 
 class InfluxServer:
@@ -96,25 +88,3 @@ def test_every_metric_and_light_4j_s_arrive_again_after_an_outage(
         assert influx.query('SELECT last(sum), last("+Inf") FROM headrace_event_loop_delay_seconds')
     assert process.output.count("metrics are not taken by") == 1
     assert "c4nary" not in process.output
-
-
-async def test_names_of_callers_arrive_as_they_are(site: Scenario, influx: InfluxServer) -> None:
-    """Only a backslash before a special character is lost, because line protocol cannot say it."""
-    metrics = Metrics()
-    settings = InfluxDbConfig(url=f"{influx.url}/write?db=metrics", token=SecretStr(TOKEN))
-    lines = InfluxLines(settings.url, "a,b c=d", "h")
-    metrics.on_request = lines.request
-    for name in HOSTILE:
-        caller.set(name)
-        metrics.request("/x", 401, 0.5)
-    push = InfluxPush(settings, metrics, lines, SystemClock())
-    with influx.running(site):
-        await push.push()
-        found = {
-            row["clientId"] for row in influx.query('SELECT value FROM "a,b c=d.auth_error.count" GROUP BY clientId')
-        }
-        await push.push()
-        assert len(influx.query('SELECT value FROM "a,b c=d.request.count"')) == len(HOSTILE)
-    await push.stop()
-    changed = {"end\\": "end/", "a\\,b": "a/,b", "a\\\\ b": "a// b", "c\nd": "c d", "x" * 300: "x" * 100}
-    assert found == {changed.get(name, name) for name in HOSTILE}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import re
 import socket
@@ -14,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace_devkit.devcluster.jvm_server import Server
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import Cluster, MakeTopic, PlannedResponse, RecordingBackend, Registry, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
-from tests.active_client import send
 from yaml_table import table
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
@@ -97,7 +93,7 @@ def test_a_folder_of_light4j_starts_as_it_is(
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("address", ["@headrace-{}", "{}/notify", "{}/nobody-listens"])
+@pytest.mark.parametrize("address", ["@headrace-{}", "{}/nobody-listens"])
 def test_the_service_manager_is_told(
     site: Scenario, topic: MakeTopic, tmp_path: Path, headrace: StartHeadrace, backend: RecordingBackend, address: str
 ) -> None:
@@ -129,25 +125,6 @@ def test_the_service_manager_is_told(
         assert process.terminate() == 0
         assert is_told("STOPPING=1")
     assert ("failed to notify" in process.output) == ("nobody" in address)
-
-
-def test_topics_that_are_missing(
-    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
-) -> None:
-    """Producing to one is refused; a consumer waits for its topic, says so, and then works."""
-    later = topic() + "-later"
-    process = headrace({**site.config, "reactive_consumers": push(later, backend)}, wait=False)
-    site.wait_until(lambda: f"topic {later} does not exist" in str(site.reasons(process.url)), "a reason")
-    refused = site.ask(f"{process.url}/producers/{later}", RECORD)
-    assert (refused.status, refused.body["code"], refused.body["metadata"]["topic"]) == (404, "ERR40006", later)
-    wanted = {"topics", "reactive push consumer"}
-    site.wait_until(lambda: wanted <= set(site.reasons(process.url)), "both to wait for the topic")
-    site.cli("topics", "create", later, "--partitions", "2")
-    process.wait_ready()
-    site.wait_until(lambda: site.ask(f"{process.url}/producers/{later}", RECORD).status == 200, "the topic to be known")
-    backend.wait_for(lambda b: len(b.accepted) == 1)
-    assert len(site.cli("topics", "describe", f"{later}.dlq").stdout.splitlines()) >= 3
-    assert "Traceback" not in process.output
 
 
 @pytest.mark.parametrize(("text", "says"), table(__file__, "files_that_are_wrong_end_with_78"))
@@ -211,68 +188,6 @@ def test_a_consumer_that_dies_is_named_and_starts_again_alone(
     assert "Traceback" not in first.output
     assert len(backend.requests) == 2
     assert first.exit_code is None
-
-
-def metric(text: str, name: str, /, **labels: str) -> float:
-    """Return one number of /metrics, -1 as long as it is not there."""
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    for line in text.splitlines():
-        if line.startswith((f"{name}{{", f"{name} ")) and all(label in line for label in wanted):
-            return float(line.rsplit(" ", 1)[1])
-    return -1.0
-
-
-def test_metrics_show_depths_records_and_lag(
-    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, backend: RecordingBackend
-) -> None:
-    """Records in and out per way in, what is held, and the lag of each partition, while the backend is slow."""
-    name = topic()
-    backend.response = PlannedResponse(status=503)
-    process = headrace({**site.config, "reactive_consumers": push(name, backend)})
-    records = {"records": [{"value": number} for number in range(30)]}
-    assert site.ask(f"{process.url}/producers/{name}", records).status == 200
-    backend.wait_for(lambda b: len(b.requests) >= 1)
-
-    def text() -> str:
-        return str(site.ask(f"{process.url}/metrics").body)
-
-    def wait_for_metric(name: str, number: float, /, **labels: str) -> None:
-        site.wait_until(lambda: metric(text(), name, **labels) == number, f"{name} {labels} to be {number}")
-
-    push_labels = {"kind": "reactive", "consumer": "push"}
-    wait_for_metric("headrace_produce_records_total", 30, result="acknowledged")
-    wait_for_metric("headrace_received_records_total", 30, **push_labels)
-    wait_for_metric("headrace_in_flight_records", 30, **push_labels)
-    wait_for_metric("headrace_producer_pending_bytes", 0, producer="producer")
-    backend.response = PlannedResponse()
-    backend.wait_for(lambda b: len(b.accepted) == 30)
-    wait_for_metric("headrace_completed_records_total", 30, outcome="delivered", **push_labels)
-    wait_for_metric("headrace_consumer_lag_records", 0, group=f"{name}-push", topic=name)
-    wait_for_metric("headrace_in_flight_records", 0, **push_labels)
-    assert json.loads(site.cli("groups", "describe", f"{name}-push", "--output", "json").stdout)[0]["lag"] == 0
-
-
-def test_a_log_that_nobody_reads_stops_nothing(site: Scenario, tmp_path: Path) -> None:
-    """Lines that standard error does not take are dropped and counted; requests are answered, and it drains."""
-    (port,) = free_ports(1)
-    principals = {"ann": {"token": "a-token-of-sixteen-characters", "scopes": ["admin"]}}
-    config = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "http": {"port": port}, "log_level": "debug"}
-    file = tmp_path / "headrace.yaml"
-    file.write_text(yaml.safe_dump({**config, "security": {"mode": "token", "principals": principals}}))
-    file.chmod(0o600)
-    url = f"http://127.0.0.1:{port}/adm/logger"
-    command = [sys.executable, "-m", "headrace.cli.main", "run", "-c", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        assert process.stderr
-        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
-        try:
-            site.wait_until(lambda: site.ask(url).status == 401, "an answer")
-            wrong = [send("GET", url, headers={"Authorization": f"Bearer {n}"}).status for n in range(40)]
-            assert set(wrong) <= {401, 429}
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
 
 
 SLOW_NAMES = """

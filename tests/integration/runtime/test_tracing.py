@@ -37,7 +37,9 @@ def collector() -> Iterator[Collector]:
         yield found
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", ["tracecontext", *(pytest.param(one, marks=pytest.mark.long) for one in ("b3", "jaeger"))]
+)
 def test_one_trace_goes_through_all_parts(
     site: Scenario,
     topic: MakeTopic,
@@ -104,7 +106,7 @@ def test_what_is_not_sampled_passes_on_its_callers_headers(
     assert (unknown["status"], unknown["route"], unknown["path"]) == (404, "none", "/nowhere%0a?token=*&*")
 
 
-@pytest.mark.parametrize("how", ["silent", "closed", "redirects"])
+@pytest.mark.parametrize("how", ["silent", "redirects"])
 def test_a_collector_that_is_down_stalls_nothing(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, how: str
 ) -> None:
@@ -112,8 +114,6 @@ def test_a_collector_that_is_down_stalls_nothing(
     name, is_silent = topic(), how == "silent"
     with socket.create_server(("127.0.0.1", 0)) as server, collecting(status=302) as elsewhere:
         url = elsewhere.url if how == "redirects" else f"http://127.0.0.1:{server.getsockname()[1]}"
-        if how == "closed":
-            server.close()
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_TRACES_SAMPLER": "always_on", "OTEL_BSP_SCHEDULE_DELAY": "10"}
         process = headrace(site.config, env={**env, "OTEL_EXPORTER_OTLP_TIMEOUT": "60" if is_silent else "1"})
         said = "failed to export spans, dropping them: the collector is unreachable or rejects them"
@@ -129,7 +129,6 @@ def test_a_collector_that_is_down_stalls_nothing(
 
 WRONG = [
     ("OTEL_TRACES_SAMPLER", "all", "OTEL_TRACES_SAMPLER is 'all': use one of always_on, always_off, traceidratio,"),
-    ("OTEL_TRACES_SAMPLER_ARG", "2", "OTEL_TRACES_SAMPLER_ARG is '2': use a number from 0 to 1, such as 0.01"),
     ("OTEL_PROPAGATORS", "b3,xray", "OTEL_PROPAGATORS has 'xray': use tracecontext, b3, b3multi, jaeger,"),
     ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc': Headrace exports by http/protobuf"),
 ]

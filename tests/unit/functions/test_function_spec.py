@@ -67,8 +67,6 @@ def test_what_a_failure_means_is_written_as_for_a_reactive_consumer(tmp_path: Pa
     assert trigger.retry.attempts == 2
     assert trigger.retry.action_of_error("ValueError") == "dead_letter"
     assert load(tmp_path, with_attributes("        retry: {topics: [10]}\n")).kafka_triggers[0].retry.topics == [10]
-    with pytest.raises(FunctionInvalid, match=r"keep_key_order needs another order than partition"):
-        load(tmp_path, with_attributes("        retry: {topics: [10], keep_key_order: true}\n"))
     with pytest.raises(FunctionInvalid, match=r"retry\.errors\.ValueError: should be 'retry', 'dead_letter', 'skip'"):
         load(tmp_path, with_attributes("        retry: {errors: {ValueError: drop}}\n"))
 
@@ -95,21 +93,15 @@ def test_what_has_no_effect_is_named(
     assert {record.levelname for record in logged} == {"WARNING"}
 
 
-@pytest.mark.parametrize(("handler", "expected"), table(__file__, "a_check_finds_the_handler_without_running"))
-def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: str, expected: str) -> None:
-    """The module is read, not imported, and the problem stands at the line of spec.handler."""
+@pytest.mark.parametrize("handler", table(__file__, "a_check_finds_the_handler_without_running"))
+def test_a_check_finds_the_handler_without_running_it(tmp_path: Path, handler: str) -> None:
+    """The module is read, not imported."""
     code = "from os import path as imported\ndef handler(c, e): ...\nif imported:\n    late = 1\nraise SystemExit\n"
     (tmp_path / "main.py").write_text(code)
-    (tmp_path / "broken.py").write_text("x = 1\ndef (")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/sub.py").write_text("from elsewhere import *\n")
     (tmp_path / "function.yaml").write_text(with_attributes().replace("main:handler", handler))
-    if not expected:
-        assert load_function(tmp_path, check_handler=True).handler == handler
-        return
-    with pytest.raises(FunctionInvalid) as caught:
-        load_function(tmp_path, check_handler=True)
-    assert ":2: spec.handler: " + expected.format(folder=tmp_path) in caught.value.description
+    assert load_function(tmp_path, check_handler=True).handler == handler
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ class Logged:
     ("response", "result"),
     [
         ("as is", b"as is"),
-        (b"\x00as is", b"\x00as is"),
-        (b"", Result([Output(b"", [])])),
         ("", Result([Output(b"", [])])),
         ({"a": 1}, b'{"a":1}'),
         (
@@ -30,11 +28,7 @@ class Logged:
         ),
         ({"a": Logged()}, b'{"a":"logged"}'),
         ((201, "text"), b"text"),
-        ((201, {"a": 1}), b'{"a":1}'),
         (7, b"7"),
-        (True, b"true"),
-        (Response(body={"a": 1}), b'{"a":1}'),
-        (Response(body=b"b"), b"b"),
         ([{"a": 1}, "b"], Result([Output(b'{"a":1}', []), Output(b"b", [])])),
         ([{"a": 1}, (500, "no")], Result(error="status 500", reason="no")),
         (Response(body="bad", status_code=503), Result(error="status 503", reason="bad")),

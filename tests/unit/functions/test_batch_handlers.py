@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.config.consumers import RetryConfig
-from headrace.delivery.outcomes import ACK, AWAITING_ACK, Outcome
+from headrace.delivery.outcomes import ACK, Outcome
 from headrace.delivery.policy import judge
 from tests.function_workers import Run, Write
 from yaml_table import table
@@ -54,35 +54,6 @@ async def test_a_call_gets_a_list_and_answers_for_each(write_function: Write, ru
             assert [reply.shared for reply in found] == [True, True]
             assert all(reply.error for reply in found)
         assert "returned 1 replies for a batch of 2 events" in found[0].reason
-
-
-async def test_no_batch_is_begun_after_one_with_a_failure_that_is_retried_in_order(
-    write_function: Write, running: Run
-) -> None:
-    """The others of that batch have ended."""
-    code = """
-        def handler(context, events):
-            return [(400, "bad") if event.body == b"bad" else event.body for event in events]
-    """
-    folder = write_function(code, trigger=batches(2), outputTopic="out", outputFormat="binary")
-    async with running(folder) as function:
-        found = await function.deliver(b"a", b"b", b"bad", b"c", b"d", b"e")
-        assert [reply.error for reply in found] == ["", "", "status 400", "", "not begun", "not begun"]
-        assert [each.value for each in function.written] == [b"a", b"b", b"c"]
-
-
-async def test_one_response_without_acknowledgement_is_for_all_of_a_batch(write_function: Write, running: Run) -> None:
-    """And a response of a list for its own event."""
-    code = """
-        def handler(context, events):
-            response = context.Response()
-            response.ensure_no_ack()
-            return response if events[0].body == b"all" else [response, *[None] * (len(events) - 1)]
-    """
-    folder = write_function(code, trigger=batches(3, explicitAckMode="enable"), workerAllocationMode="static")
-    async with running(folder) as function:
-        assert await function.deliver(b"all", b"a", b"b") == [AWAITING_ACK] * 3
-        assert await function.deliver(b"one", b"a", b"b") == [AWAITING_ACK, ACK, ACK]
 
 
 async def test_a_batch_that_fails_as_a_whole_is_halved(write_function: Write, running: Run) -> None:

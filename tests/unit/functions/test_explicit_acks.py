@@ -31,24 +31,6 @@ async def test_handlers_of_every_kind_acknowledge(write_function: Write, running
         assert await function.deliver(b"c", first=9) == [AWAITING_ACK]
 
 
-async def test_each_acknowledgement_gets_its_own_response(write_function: Write, running: Run) -> None:
-    """Of many that are sent at a time."""
-    code = """
-        import asyncio
-        from nuclio_sdk import QualifiedOffset
-        async def handler(context, event):
-            acks = [context.platform.explicit_ack(QualifiedOffset("flights", 3, offset)) for offset in range(20)]
-            return [str(problem) for problem in await asyncio.gather(*acks, return_exceptions=True)]
-    """
-    async with running(write_function(code, **own(), outputTopic="out")) as function:
-        function.service._acknowledgers = {
-            "flights": lambda partition, offset: f"problem {offset}" if offset % 3 else ""
-        }
-        assert await function.deliver(b"a") == [AWAITING_ACK]
-        expected = [b"problem %d" % offset if offset % 3 else b"None" for offset in range(20)]
-        assert [output.value for output in function.written] == expected
-
-
 async def test_an_acknowledgement_from_another_thread_is_refused_in_words(write_function: Write, running: Run) -> None:
     """The worker's connection belongs to one thread; a second one would take its frames."""
     code = """

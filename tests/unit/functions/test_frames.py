@@ -6,7 +6,6 @@ import errno
 import mmap
 import os
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +15,6 @@ from headrace.framing import ProtocolBroken
 from headrace.functions import protocol
 from headrace.functions.frames import NOTHING_BEGUN, FramePace, FramesInFlight, open_shared_page
 from headrace.records import TopicPartition
-from headrace_devkit.testing.pump_harness import Harness, running
 from yaml_table import table
 
 P = TopicPartition("t", 0)
@@ -119,12 +117,3 @@ def test_frames_grow_while_the_handler_is_fast_and_shrink_when_it_is_slow() -> N
     for _ in range(60):
         pace.learn(records := min(2000, pace.records), records * 0.000_002)
     assert pace.records > 2000
-
-
-async def test_a_delivery_holds_no_more_records_than_its_destination_takes() -> None:
-    """And never more than the settings allow."""
-    sizes: Any = iter([1, 3, 1000])
-    async with running(Harness(max_records=4, hooks={"most_records": lambda: next(sizes)})) as harness:
-        harness.feed(*range(8))
-        await harness.clock.advance(1)
-        assert [len(offsets) for offsets in harness.delivered] == [1, 3, 4]

@@ -28,11 +28,10 @@ from headrace.functions import protocol
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.triggers.kafka_trigger import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger import HandlerBatch
-from headrace.records import Record, RecordBatch, TopicPartition
+from headrace.records import Record, TopicPartition
 from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
-from headrace_devkit.testing.pump_harness import kind_of
 
 P = TopicPartition("t", 0)
 Response = Callable[[protocol.Work], protocol.Done | protocol.Results]
@@ -165,20 +164,6 @@ def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, la
         limit = 3 if not late and batch_size == 1 else math.log2(count) + 4
         assert len(deaths) <= limit * len(guilty), (count, guilty, deaths)
         assert len(workers.frames) <= 3 * limit * len(guilty) and not len(target._suspects)
-
-
-def test_what_ended_before_a_suspect_does_not_run_again_because_no_worker_takes_the_suspect() -> None:
-    """A suspect is attempted alone, after the records before it; those have ended."""
-
-    def answer(work: protocol.Work) -> protocol.Done:
-        if 2 in work.offsets:
-            raise DestinationUnavailable("no worker")
-        return protocol.Done()
-
-    target = destination(FakeWorkers(answer))
-    target._suspects.died(P, RecordBatch.of(delivery(3).records), 3)
-    outcomes = asyncio.run(target.deliver(delivery(3)))
-    assert [kind_of(reply) for reply in outcomes] == ["success", "success", "not taken"]
 
 
 async def test_the_number_of_partitions_is_that_of_the_directory() -> None:

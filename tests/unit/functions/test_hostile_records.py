@@ -62,8 +62,7 @@ CODE = """
 
     CASES = {
         "exit": lambda c, e: sys.exit(3), "interrupt": lambda c, e: boom(KeyboardInterrupt()),
-        "stop": lambda c, e: boom(StopIteration(1)), "stop_async": lambda c, e: boom(StopAsyncIteration()),
-        "generator_exit": lambda c, e: boom(GeneratorExit()), "cancelled": lambda c, e: boom(asyncio.CancelledError()),
+        "stop": lambda c, e: boom(StopIteration(1)), "cancelled": lambda c, e: boom(asyncio.CancelledError()),
         "memory": lambda c, e: boom(MemoryError()), "deep": lambda c, e: deep(), "mute": lambda c, e: boom(Own()),
         "odd_class": lambda c, e: boom(Odd()), "no_name": lambda c, e: boom(type("", (Exception,), {})()),
         "long_name": lambda c, e: boom(type("E" * 1000, (Exception,), {})("\\ud83d")),
@@ -71,7 +70,6 @@ CODE = """
         "groups": lambda c, e: grouped(),
         "with_response": lambda c, e: boom(nuclio_sdk.ExceptionWithResponse(503, "b")),
         "generator": lambda c, e: items(), "work": lambda c, e: c.Response(body=work()),
-        "in_response": lambda c, e: c.Response(body=items()), "in_dict": lambda c, e: {"a": items()},
         "exception": lambda c, e: ValueError("v"), "object": lambda c, e: Shown(), "hidden": lambda c, e: Hidden(),
         "module": lambda c, e: sys, "nested": lambda c, e: nested(), "half": lambda c, e: {"a": "\\ud83d"},
         "status": lambda c, e: c.Response(status_code="500"), "headers": lambda c, e: c.Response({"\\ud83d": 1}, "b"),
@@ -97,10 +95,10 @@ HANDLERS = """
     """
 
 FAILS = {
-    **dict.fromkeys(("generator", "work", "in_response", "in_dict", "exception", "object"), "TypeError"),
+    **dict.fromkeys(("generator", "work", "exception", "object"), "TypeError"),
     **dict.fromkeys(("module", "no_headers", "status"), "TypeError"),
     **{"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "stop": "StopIteration", "huge": "ValueError"},
-    **{"stop_async": "StopAsyncIteration", "generator_exit": "GeneratorExit", "cancelled": "CancelledError"},
+    "cancelled": "CancelledError",
     **{"memory": "MemoryError", "deep": "RecursionError", "mute": "Own", "odd_class": "Odd", "no_name": "Exception"},
     **{"long_name": "E" * 200, "lines": "ValueError", "groups": "ExceptionGroup", "nested": "RecursionError"},
     **{"with_response": "ExceptionWithResponse", "half": "UnicodeEncodeError", "headers": "UnicodeEncodeError"},

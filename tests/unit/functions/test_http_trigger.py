@@ -41,13 +41,7 @@ class Listening(Running):
         own = HttpConfig(port=port, max_body_bytes=trigger.max_body_bytes)
         router = FunctionRequests(self.service, trigger, self.destination, own)
         authenticator = Authenticator(security, self.clock) if security.mode != "none" else None
-        self.application = Application(own, router, Metrics(), authenticator)
-        self.web = WebService(own, self.application, name=router.name)
-
-    @property
-    def in_hand(self) -> int:
-        """Requests that have not ended."""
-        return self.application.gate._in_progress
+        self.web = WebService(own, Application(own, router, Metrics(), authenticator), name=router.name)
 
     async def ask(self, method: str, target: str, body: bytes = b"", **headers: str) -> Response:
         """Send one request on a connection of its own, and read its response to the end."""
@@ -257,40 +251,6 @@ async def test_a_request_that_cannot_wait_for_a_worker_is_503(
         assert (await first).body == b"done"
         assert not (tmp_path / "late").exists()
         assert [(await function.ask("GET", "/next")).status for _ in range(20)] == [200] * 20
-
-
-async def test_a_request_whose_client_has_gone_is_not_begun(write: Write, tmp_path: Path) -> None:
-    """It waits for no worker any more; the one at work ends, and what it emits is written."""
-    code = WAITS.replace("return", "context.emit('out', value='v')\n        return")
-    async with listening(write(code, {"workerAvailabilityTimeoutMilliseconds": 600_000})) as function:
-        port = int(function.web.url.rpartition(":")[2])
-        for path in ("first", "gone", "gone"):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET /{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
-            await function.until(lambda: (tmp_path / "first").exists())
-            if path == "gone":
-                await function.until(lambda: function.in_hand == 2)
-            writer.close()
-            await function.until(lambda: function.in_hand == 1)
-        (tmp_path / "go").touch()
-        await function.until(lambda: function.in_hand == 0)
-        assert [each.topic for each in function.written] == ["out"]
-        assert not (tmp_path / "gone").exists()
-        assert (await function.ask("GET", "/next")).status == 200
-
-
-async def test_texts_of_requests_are_bytes_without_decoding(write: Write) -> None:
-    """JSON is decoded still."""
-    code = """
-        def handler(context, event):
-            return repr([event.method, event.path, event.url, event.fields, event.headers[b"X-Own"],
-                         event.get_header(b"x-oWN"), event.body, event.trigger.name, context.trigger.name])
-    """
-    spec = {"env": [{"name": "NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "value": "no"}]}
-    async with listening(write(code, spec=spec)) as function:
-        response = await function.ask("PUT", "/a?x=1", b"[1]", x_own="one", content_type="application/json")
-        whole = [b"PUT", b"/a", b"/a?x=1", {b"x": b"1"}, b"one", b"one", [1], b"web", "web"]
-        assert response.body.decode() == repr(whole)
 
 
 async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headrace.config.consumers import DeliveryConfig, RetryConfig
 from headrace.delivery.offset_map import decode, encode
 from headrace.delivery.outcomes import Delivery, Reply
-from headrace.errors import RecordRefused, TopicNotFound, TransactionAborted
+from headrace.errors import RecordRefused, TransactionAborted
 from headrace.functions.portions import cut
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from tests.unit.functions.test_transactional_pump import PumpScenario
@@ -24,26 +24,22 @@ PARTITIONS, END = [TopicPartition("t", number) for number in range(4)], 30
 class Broker(PumpScenario):
     """Refuses some events. The client names them in a batch of several refused ones, else it names the whole batch."""
 
-    def __init__(self, refused: Collection[str] = (), missing: str = "", batches: int = 1) -> None:
+    def __init__(self, refused: Collection[str], batches: int) -> None:
         super().__init__(DeliveryConfig(retry=RetryConfig(attempts=1)))
-        self.refused, self.missing, self.batches, self.epoch = refused, missing, batches, 10
+        self.refused, self.batches, self.epoch = refused, batches, 10
         self.destination.hold = self.hold  # type: ignore[method-assign]
-        self.transactions.submit, self.transactions.require_topic = self.submit, self.require_topic
+        self.transactions.submit = self.submit
         self.committed = {partition: Committed(0) for partition in PARTITIONS}
         self.visible, self.failed = Counter[str](), 0
 
     def hold(self, delivery: Delivery, offsets: Sequence[int]) -> list[Reply]:
         names = [f"{delivery.partition.partition}:{offset}" for offset in offsets]
-        outputs = [OutgoingRecord("missing" if name == "1:12" else "out", None, name.encode()) for name in names]
+        outputs = [OutgoingRecord("out", None, name.encode()) for name in names]
         results = self.held.hold(delivery.partition, offsets, outputs)
         return [Reply(type(each).__name__ if isinstance(each, Exception) else "") for each in results]
 
-    async def require_topic(self, topic: str) -> None:
-        if topic == self.missing:
-            raise TopicNotFound("no topic missing")
-
     async def submit(self, records: Sequence[OutgoingRecord], *, group: Any) -> Sequence[Any]:
-        results: list[Any] = [TopicNotFound("no topic") if each.topic == self.missing else None for each in records]
+        results: list[Any] = [None] * len(records)
         for number in range(self.batches):
             batch = range(number, len(records), self.batches)
             bad = [at for at in batch if records[at].topic != "t.dlq" and records[at].value.decode() in self.refused]
@@ -57,10 +53,10 @@ class Broker(PumpScenario):
         self.visible.update(f"{record.topic} {record.value.decode()}" for record in records)
         return [Produced(0, 0)] * len(records)
 
-    async def run(self, turns: int = 400) -> int:
-        """Deliver events until all are committed; return in how many turns."""
+    async def run(self) -> None:
+        """Deliver events until all are committed."""
         again = {*PARTITIONS}
-        for turn in range(turns):
+        for _ in range(400):
             for partition in again:
                 self.epoch += 1
                 self.pump.on_assigned({partition: self.epoch}, {partition: self.committed[partition]})
@@ -71,8 +67,7 @@ class Broker(PumpScenario):
             self.consumer.rewound.clear()
             self.consumer.looks = 0
             if all(at.offset == END for at in self.committed.values()):
-                return turn
-        return turns
+                return
 
 
 @pytest.mark.parametrize("bad", [1, 2, 7, 40])
@@ -82,28 +77,13 @@ async def test_only_outputs_that_kafka_refuses_alone_become_dead_letters(bad: in
     names = [f"{partition.partition}:{offset}" for partition in PARTITIONS for offset in range(END)]
     for seed in range(5):
         refused = {*Random(seed).sample(names, bad)}
-        broker = Broker(refused, batches=batches)
+        broker = Broker(refused, batches)
         await broker.run()
         values = Counter(name.split()[1] for name in broker.visible.elements() if not name.startswith("t.dlq"))
         assert values == Counter(name for name in names if name not in refused)
         assert broker.visible["t.dlq v"] == bad and broker.failed <= bad * (math.log2(len(names)) + 2)
         assert (broker.held._size_bytes, broker.held._completed, broker.pump._apart) == (0, {}, {})
         await broker.pump.stop()
-
-
-async def test_a_missing_topic_holds_its_own_partition_back() -> None:
-    """From the event that names it; others wait for one transaction at most. Once it is there, all is committed."""
-    broker = Broker(missing="missing")
-    assert await broker.run(turns=50) == 50
-    assert [broker.committed[partition].offset for partition in PARTITIONS] == [END, 12, END, END]
-    assert broker.failed == 1, "one transaction finds that it is missing"
-    reason = broker.pump.readiness().reason
-    assert reason == "t-1 is stalled: outputs to missing are not acknowledged: no topic missing"
-    broker.missing = ""
-    await broker.clock.advance(10)
-    assert await broker.run() < 50
-    assert broker.visible.total() == len(broker.visible) == END * 4 and broker.pump.readiness().ready
-    await broker.pump.stop()
 
 
 def ended(committed: Committed) -> set[int]:

@@ -13,17 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.functions import sdk
-from headrace.functions.sdk import (
-    Context,
-    Event,
-    EventSource,
-    Logger,
-    Platform,
-    QualifiedOffset,
-    Response,
-    TriggerInfo,
-    has_no_ack,
-)
+from headrace.functions.sdk import Context, Event, EventSource, Logger, Platform, QualifiedOffset, Response, TriggerInfo
 from headrace.functions.worker import serving
 
 
@@ -119,24 +109,6 @@ def test_nuclios_own_constructor_arguments_make_an_event() -> None:
     assert (event.path, event.method, event.content_type, event.id) == ("/x", "PUT", "text/plain", "t-2-7")
     with pytest.raises(TypeError, match="an event has no colour: known here are topic, shard_id"):
         Event(colour="red")
-
-
-def test_a_response_without_acknowledgement_is_known_in_any_letter_case() -> None:
-    """Nuclio looks for one spelling, and its own SDK writes another."""
-    response = Response()
-    assert not has_no_ack(response.headers)
-    response.ensure_no_ack()
-    assert response.headers == {"x-nuclio-stream-no-ack": True}
-    for name in ("x-nuclio-stream-no-ack", "X-Nuclio-Stream-No-Ack", "X-NUCLIO-STREAM-NO-ACK"):
-        assert has_no_ack({name: True}) and has_no_ack({name: "true"}) and not has_no_ack({name: False})
-
-
-def test_a_qualified_offset_is_comparable_and_can_be_stored() -> None:
-    """As a tuple it can be put into JSON, a set or a database."""
-    event = Event(origin=EventSource("t", 3, 8), offset=5)
-    offset = QualifiedOffset.from_event(event)
-    assert (offset.topic, offset.partition, offset.offset) == ("t", 3, 5)
-    assert QualifiedOffset(*json.loads(json.dumps(offset))) == offset < QualifiedOffset("t", 3, 6)
 
 
 def test_another_function_is_called_by_http(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
-from headrace.config.consumers import BatchConfig, DeliveryConfig, Ordering, RetryConfig
+from headrace.config.consumers import DeliveryConfig, Ordering
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.outcomes import ACK, Delivery, Outcome, PartitionListener, Reply
 from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import ResumingLane, TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.kafka import Consumer
-from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import Committed, OutgoingRecord, Produced, Record, RecordBatch, TopicPartition
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
@@ -301,53 +298,6 @@ async def test_an_event_that_always_fails_has_its_attempts_though_transactions_f
     await scenario.pump.stop()
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
-async def test_a_pause_stays_through_a_failed_transaction(ordering: Ordering) -> None:
-    """Else a short failure would use up all attempts at once, only because transactions fail."""
-    retry, batch = RetryConfig(first_delay_seconds=4), BatchConfig(max_records=1)
-    scenario = AbortingScenario(DeliveryConfig(ordering=ordering, retry=retry, batch=batch))
-    scenario.destination.failing = {0}
-    for turn in range(600):
-        await scenario.turn(abort=turn % 2 > 0)
-    calls = [(time, attempt) for time, attempt, offsets in scenario.destination.deliveries if 0 in offsets]
-    assert [attempt for _, attempt in calls[:5]] == [1, 2, 3, 4, 5]
-    pauses = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(calls[:5])]
-    assert all(pause >= 0.4 * 2**index for index, pause in enumerate(pauses))
-    assert all(offsets for _, _, offsets in scenario.destination.deliveries)
-    await scenario.pump.stop()
-
-
-@pytest.mark.parametrize("ordering", ["none", "key"])
-async def test_others_do_not_wait_for_an_event_that_failed_before_an_abort(ordering: Ordering) -> None:
-    """They are delivered together at once; in order `partition` those after it wait."""
-    scenario = AbortingScenario(DeliveryConfig(ordering=ordering, retry=RetryConfig(first_delay_seconds=20)))
-    scenario.destination.failing = {1, 3}
-    await scenario.turn(6, abort=True)
-    assert scenario.destination.deliveries[-1][1:] == (1, [0, 2, 4, 5])
-    assert await scenario.commit() == ["0", "2", "4", "5"]
-    await scenario.pump.stop()
-
-
-async def test_a_seek_and_another_owner_begin_with_the_first_attempt() -> None:
-    """Only a failed transaction in this process keeps the attempts."""
-    scenario = AbortingScenario(DeliveryConfig(ordering="none"))
-    scenario.destination.failing = {0}
-    for how in ("seek", "revoke", "lose"):
-        await scenario.turn(abort=False)
-        await scenario.clock.advance(0.3)
-        await scenario.turn(abort=True)
-        await scenario.clock.advance(0.3)
-        await scenario.turn(abort=how != "seek")
-        if how == "revoke":
-            await scenario.pump.on_revoked([P0], Deadline(scenario.clock, 0))
-        elif how == "lose":
-            scenario.pump.on_lost([P0])
-        count = len(scenario.destination.deliveries)
-        await scenario.begin_again()
-        assert [attempt for _, attempt, offsets in scenario.destination.deliveries[count:] if 0 in offsets] == [1]
-    await scenario.pump.stop()
-
-
 TOO_LARGE, REFUSED, ABORTED = RecordTooLarge("5000 bytes"), RecordRefused("no key"), KafkaTimeout()
 OF_BATCH = RecordRefused("one of the batch", of_batch=True)
 A, B = OutgoingRecord("a", None, b"x" * 5000), OutgoingRecord("b", None, b"x" * 5000)
@@ -379,17 +329,6 @@ def test_one_transaction_shows_every_output_that_kafka_refuses(
     assert refused == {(P0, offset): why for offset, why in zip(offsets, expected, strict=True) if why}
     again = held.hold(P0, offsets, outputs)
     assert [result if isinstance(result, HeadraceError) else None for result in again] == expected
-
-
-@pytest.mark.parametrize(
-    ("generation", "epochs", "is_sent"), [(4, {P0: 1}, True), (4, {P0: 2}, False), (4, {P1: 1}, False), (-1, {}, False)]
-)
-def test_a_transaction_names_its_member_only_while_its_assignment_lasts(
-    generation: int, epochs: dict[TopicPartition, int], is_sent: bool
-) -> None:
-    """A process that was frozen and has joined again must not commit what a peer has ended meanwhile."""
-    metadata = b"CGMDv2:" + generation.to_bytes(4, sys.byteorder, signed=True)
-    assert metadata_in((metadata, {P0: 1}), epochs) == (metadata if is_sent else None)
 
 
 async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:

@@ -113,14 +113,6 @@ def test_a_token_server_is_named_by_either(
     assert oauth.scopes == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["minimumVersion", "minVersion", "MINVERSION"])
-@pytest.mark.parametrize(("version", "expected"), [("1.3", "1.3"), (1.2, "1.2"), ("TLSv1.3", "1.3")])
-def test_both_spellings_of_the_version_count(tmp_path: Path, name: str, version: Any, expected: str) -> None:
-    """Nuclio's key and that of its page; the number needs no quotes."""
-    found = secured(tmp_path, {"tls": {"enable": True, name: version}})
-    assert found.tls and found.tls.min_version == expected
-
-
 @pytest.mark.parametrize("flat", ["lines", "@", " "])
 @pytest.mark.parametrize("annotated", [False, True])
 def test_flattened_certificates_are_unflattened(tmp_path: Path, pem: KeyFiles, flat: str, annotated: bool) -> None:
@@ -154,18 +146,6 @@ def test_secrets_are_read_from_files_and_again_when_they_change(tmp_path: Path, 
     by_annotation = secured(tmp_path, {"sasl": {"enable": True, "user": "u"}}, annotations)
     assert by_annotation.sasl and by_annotation.sasl.password.get_secret_value() == "second"
     assert tmp_path / "ca.pem" in by_annotation.files
-
-
-def test_references_work_in_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a text with commas, and in a list."""
-    monkeypatch.setenv("SCOPES", "read,write")
-    (tmp_path / "write").write_text("write")
-    for scopes in ("${env:SCOPES}", ["read", "${file:write}"]):
-        oauth = {**OAUTH, "scopes": scopes}
-        sasl = secured(tmp_path, {"sasl": {"enable": True, "mechanism": "OAUTHBEARER", "oauth": oauth}}).current().sasl
-        assert sasl
-        assert sasl.oauth
-        assert sasl.oauth.scopes == ["read", "write"]
 
 
 VOLUME = {

@@ -11,9 +11,6 @@ import pytest
 
 from headrace.delivery.outcomes import ACK
 from headrace.errors import WorkerLost
-from headrace.framing import encode_frame
-from headrace.functions import protocol
-from headrace.functions.frames import NOTHING_BEGUN
 from headrace.functions.process import WorkerProcess
 from headrace.functions.worker.loop import Worker
 from headrace.functions.worker_log import WorkerOutput
@@ -110,17 +107,6 @@ def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
         worker.request_stop()  # once more, while the callbacks run
 
 
-def test_a_signal_after_the_last_wait_for_records_ends_no_callback() -> None:
-    """Headrace has closed the connection, and sends a signal as well."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        worker = Worker(theirs, mmap.mmap(-1, mmap.PAGESIZE), -1)
-        ours.close()
-        worker.read()
-        assert worker._receive() is None
-        worker.request_stop()
-
-
 async def test_a_worker_that_is_not_started_yet_keeps_no_caller() -> None:
     """A caller that was given the process before it calls the next one."""
     process = WorkerProcess("w", lambda records, seconds: None)
@@ -152,31 +138,3 @@ async def test_a_flood_of_lines_is_cut_in_the_log_and_keeps_its_end(caplog: pyte
     assert len(endless._held) <= 65_536 and len(caplog.records) <= 1000
     endless.connection_lost(None)
     assert "dropped lines=" in caplog.text
-
-
-async def test_a_frame_behind_the_drain_callback_of_a_worker_that_is_replaced_ends(
-    write_function: Write, running: Run
-) -> None:
-    """Its caller had the worker before; its event is not to blame."""
-    code = """
-        import pathlib, time
-        def init_context(context):
-            context.platform.set_drain_callback(drain)
-        def drain():
-            while not pathlib.Path("go").exists():
-                time.sleep(0.005)
-        def handler(context, event):
-            time.sleep(0.5)
-    """
-    folder = write_function(code)
-    async with running(folder) as function:
-        await function.ready()
-        process = function.service._slots[0].process
-        function.service._reload(0, process)
-        await function.until(lambda: process._drain_callback.pending)
-        work = protocol.Work(*PARTITION, 8, [0], [0], [b"k"], [b"v"], None)
-        response = asyncio.ensure_future(process.serve(PARTITION, encode_frame(work), 1, {}))
-        await asyncio.sleep(0)
-        (folder / "go").touch()
-        result = await response  # without WorkerLost: NOTHING_BEGUN if it was recalled before the worker began it
-        assert isinstance(result, protocol.Done) or result == NOTHING_BEGUN

@@ -16,7 +16,7 @@ from headrace.formats.plain import header_of
 from headrace.functions import protocol
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing.pump_harness import kind_of
-from tests.function_workers import Run, Write
+from tests.function_workers import WAITS, Run, Write, called, calls
 from yaml_table import table
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
@@ -67,7 +67,7 @@ TEXTS = """
 """
 
 
-@pytest.mark.parametrize("word", ["no", "FALSE", "Disable", "disabled", "in the process", "yes", "", "0"])
+@pytest.mark.parametrize("word", ["no", "FALSE", "in the process", "yes"])
 async def test_texts_of_events_are_bytes_without_decoding(
     write_function: Write, running: Run, word: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,7 +80,7 @@ async def test_texts_of_events_are_bytes_without_decoding(
         spec = {}
         monkeypatch.setenv("NUCLIO_PYTHON_DECODE_EVENT_STRINGS", "no")
     caplog.set_level(logging.INFO, "headrace")
-    of: Any = str if word in ("yes", "", "0") else str.encode
+    of: Any = str if word == "yes" else str.encode
     texts = ("flights", "flights", "flights-3-0", "", "", "")
     async with running(write_function(TEXTS, spec=spec, outputTopic="out")) as function:
         assert await function.deliver(b"v", read_headers=lambda: [("h", b"1")]) == [ACK]
@@ -206,20 +206,6 @@ async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: W
         assert await function.deliver(framed(7, {"carrier": "UA"})) == [ACK]
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad", "seen"), [("json", b'{"a": 1}', b"{", "{'a': 1}"), ("string", b"a", b"\xff", "a")]
-)
-async def test_keys_and_values_are_decoded(
-    write_function: Write, running: Run, name: str, good: bytes, bad: bytes, seen: str
-) -> None:
-    """By the formats the trigger names; null stays None."""
-    code = "def handler(context, event): return f'{event.key} {event.body}'"
-    async with running(write_function(code, keyFormat="string", valueFormat=name, outputTopic="out")) as function:
-        outcomes = await function.deliver(good, bad, None)
-        assert [kind_of(reply) for reply in outcomes] == ["success", "permanent", "success"]
-        assert [record.value.decode() for record in function.written] == [f"key {seen}", "key None"]
-
-
 @pytest.mark.parametrize(("code", "reason"), table(__file__, "readiness_names_a_worker_that_does_not_come_up"))
 async def test_readiness_names_a_worker_that_does_not_come_up(
     write_function: Write, running: Run, code: str, reason: str
@@ -252,20 +238,42 @@ async def test_a_function_that_could_not_start_recovers_by_itself(write_function
         assert await function.deliver(b"a") == [ACK]
 
 
-@pytest.mark.parametrize(("level", "expected"), [("debug", ["fine", "plain"]), ("error", [])])
-async def test_the_level_of_the_sinks_is_that_of_the_function_alone(
-    write_function: Write, running: Run, caplog: pytest.LogCaptureFixture, level: str, expected: list[str]
-) -> None:
-    """More or less than what the process logs."""
-    caplog.set_level(logging.INFO, "headrace")
-    caplog.handler.setLevel(logging.NOTSET)
+async def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run) -> None:
+    """A record does not wait for a slow one of another partition while a worker is free."""
+    folder = write_function(WAITS, workers=2)
+    async with running(folder) as function:
+        await function.until(lambda: all(slot.up for slot in function.service._slots))
+        for number in range(2):
+            function.begin(b"wait%d" % number, partition=number)
+        await function.until(lambda: called(folder, "wait0") and called(folder, "wait1"))
+        behind = [function.begin(b"quick", partition=number) for number in (2, 3)]
+        await function.until(lambda: function.in_flight(0) == function.in_flight(1) == 2)
+        (folder / "go wait1").touch()
+        await function.until(lambda: behind == [[[ACK]], [[ACK]]])
+        assert not function.tasks[0].done()
+        quick = {pid for name, pid in calls(folder) if name == "quick"}
+        assert quick == {pid for name, pid in calls(folder) if name == "wait1"}
+        for number in (8, 9):  # both workers are behind what they had
+            function.begin(b"wait%d" % number, partition=number)
+        (folder / "go wait0").touch()
+        await function.until(lambda: called(folder, "wait8") and called(folder, "wait9"))
+        assert [name for name, _ in calls(folder)].count("quick") == 2, "no record is called twice"
+        for number in (8, 9):
+            (folder / f"go wait{number}").touch()
+        await function.until(lambda: all(task.done() for task in function.tasks))
+        assert function.service.restarts == 0
+
+
+async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_function: Write, running: Run) -> None:
+    """A frame that waits longer than `eventTimeout` for short events is not late."""
     code = """
+        import time
         def handler(context, event):
-            context.logger.debug("fine")
-            context.logger.info("plain")
+            time.sleep(0.1)
     """
-    async with running(write_function(code, spec={"loggerSinks": [{"level": level}]})) as function:
-        assert await function.deliver(b"a") == [ACK]
-    lines = [text for record in caplog.records for text in ("fine", "plain") if f": {text}" in record.getMessage()]
-    assert lines == expected
-    assert logging.getLogger("headrace.functions.worker_log").getEffectiveLevel() == logging.INFO
+    async with running(write_function(code, spec={"eventTimeout": "500ms"})) as function:
+        await function.ready()
+        first = function.begin(*[b"a"] * 6, partition=0)
+        second = function.begin(*[b"a"] * 2, partition=1)
+        await function.until(lambda: first and second)
+        assert (first, second, function.service.restarts) == ([[ACK] * 6], [[ACK] * 2], 0)

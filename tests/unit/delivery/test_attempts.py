@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,16 +61,6 @@ def test_records_after_a_failure_wait_until_it_is_completed(records: int, size: 
             assert harness.pump.numbers()["redeliveries"] == sum(calls) - records
 
     asyncio.run(test())
-
-
-async def test_records_that_were_not_begun_use_none_of_the_rate() -> None:
-    """Ten failures in a hundred records a second take their ten pauses, and not ten seconds."""
-    response = stopping(dict.fromkeys(range(0, 100, 10), 1), [])
-    async with running(Answering(response, retry={"first_delay_seconds": 0.01})) as harness:
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=100))
-        harness.feed(*range(100))
-        await harness.clock.advance(3)
-        assert harness.source.commits[P0] == Committed(100)
 
 
 @pytest.mark.parametrize(

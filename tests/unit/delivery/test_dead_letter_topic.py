@@ -82,13 +82,6 @@ def test_a_dead_letter_is_restored_as_its_record() -> None:
         restored(again)
 
 
-def test_reason_and_stack_have_their_own_headers() -> None:
-    """The reason in its own header, the whole stack in `StackTrace`."""
-    failed = dead_letter()._replace(reply=Reply("ValueError", "ValueError: boom", stack="Traceback\n x"))
-    headers = dict(headers_of(failed))
-    assert (headers["headrace.dlq.reason"], headers["StackTrace"]) == (b"ValueError: boom", b"Traceback\n x")
-
-
 def test_a_header_is_cut_between_characters() -> None:
     """A character that UTF-8 cannot encode does not prevent the dead letter."""
     headers = dict(headers_of(dead_letter(reason="\udcff" + "\u20ac" * 5000)))

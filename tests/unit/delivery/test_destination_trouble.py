@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
+from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.errors import DestinationUnavailable
 from headrace.records import Committed, Record, TopicPartition
 from headrace_devkit.testing.pump_harness import Harness
@@ -82,10 +82,6 @@ async def troubled(partitions: int = 8, **given: Any) -> AsyncIterator[Troubled]
     await harness.pump.stop()
 
 
-async def dead(delivery: Delivery) -> Sequence[Reply]:
-    raise DestinationUnavailable("connection refused")
-
-
 @pytest.mark.parametrize(
     ("ordering", "partitions", "response"), [("partition", 1, broken), ("key", 8, broken), ("none", 8, internal_error)]
 )
@@ -114,20 +110,6 @@ async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempt
             harness.give(1)
             await harness.clock.advance(100)
         assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.dead_letters.offsets] == [5] * bad
-        assert harness.drained
-
-
-@pytest.mark.parametrize(("ordering", "bad"), [("partition", 20), ("key", 400), ("none", 100)])
-async def test_a_run_of_bad_records_ends_while_others_succeed(ordering: str, bad: int) -> None:
-    """There are more failures than tokens, but each success elsewhere pays for one."""
-    async with troubled(ordering=ordering) as harness:
-        harness.response = each(lambda record: FAILED if record.partition == 0 and record.offset < bad else ACK)
-        harness.give(bad)
-        for _ in range(400):
-            harness.give(5)
-            await harness.clock.advance(1)
-        await harness.clock.advance(60)
-        assert sorted(harness.dead_letters.offsets) == list(range(bad))
         assert harness.drained
 
 
@@ -229,19 +211,6 @@ async def test_a_record_that_is_alone_is_to_blame_if_the_backend_answers_else(is
         assert harness.drained
 
 
-async def test_a_breaker_closes_when_nothing_is_left_to_try() -> None:
-    """Here after a skip of the only record."""
-    async with troubled(1, ordering="partition") as harness:
-        harness.response = dead
-        harness.give(1)
-        await harness.clock.advance(60)
-        assert harness.pump.status().breaker.state != "closed"
-        skipped = asyncio.ensure_future(harness.pump.seeks.skip(PARTITIONS[0], 0, "no order"))
-        await harness.clock.advance(15)
-        assert await skipped == "skipped"
-        assert harness.pump.status().breaker.state == "closed"
-
-
 async def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> None:
     """A destination that rejects more than five soon gets about five; when it takes more, it gets more."""
     async with troubled(ordering="none", max_records=1, max_in_flight=32) as harness:
@@ -265,39 +234,3 @@ async def test_a_destination_gets_as_many_deliveries_at_a_time_as_it_takes() -> 
         await harness.clock.advance(30)
         assert harness.most_under_way == 32
         assert harness.drained
-
-
-async def test_partitions_try_a_dead_backend_in_turns() -> None:
-    """A record that crashes the destination does not hide that others would be taken."""
-    async with troubled(ordering="key", max_records=1) as harness:
-
-        async def dies_of_some(delivery: Delivery) -> Sequence[Reply]:
-            if delivery.partition.partition < 3 and delivery.records[0].offset == 0:
-                raise DestinationUnavailable("connection reset")
-            return await fine(delivery)
-
-        harness.response = dies_of_some
-        harness.give(20)
-        await harness.clock.advance(300)
-        assert {place.partition for place, commit in harness.source.commits.items() if commit.offset < 20} == {0, 1, 2}
-        assert {offset for _, offset in harness.attempts} == set(range(20))
-
-
-UNDECODABLE = Reply("DecodeError", "no JSON", reached=False, permanent=True)
-
-
-@pytest.mark.parametrize("outcome", [HANDED_OFF, UNDECODABLE])
-async def test_records_that_never_reached_the_destination_are_not_successes(outcome: Reply) -> None:
-    """Half of the records are handed off or cannot be decoded; the others use up no more attempts than without them."""
-    async with troubled(
-        1, ordering="key", max_records=1, retry={"attempts": 3, "max_delay_seconds": 5}, max_in_flight=16
-    ) as harness:
-        harness.response = each(lambda record: outcome if record.offset % 2 else FAILED)
-        closed = 0
-        for _ in range(600):
-            harness.give(5)
-            await harness.clock.advance(1)
-            closed += harness.pump.breaker.status.state == "closed"
-        assert len([offset for offset in harness.dead_letters.offsets if offset % 2 == 0]) <= 11
-        assert closed <= 5
-        assert harness.pump.numbers()["delivered"] == 0

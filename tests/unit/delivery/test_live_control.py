@@ -10,48 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace import records
-from headrace.config.consumers import BatchConfig, DeliveryConfig
-from headrace.delivery.outcomes import DelayedRecord, Delivery, Reply
-from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
+from headrace.delivery.outcomes import Delivery, Reply
 from headrace.delivery.status import SettingsInForce
 from headrace.errors import InvalidRequest, OffsetsKeptElsewhere
-from headrace.records import Committed, Record, TopicPartition
+from headrace.records import Committed
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.tracing import current_span
 from headrace_devkit.testing.pump_harness import BURY, P0, P1, RETRY, Harness, running
 
 # Pause ---------------------------------------------------------------------------------------------------------------
-
-
-def retry_pump_of(harness: Harness, delivery: DeliveryConfig) -> Pump:
-    """Return a pump of retry topics that shares breaker, limit and rate with that of the harness."""
-    shared: Any = {"clock": harness.clock, "shares_with": harness.pump, "hooks": PumpHooks(delayed=DelayedRecord)}
-    pump = Pump("retry", "g.retry", harness, harness, delivery=delivery, **shared)
-    pump.on_assigned({P0: 1}, {})
-    return pump
-
-
-async def test_a_pause_of_all_applies_to_later_assignments_and_retry_topics() -> None:
-    """It survives assignments, keeps pauses of single partitions, and does not affect readiness."""
-    async with running(Harness()) as harness:
-        retry_pump = retry_pump_of(harness, DeliveryConfig())
-        harness.pump.pause(None, "nothing is known yet")
-        harness.pump.pause([P1], "it is paused")
-        harness.pump.on_lost([P0, P1])
-        harness.pump.on_assigned({P0: 3, P1: 4}, {})
-        harness.feed(0)
-        harness.feed(0, partition=P1)
-        retry_pump.on_records(P0, 1, [Record(*P0, 0, 0, None, None)])
-        await harness.clock.advance(60)
-        assert harness.delivered == []
-        assert harness.pump.readiness().ready
-        harness.pump.resume(None)
-        await harness.clock.advance(1)
-        assert harness.delivered == [[0], [0]]
-        assert (harness.why(), harness.why(P1)) == ("", "it is paused")
-        await retry_pump.stop()
 
 
 async def test_a_pause_stops_retries_and_dead_letters() -> None:
@@ -178,64 +145,6 @@ async def test_a_rate_holds_for_any_delivery_size_and_can_be_removed() -> None:
         assert harness.pump.numbers()["delivered"] == 1000
 
 
-async def test_a_rate_is_kept_together_with_the_retry_topics() -> None:
-    """Ten a second for both, and neither starves the other."""
-    async with running(Harness()) as harness:
-        retry_pump = retry_pump_of(harness, DeliveryConfig(batch=BatchConfig(max_records=1)))
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, rate_records=10, max_records=1))
-        harness.feed(*range(1000))
-        retry_pump.on_records(P0, 1, [Record(*P0, offset, 0, None, None) for offset in range(1000)])
-        await harness.clock.advance(60)
-        own, others = harness.pump.numbers()["delivered"], retry_pump.numbers()["delivered"]
-        assert 580 <= own + others <= 620
-        assert min(own, others) > 100
-        await retry_pump.stop()
-
-
-async def test_a_changed_size_applies_to_new_deliveries() -> None:
-    """Records, bytes, and how long a delivery waits for more, even if records already wait."""
-    async with running(Harness()) as harness:
-        harness.feed(*range(4))
-        await harness.clock.settle()
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_records=3, linger_seconds=5))
-        harness.feed(4, 5)
-        await harness.clock.advance(1)
-        assert harness.delivered == [[0, 1], [2, 3]]
-        harness.feed(6)
-        await harness.clock.settle()
-        assert harness.delivered[2:] == [[4, 5, 6]]
-        harness.feed(7, 8)
-        await harness.clock.settle()
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, linger_seconds=0, max_bytes=1))
-        await harness.clock.settle()
-        assert harness.delivered[3:] == [[7], [8]]
-
-
-async def test_max_in_flight_can_be_raised_and_lowered() -> None:
-    """Fewer: deliveries in flight finish, and nothing begins before a slot is free. More: at once."""
-    async with running(Harness(ordering="none", max_records=1, max_in_flight=4)) as harness:
-        harness.pump.on_lost([P1])
-        harness.free.clear()
-        harness.feed(*range(20))
-        await harness.clock.settle()
-        assert len(harness.deliveries) == 4
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=6))
-        await harness.clock.settle()
-        assert len(harness.deliveries) == 6
-        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=1))
-        await harness.clock.settle()
-        assert (len(harness.deliveries), harness.pump.settings.max_in_flight) == (6, 1)
-        harness.free.set()
-        await harness.clock.settle()
-        harness.free.clear()
-        harness.feed(*range(20, 30))
-        harness.pump.on_assigned({P1: 3}, {})
-        harness.feed(0, partition=P1)
-        await harness.clock.settle()
-        assert harness.pump.breaker.limit.in_flight == 1
-        assert harness.why(P1) == "limit reached: all 1 deliveries in flight are of other partitions"
-
-
 # Status --------------------------------------------------------------------------------------------------------------
 
 
@@ -277,26 +186,6 @@ async def test_the_status_names_the_cause_of_a_stall() -> None:
         assert harness.why() == "offsets 3 to 5 are gone"
         harness.pump.pause([P0], "paused")
         assert harness.why() == "paused"
-
-
-async def test_the_status_of_many_partitions_reads_only_their_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many records are in flight."""
-    seen = 0
-
-    def counted(*fields: Any) -> Record:
-        nonlocal seen
-        seen += 1
-        return Record(*fields)
-
-    async with running(Harness()) as harness:
-        places = [TopicPartition("t", number) for number in range(1000)]
-        harness.pump.pause(None, "paused")
-        harness.pump.on_assigned(dict.fromkeys(places, 1), {})
-        for place in places:
-            harness.pump.on_records(place, 1, [Record(*place, offset, 0, None, None) for offset in range(20)])
-        monkeypatch.setattr(records, "Record", counted)
-        assert len(harness.pump.status().partitions) == 1000
-        assert seen == 1000
 
 
 async def test_the_start_of_a_log_is_committed_before_a_record_is_completed() -> None:

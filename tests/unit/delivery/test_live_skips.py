@@ -12,7 +12,6 @@ import pytest
 from headrace.delivery.outcomes import AWAITING_ACK, Outcome, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed, Record, TopicPartition
-from headrace.runtime import Deadline
 from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, running
 
 
@@ -85,86 +84,6 @@ async def test_a_blocked_key_is_unblocked_before_the_skipped_record_is_completed
         harness.pump.resume([P0])
         await harness.clock.advance(1)
         assert (unblocked, harness.delivered, harness.source.commits[P0]) == ([0], [[1]], Committed(2))
-
-
-@pytest.mark.parametrize("way", ["lost", "revoked"])
-async def test_a_partition_is_revoked_while_a_skip_unblocks_its_key(way: str) -> None:
-    """The record is not completed here: nothing of it is committed, and the pump continues."""
-    written = asyncio.Event()
-
-    async def unblock(_: Record) -> None:
-        await written.wait()
-
-    async with running(Harness(hooks={"blocked_keys": SimpleNamespace(unblock=unblock)})) as harness:
-        harness.pump.pause([P0], "paused")
-        harness.feed(0)
-        skipped = asyncio.ensure_future(harness.pump.seeks.skip(P0, 0, "it is wrong"))
-        await harness.clock.settle()
-        if way == "lost":
-            harness.pump.on_lost([P0])
-        else:
-            assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 5)) == {P0: Committed(0)}
-        written.set()
-        await harness.clock.advance(1)
-        assert (await skipped, harness.pump.numbers()["skipped_by_hand"], harness.source.commits) == (
-            "not assigned",
-            0,
-            {},
-        )
-
-
-async def test_a_skip_during_a_seek_applies_after_it() -> None:
-    """The lane is drained; the skip waits until the record is read again."""
-    async with running(Harness()) as harness:
-        harness.free.clear()
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        seek = asyncio.create_task(harness.pump.seeks.seek(P0, 1))
-        await harness.clock.settle()
-        assert [await harness.pump.seeks.skip(P0, offset, "it is wrong") for offset in (1, 3)] == [
-            "will be skipped"
-        ] * 2
-        harness.feed(2, 3)
-        harness.free.set()
-        assert await seek
-        for _ in range(3):
-            harness.source.feed_again()
-            await harness.clock.settle()
-        await harness.clock.advance(1)
-        assert harness.delivered[1:] == [[2]]
-        assert harness.pump.numbers()["skipped_by_hand"] == 2
-
-
-@pytest.mark.parametrize("way", ["lost", "sought"])
-async def test_a_skip_ends_with_its_assignment(way: str) -> None:
-    """Another process may have skipped it; the control table repeats the command unless a seek came later."""
-    async with running(Harness()) as harness:
-        assert await skip(harness, 1) == ["will be skipped"]
-        if way == "lost":
-            harness.pump.on_lost([P0])
-            harness.pump.on_assigned({P0: 3}, {})
-        else:
-            assert await harness.pump.seeks.seek(P0, 0)
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        assert harness.delivered == [[0, 1]]
-
-
-async def test_a_skip_beyond_the_offset_map_waits() -> None:
-    """The first record hangs before a hole in the log; the commit always fits."""
-    async with running(Harness(ordering="none")) as harness:
-        harness.free.clear()
-        harness.feed(0, 10, 30_000, 30_001, 60_000)
-        await harness.clock.settle()
-        assert await skip(harness, 30_000, 60_000) == ["will be skipped"] * 2
-        assert harness.pump.lanes[P0].tracker.commit == Committed(0)
-        harness.free.set()
-        for _ in range(3):
-            await harness.clock.advance(1)
-            harness.source.feed_again()
-        await harness.clock.advance(1)
-        assert {0, 10, 30_001} == {offset for offsets in harness.delivered for offset in offsets}
-        assert (harness.pump.numbers()["skipped_by_hand"], harness.source.commits[P0]) == (2, Committed(60_001))
 
 
 async def test_a_record_awaiting_its_acknowledgement_is_skipped() -> None:

@@ -55,9 +55,3 @@ def test_a_damaged_map_is_ignored(place: int, flip: int, codec: int) -> None:
     data = bytearray(base64.b64decode(encode(7, 5000, [7, *sorted(chance.sample(range(8, 4999), codec))])))
     data[place % len(data)] ^= flip
     assert decode(base64.b64encode(data).decode(), 7) is None
-
-
-def test_a_map_covers_the_offsets_from_the_committed_one_to_its_end() -> None:
-    """Holes count as completed; offsets outside do not."""
-    found = OffsetMap(5, 9, frozenset([5, 7]))
-    assert [offset for offset in range(3, 12) if found.has(offset)] == [6, 8]

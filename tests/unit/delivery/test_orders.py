@@ -16,14 +16,6 @@ from headrace.records import Committed, Record, TopicPartition
 from headrace_devkit.testing.pump_harness import P0, P1, Harness, MovingClock, running
 
 
-async def test_records_without_key_wait_for_nothing() -> None:
-    """They have no common key."""
-    async with running(Harness(ordering="key", max_records=10)) as harness:
-        harness.feed_keys("...")
-        await harness.clock.advance(1)
-        assert harness.delivered == [[0, 1, 2]]
-
-
 async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
     """A quarter of the slots is for idle partitions; without idle partitions none is reserved."""
     async with running(Harness(ordering="none", max_in_flight=8, max_records=1)) as harness:
@@ -38,30 +30,6 @@ async def test_a_busy_partition_leaves_slots_to_the_others() -> None:
         await harness.clock.advance(1)
         assert harness.most_under_way == 8
         assert harness.source.commits == {P0: Committed(20), P1: Committed(20)}
-
-
-async def test_a_key_is_free_soon_after_its_record() -> None:
-    """Also while the record that follows in the slot hangs."""
-    async with running(Harness(ordering="key", max_in_flight=2, max_records=1)) as harness:
-        harness.hold(1, 9)
-        harness.feed(9, partition=P1)
-        harness.feed_keys("ab")
-        await harness.clock.settle()
-        harness.feed_keys("a", start=2)
-        harness.held[9].set()
-        await harness.clock.advance(0.1)
-        assert [2] in harness.delivered
-
-
-async def test_a_delivered_record_may_be_acknowledged_while_the_next_one_in_its_slot_hangs() -> None:
-    """It counts as completed, although it is completed together with others a little later."""
-    async with running(Harness(ordering="none", max_records=1, max_in_flight=1)) as harness:
-        harness.hold(1)
-        harness.feed(0, 1)
-        await harness.clock.settle()
-        assert harness.delivered == [[0], [1]]
-        assert harness.pump.acknowledge(P0, 0, up_to=False) == ""
-        assert "not delivered yet" in harness.pump.acknowledge(P0, 2, up_to=False)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

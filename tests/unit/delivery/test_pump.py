@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 
-from headrace.delivery.explicit_acks import AckRules
-from headrace.delivery.outcomes import AWAITING_ACK, NOT_BEGUN, PartitionListener
+from headrace.delivery.outcomes import PartitionListener
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
-from headrace.delivery.status import SettingsInForce
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, MovingClock, running
-
-
-async def test_records_in_flight_are_a_gauge_and_received_records_are_counted() -> None:
-    """A record is in flight from its receipt until it is completed."""
-    async with running(Harness()) as harness:
-        harness.free.clear()
-        harness.pump.on_records(P0, 99, [Record(*P0, 0, 0, None, b"v")])  # of an older assignment: ignored
-        harness.feed(0, 1, 2)
-        harness.feed(9, partition=P1)
-        assert (harness.pump.counts.taken, harness.pump.numbers()["in_flight"]) == (4, 4)
-        harness.free.set()
-        await harness.clock.advance(1)
-        assert (harness.pump.numbers()["delivered"], harness.pump.numbers()["in_flight"], harness.source.released) == (
-            4,
-            0,
-            4,
-        )
-
-
-@pytest.mark.parametrize("is_skipped", [False, True])
-async def test_what_was_delivered_before_a_record_that_hangs_is_completed(is_skipped: bool) -> None:
-    """Single records are completed together: within a moment, and before a skip is answered."""
-    async with running(Harness(max_records=1)) as harness:
-        harness.hold(3)
-        harness.feed(0, 1, 2, 3, 4)
-        await harness.clock.settle()
-        if is_skipped:
-            assert await harness.pump.seeks.skip(P0, 1, "too late") == "ended already"
-        await harness.clock.advance(0 if is_skipped else 0.03)
-        assert harness.source.released == 3
-
-
-@pytest.mark.parametrize("what", ["a pause", "fewer in flight", "an open breaker"])
-async def test_the_next_record_does_not_follow_in_the_slot_of_the_last(what: str) -> None:
-    """The slot is free for others, or for none."""
-    async with running(Harness(max_records=1)) as harness:
-        harness.hold(3, 9)
-        harness.feed(2, 3, 4)
-        await harness.clock.settle()
-        harness.feed(9, partition=P1)
-        await harness.clock.settle()
-        if what == "a pause":
-            harness.pump.pause([P0], "held")
-        elif what == "fewer in flight":
-            harness.pump.change(SettingsInForce(None, 1, 1000, 0, 1))
-        else:
-            harness.down = True
-            harness.held[9].set()
-            await harness.clock.settle()
-            harness.down = False
-        harness.held[3].set()
-        await harness.clock.settle()
-        assert [4] not in harness.delivered
+from headrace_devkit.testing.pump_harness import BURY, P0, Harness, MovingClock, running
 
 
 async def test_a_stalled_partition_is_reported_by_readiness_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,26 +65,6 @@ async def test_the_listener_is_called_before_partitions_are_released() -> None:
         assert told[2:] == [(DRAIN_SECONDS, False)]
 
 
-async def test_the_listener_does_not_wait_for_a_delivery_that_hangs() -> None:
-    """Other workers have the time until the deadline too, and what they acknowledge is committed."""
-    given_up: list[bool] = []
-
-    class Listener(PartitionListener):
-        async def drained(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
-            given_up.append(harness.pump.lanes[P0].is_fenced)
-            harness.pump.acknowledge(P0, 0, up_to=False)
-
-    async with running(Harness(hooks={"partitions": Listener()})) as harness:
-        harness.responses = {0: AWAITING_ACK}
-        harness.feed(0)
-        await harness.clock.settle()
-        harness.free.clear()
-        harness.feed(1)
-        await harness.clock.settle()
-        assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 0.05)) == {P0: Committed(1)}
-        assert given_up == [False]
-
-
 @pytest.mark.parametrize("way", ["revoked", "stopped"])
 async def test_records_in_flight_at_a_revoke_are_counted(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """A destination that hangs cannot block a rebalance; the log has the number of duplicates to expect."""
@@ -154,34 +78,6 @@ async def test_records_in_flight_at_a_revoke_are_counted(way: str, caplog: pytes
             await harness.pump.stop()
             assert "in_flight_at_revoke=2" in caplog.text
         assert harness.pump.counts.in_flight_at_revoke == 2
-
-
-async def test_records_that_were_not_begun_before_a_revoke_are_not_failures() -> None:
-    """The worker had not begun them."""
-    async with running(Harness(max_records=4)) as harness:
-        harness.responses = {2: NOT_BEGUN, 3: NOT_BEGUN}
-        harness.free.clear()
-        harness.feed(0, 1, 2, 3)
-        await harness.clock.advance(0)
-        revoked = asyncio.ensure_future(harness.pump.on_revoked([P0], Deadline(harness.clock, 5)))
-        await harness.clock.advance(0)
-        harness.free.set()
-        await harness.clock.advance(0)
-        assert revoked.result() == {P0: Committed(2)}
-        assert (harness.pump.counts.refusals, harness.pump.numbers()["breaker_open"], harness.dead_letters.offsets) == (
-            0,
-            0,
-            [],
-        )
-
-
-async def test_the_commit_stays_behind_also_where_the_partition_was_empty() -> None:
-    """The first known offset is the end of an empty partition."""
-    async with running(Harness(hooks={"acks": AckRules(window=2)})) as harness:
-        harness.pump.on_end(P0, harness.source.epoch, 5)
-        harness.feed(5, 6, 7)
-        await harness.clock.advance(1)
-        assert harness.source.commits[P0] == Committed(6)
 
 
 @pytest.mark.parametrize("steady", [False, True])

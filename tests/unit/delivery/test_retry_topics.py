@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder
-from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, DelayedRecord, Delivery, Reply
+from headrace.delivery.outcomes import ACK, DeadLetter, DelayedRecord, Delivery, Reply
 from headrace.delivery.retry_topics import RetryTopicDestination, delayed_of
 from headrace.errors import DeadLetterFailed, DestinationUnavailable, KafkaUnavailable
 from headrace.kafka import RAW_BYTES
@@ -80,51 +80,6 @@ async def test_an_outage_of_one_topic_writes_no_copies_into_the_other(
         assert (harness.live.numbers()["dead_letters"], harness.live.numbers()["delayed"]) == (1, 1)
 
 
-async def test_a_record_too_large_to_follow_its_key_waits_in_its_partition() -> None:
-    """It was never delivered, so it does not become a dead letter; it is delivered once its key is unblocked."""
-    harness = RetryHarness(ordering="key", keep_key_order=True)
-    await harness.topics.write([dead_letter(record(1))])
-    harness.too_large = b"k"
-    destination = harness.path.destination
-    with pytest.raises(DeadLetterFailed):
-        await destination.deliver(delivery(record(2)))
-    assert (harness.dead_letters, harness.delivered, dict(harness.blocked.of(record(2)))) == ([], [], {1: 0})
-    await harness.blocked.unblock(record(1))
-    assert await destination.deliver(delivery(record(2))) == [ACK]
-
-
-async def test_a_record_that_cannot_follow_its_key_delays_no_other() -> None:
-    """The retry topic cannot be written: other records are delivered once, and the destination is not blamed."""
-    harness = RetryHarness(ordering="key", max_records=2, keep_key_order=True)
-    await harness.topics.write([dead_letter(record(1))])
-    harness.refuses = RETRY_TOPIC.topic
-    async with harness.running():
-        harness.feed(record(2), record(3, b"other"))
-        await harness.clock.advance(60)
-        assert harness.delivered == [3]
-        assert harness.live.breaker.status.state == "closed"
-        harness.refuses = ""
-        await harness.clock.advance(60)
-        assert not harness.live.lanes[SOURCE].tracker.has_in_flight
-
-
-@pytest.mark.parametrize("outcome", [ACK, NEVER])
-async def test_a_record_whose_key_cannot_be_unblocked_yet_is_completed_once(outcome: Reply) -> None:
-    """The topic of blocked keys cannot be written: only that is repeated."""
-    harness = RetryHarness(ordering="key", keep_key_order=True)
-    harness.response = lambda record: outcome
-    await harness.topics.write([dead_letter(record(1))])
-    harness.refuses = BLOCKED
-    async with harness.running():
-        harness.feed_retries()
-        for seconds in (600, 60):
-            await harness.clock.advance(seconds)
-            assert (len(harness.deliveries), len(harness.dead_letters)) == (1, int(outcome is NEVER))
-            harness.refuses = ""
-        assert not harness.blocked.of(record(1))
-        assert not harness.retries.lanes[RETRY_TOPIC].tracker.has_in_flight
-
-
 async def test_without_dead_letters_the_error_of_the_last_retry_topic_names_the_fix() -> None:
     """The partition of the retry topic stalls."""
     harness = RetryHarness(dead_letters=False)
@@ -184,49 +139,6 @@ async def test_beyond_the_limit_of_blocked_keys_records_wait_in_their_partition(
     await harness.topics.write([dead_letter(record(2))])
     await harness.topics.complete(copies(harness)[0])
     assert await harness.topics.write([dead_letter(record(3))]) == [0]
-
-
-async def test_bad_records_of_a_retry_topic_are_dead_letters_without_any_success() -> None:
-    """They counted against the destination at their first failure; otherwise they would wait forever."""
-    harness = RetryHarness()
-    harness.response = lambda record: RETRY
-    await harness.topics.write([dead_letter(record(offset)) for offset in range(50)])
-    async with harness.running():
-        harness.feed_retries()
-        await harness.clock.advance(30)
-        assert (len(harness.dead_letters), harness.retries.numbers()["dead_letters"]) == (50, 50)
-
-
-async def test_a_failing_destination_gets_nothing_from_the_retry_topics() -> None:
-    """Consumer and retry topics share a breaker, so a bad deploy does not empty them into dead letters."""
-    harness = RetryHarness()
-    harness.response = lambda record: RETRY
-    async with harness.running():
-        harness.feed(*map(record, range(50)))
-        await harness.clock.advance(10)
-        await harness.topics.write([dead_letter(record(offset)) for offset in range(100, 150)])
-        harness.feed_retries()
-        await harness.clock.advance(60)
-        assert harness.dead_letters == []
-        harness.response = lambda record: ACK
-        await harness.clock.advance(60)
-        assert harness.retries.numbers()["delivered"] >= 50
-        assert harness.dead_letters == []
-
-
-async def test_a_skip_by_policy_unblocks_the_key_and_a_second_copy_is_not_delivered() -> None:
-    """A second copy in the retry topic is not delivered."""
-    harness = RetryHarness(ordering="key", keep_key_order=True, statuses={"409": "skip"})
-    skipped = Reply("HTTP 409", "", 409)
-    harness.response = lambda record: skipped
-    for _ in range(2):
-        await harness.topics.write([dead_letter(record(1))])
-    destination = RetryTopicDestination(harness, harness.topics)
-    first, second = copies(harness)
-    assert await destination.deliver(delivery(first)) == [skipped]
-    assert not harness.blocked.of(record(1))
-    assert await destination.deliver(delivery(second)) == [HANDED_OFF]
-    assert len(harness.deliveries) == 1
 
 
 async def test_nothing_is_delivered_while_blocked_keys_cannot_be_read_or_written() -> None:

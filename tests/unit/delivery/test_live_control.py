@@ -145,6 +145,50 @@ async def test_a_rate_holds_for_any_delivery_size_and_can_be_removed() -> None:
         assert harness.pump.numbers()["delivered"] == 1000
 
 
+async def test_a_changed_size_applies_to_new_deliveries() -> None:
+    """Records, bytes, and how long a delivery waits for more, even if records already wait."""
+    async with running(Harness()) as harness:
+        harness.feed(*range(4))
+        await harness.clock.settle()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_records=3, linger_seconds=5))
+        harness.feed(4, 5)
+        await harness.clock.advance(1)
+        assert harness.delivered == [[0, 1], [2, 3]]
+        harness.feed(6)
+        await harness.clock.settle()
+        assert harness.delivered[2:] == [[4, 5, 6]]
+        harness.feed(7, 8)
+        await harness.clock.settle()
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, linger_seconds=0, max_bytes=1))
+        await harness.clock.settle()
+        assert harness.delivered[3:] == [[7], [8]]
+
+
+async def test_max_in_flight_can_be_raised_and_lowered() -> None:
+    """Fewer: deliveries in flight finish, and nothing begins before a slot is free. More: at once."""
+    async with running(Harness(ordering="none", max_records=1, max_in_flight=4)) as harness:
+        harness.pump.on_lost([P1])
+        harness.free.clear()
+        harness.feed(*range(20))
+        await harness.clock.settle()
+        assert len(harness.deliveries) == 4
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=6))
+        await harness.clock.settle()
+        assert len(harness.deliveries) == 6
+        harness.pump.change(msgspec.structs.replace(harness.pump.settings, max_in_flight=1))
+        await harness.clock.settle()
+        assert (len(harness.deliveries), harness.pump.settings.max_in_flight) == (6, 1)
+        harness.free.set()
+        await harness.clock.settle()
+        harness.free.clear()
+        harness.feed(*range(20, 30))
+        harness.pump.on_assigned({P1: 3}, {})
+        harness.feed(0, partition=P1)
+        await harness.clock.settle()
+        assert harness.pump.breaker.limit.in_flight == 1
+        assert harness.why(P1) == "limit reached: all 1 deliveries in flight are of other partitions"
+
+
 # Status --------------------------------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,23 @@ async def test_an_outage_of_one_topic_writes_no_copies_into_the_other(
         assert (harness.live.numbers()["dead_letters"], harness.live.numbers()["delayed"]) == (1, 1)
 
 
+@pytest.mark.parametrize("outcome", [ACK, NEVER])
+async def test_a_record_whose_key_cannot_be_unblocked_yet_is_completed_once(outcome: Reply) -> None:
+    """The topic of blocked keys cannot be written: only that is repeated."""
+    harness = RetryHarness(ordering="key", keep_key_order=True)
+    harness.response = lambda record: outcome
+    await harness.topics.write([dead_letter(record(1))])
+    harness.refuses = BLOCKED
+    async with harness.running():
+        harness.feed_retries()
+        for seconds in (600, 60):
+            await harness.clock.advance(seconds)
+            assert (len(harness.deliveries), len(harness.dead_letters)) == (1, int(outcome is NEVER))
+            harness.refuses = ""
+        assert not harness.blocked.of(record(1))
+        assert not harness.retries.lanes[RETRY_TOPIC].tracker.has_in_flight
+
+
 async def test_without_dead_letters_the_error_of_the_last_retry_topic_names_the_fix() -> None:
     """The partition of the retry topic stalls."""
     harness = RetryHarness(dead_letters=False)

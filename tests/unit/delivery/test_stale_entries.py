@@ -124,3 +124,23 @@ async def test_a_key_stays_blocked_while_its_record_waits(is_paused: bool) -> No
     async with model.reading(0):
         await model.pass_time(400)
         assert [entry.offset for entry in model.blocked.entries()] == [0]
+
+
+async def test_a_seek_back_delivers_the_records_before_one_that_waits() -> None:
+    """Otherwise it would count as completed, because a later record of its key waits."""
+    model = Model([b"a", b"a", b"a", b"b"])
+    model.failing = {2}
+    async with model.reading(1):
+        await model.clock.advance(50)
+        assert model.blocked.of(model.records[2])
+        model.failing.clear()
+        model.deliveries.clear()
+        model.writes = [(0.0, True)]
+        seek = asyncio.ensure_future(model.live.seeks.seek(SOURCE, 0))
+        await model.clock.advance(0.5)
+        assert (model.delivered, seek.done()) == ([], False)
+        assert "failed to write blocked keys" in model.live.status().partitions[SOURCE].why
+        await model.pass_time(60)
+        assert await seek
+        assert sorted(model.delivered) == [0, 1, 2, 3]
+        assert [*model.blocked.entries()] == []

@@ -67,9 +67,6 @@ class FunctionCalls:
         *,
         name: str = "one",
         trigger: Mapping[str, Any] | None = None,
-        others: Mapping[str, Any] | None = None,
-        more: Mapping[str, Any] | None = None,
-        prelude: str = PRELUDE,
         wait: bool = True,
         **attributes: Any,
     ) -> HeadraceProcess:
@@ -79,9 +76,6 @@ class FunctionCalls:
             code: Of the handler.
             name: Of the process, in its lines.
             trigger: Keys of the trigger.
-            others: Further triggers.
-            more: Parts of headrace.yaml.
-            prelude: Before the code.
             wait: Until it is ready.
             attributes: Of the trigger.
         """
@@ -89,15 +83,13 @@ class FunctionCalls:
         made = {"kind": "kafka-cluster", "numWorkers": 1, **(trigger or {})}
         often = {"properties": {"auto.commit.interval.ms": 100, **attributes.pop("consumer", {}).get("properties", {})}}
         made["attributes"] = {**known, "retry": {"attempts": 1}, "consumer": often, **attributes}
-        code = prelude.format(lines=str(self._file)) + code if prelude else code
-        file = function_file(self._folder, code, {"in": made, **(others or {})})
-        config = {**self.site.config, **(more or {}), "functions": [file]}
-        return self._headrace(config, wait=wait, env={"PROCESS": name})
+        file = function_file(self._folder, PRELUDE.format(lines=str(self._file)) + code, {"in": made})
+        return self._headrace({**self.site.config, "functions": [file]}, wait=wait, env={"PROCESS": name})
 
-    def write(self, partition: int, *values: str, topic: str = "", key: bytes | None = None) -> None:
+    def write(self, partition: int, *values: str, key: bytes | None = None) -> None:
         """Write records of one key to a partition."""
-        topic = topic or self.source
-        self.site.write(topic, *(OutgoingRecord(topic, key, value.encode(), None, partition) for value in values))
+        records = (OutgoingRecord(self.source, key, value.encode(), None, partition) for value in values)
+        self.site.write(self.source, *records)
 
     @property
     def lines(self) -> list[Line]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from headrace.records import OutgoingRecord, Record, TopicPartition
+from headrace.records import OutgoingRecord, TopicPartition
 from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from tests.exactly_once import HANDLER, SLOW, by_id, check, committed_records, fill, write_function
@@ -27,40 +27,6 @@ def function(site: Scenario, headrace: StartHeadrace, tmp_path: Path) -> Callabl
         return headrace({**site.config, **(more or {}), "functions": [file]})
 
     return start
-
-
-def test_outputs_and_offsets_move_together(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """Every output is visible once and in order, every offset is committed, by transactions of many records."""
-    source, target = topic(3), topic(3)
-    fill(site, source, 3000)
-    process = function(source, target)
-    site.wait_until(lambda: sum(site.committed(f"{source}-work").values()) == 3000, "every record committed")
-    check(site, source, target, lane_of=lambda each: each.partition)
-    outputs = site.records(target)
-    assert len(outputs) == 3000
-    transactions = sum(max(r.offset for r in outputs if r.partition == n) + 1 for n in range(3)) - 3000
-    assert transactions < 300, "markers between the outputs"
-    assert process.terminate() == 0
-    assert "Traceback" not in process.output
-
-
-def test_an_output_that_kafka_refuses_becomes_a_dead_letter(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """Its transaction is aborted, and the records of it come again; the others have their outputs once."""
-    source, target = topic(3), topic(1, max_message_bytes=2000)
-    fill(site, source, 60)
-    code = "def handler(context, event):\n    return 'x' * 5000 if int(event.body) % 20 == 0 else event.id\n"
-    process = function(source, target, code, retry={"attempts": 1})
-    site.wait_until(lambda: committed_records(site, source) == 60, "every record committed")
-
-    def expected(record: Record) -> list[bytes | None]:
-        return [record.value] if int(record.value or b"") % 20 == 0 else by_id(record)
-
-    check(site, source, target, expected)
-    assert "its records are delivered again" in process.output
 
 
 def test_kills_of_the_process_repeat_and_lose_nothing(
@@ -80,25 +46,6 @@ def test_kills_of_the_process_repeat_and_lose_nothing(
         process.wait_ready()
     site.wait_until(lambda: committed_records(site, source) == 4500, "every record committed")
     check(site, source, target)
-
-
-def test_a_worker_that_is_killed_repeats_and_loses_nothing(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """The worker dies in the middle of frames, by its own hand at some records, at the first attempt."""
-    source, target = topic(3), topic(3)
-    code = SLOW.replace(
-        "    time.sleep(0.002)\n",
-        "    flag = pathlib.Path(__file__).with_name(f'died-{event.id}')\n"
-        "    if int(event.body) % 500 == 7 and not flag.exists():\n"
-        "        flag.touch()\n"
-        "        os.kill(os.getpid(), 9)\n",
-    ).replace("import time\n", "import os, pathlib\n")
-    process = function(source, target, code)
-    fill(site, source, 3000)
-    site.wait_until(lambda: committed_records(site, source) == 3000, "every record committed")
-    check(site, source, target)
-    assert "SIGKILL" in process.output
 
 
 def test_members_join_and_leave_under_load(

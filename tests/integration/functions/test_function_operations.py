@@ -1,9 +1,7 @@
-"""Operating functions: metrics and reload."""
+"""A function that is changed while it runs."""
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.records import OutgoingRecord
-from headrace_devkit.testing import MakeTopic, StartHeadrace
+from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.forked import ForkedHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from tests.function_calls import function_file
@@ -31,29 +29,6 @@ def write(tmp_path: Path) -> Callable[..., str]:
         return function_file(folder, code, triggers, name=name, **(spec or {}))
 
     return write
-
-
-def test_the_metrics_of_a_function_are_true(
-    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, write: Callable[..., str]
-) -> None:
-    """Calls, commits, assignments and times are counted."""
-    source = topic(2)
-    file = write("work", source, HANDLER)
-    site.write(source, *(OutgoingRecord(source, b"k%d" % n, b"{}") for n in range(20)))
-    runner = headrace({**site.config, "functions": [file]})
-
-    def value(metric: str) -> float:
-        found = re.findall(metric + r"[^}]*} (\S+)", str(site.ask(f"{runner.url}/metrics").body))
-        return float(found[0]) if found else 0.0
-
-    of_function = r'handled_events_total{[^}]*function="work"[^}]*result="success"'
-    site.wait_until(lambda: value(of_function) == 20, "every call is counted")
-    for metric in (
-        'headrace_consumer_events_total{consumer="work.in",event="commit"',
-        'headrace_consumer_events_total{consumer="work.in",event="assignment_change"',
-        'headrace_function_event_seconds_sum{consumer="work.in"',
-    ):
-        site.wait_until(functools.partial(value, metric), metric)
 
 
 class RunFunction(ForkedHeadrace):

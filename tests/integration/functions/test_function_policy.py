@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace_devkit.testing import HeadraceProcess, MakeTopic, StartHeadrace
@@ -72,33 +68,6 @@ def test_a_failure_never_commits_silently(
     assert process.terminate() == 0
 
 
-def test_retry_topics_let_later_events_pass(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """A failed event waits there, is called again when it is due, and its output has the event's key."""
-    source, target = topic(), topic()
-    code = (
-        "calls = {}\n"
-        "def handler(context, event):\n"
-        "    calls[event.id] = calls.get(event.id, 0) + 1\n"
-        "    if event.body == b'late' and calls[event.id] < 3 or event.body == b'bad':\n"
-        "        raise RuntimeError(event.id)\n"
-        "    return event.body\n"
-    )
-    values = [b"late", b"bad", *[b"%d" % number for number in range(5)]]
-    site.write(source, *(OutgoingRecord(source, b"key", value) for value in values))
-    retry = {"attempts": 1, "topics": [1, 2]}
-    process = function(source, code, retry=retry, outputTopic=target, outputFormat="binary")
-    site.wait_until(lambda: len(site.records(target)) == 6, "the outputs")
-    assert [record.value for record in site.records(target)] == [*values[2:], b"late"]
-    site.wait_until(lambda: len(site.records(f"{source}.dlq")) == 1, "the dead letter")
-    (dead_letter,) = site.records(f"{source}.dlq")
-    history = dict(dead_letter.headers)
-    assert (dead_letter.value, history["headrace.dlq.attempts"], history["headrace.dlq.offset"]) == (b"bad", b"3", b"1")
-    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 7}
-    assert process.terminate() == 0
-
-
 WHO = (
     "import json, os\n"
     "def handler(context, event):\n"
@@ -130,87 +99,6 @@ def test_events_of_a_key_go_to_one_worker_in_their_order(
     assert process.terminate() == 0
 
 
-def test_a_partition_keeps_its_worker_across_rebalances(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], headrace: StartHeadrace, tmp_path: Path
-) -> None:
-    """While it is assigned; partitions spread evenly over the workers, also topics of one partition."""
-    wide, narrow, target = topic(8), [topic() for _ in range(4)], topic()
-    topics = [wide, *narrow]
-
-    def write() -> None:
-        site.write(wide, *(OutgoingRecord(wide, wide.encode(), b"1", partition=number) for number in range(8)))
-        for name in narrow:
-            site.write(name, OutgoingRecord(name, name.encode(), b"1"))
-
-    def workers_of(pid: int, first: int) -> dict[tuple[bytes, int], str]:
-        """Return the worker of each partition, of a process's outputs from an index on."""
-        found = outputs_of(site, target)[first:]
-        return {(key, body["partition"]): body["worker"] for key, body in found if parent_of(body["pid"]) == pid}
-
-    own = {"topics": topics, "workerAllocationMode": "static", "valueFormat": "json", "outputTopic": target}
-    write()
-    one = function(wide, WHO, trigger={"numWorkers": 2}, **own)
-    site.wait_until(lambda: len(site.records(target)) == 12, "the outputs")
-    before = workers_of(one.server.id.pid, 0)
-    loads = [worker for (key, _), worker in before.items() if key == wide.encode()]
-    assert sorted(loads) == ["0"] * 4 + ["1"] * 4
-    assert len({worker for (key, _), worker in before.items() if key != wide.encode()}) == 2
-
-    two = headrace({**site.config, "functions": [str(tmp_path / "function.yaml")]})
-    seen = 12
-
-    def shared() -> bool:
-        nonlocal seen
-        seen = len(site.records(target))
-        write()
-        site.wait_until(lambda: len(site.records(target)) >= seen + 12, "the outputs")
-        return bool(workers_of(two.server.id.pid, seen))
-
-    site.wait_until(shared, "outputs of the second process")
-    kept = workers_of(one.server.id.pid, seen)
-    assert kept and kept.items() <= before.items()
-    assert two.terminate() == one.terminate() == 0
-
-
-def test_events_wait_for_a_full_batch_until_its_timeout(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """Each partition for itself; a stop does not wait, and the next process has the events that did."""
-    source, target = topic(2), topic()
-
-    def write(partition: int, count: int) -> None:
-        site.write(source, *(OutgoingRecord(source, None, b"v", partition=partition) for _ in range(count)))
-
-    def start(timeout: str) -> HeadraceProcess:
-        batch = {"mode": "enable", "batchSize": 3, "timeout": timeout}
-        code = "def handler(context, events):\n    return str(len(events))\n"
-        return function(source, code, trigger={"batch": batch}, outputTopic=target)
-
-    def wait_for_outputs(*expected: bytes) -> None:
-        site.wait_until(lambda: len(site.records(target)) >= len(expected), f"outputs {expected}")
-        assert [record.value for record in site.records(target)] == [*expected]
-
-    write(0, 2)
-    process = start("4m")
-    write(1, 3)
-    wait_for_outputs(b"3")
-    write(0, 2)
-    wait_for_outputs(b"3", b"3")
-    assert process.terminate() == 0
-    assert site.committed(f"{source}-work") == {TopicPartition(source, 0): 3, TopicPartition(source, 1): 3}
-    process = start("500ms")
-    wait_for_outputs(b"3", b"3", b"1")
-    assert process.terminate() == 0
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return 0
-
-
 def test_a_hung_event_stops_no_other(
     site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
 ) -> None:
@@ -234,41 +122,4 @@ def test_a_hung_event_stops_no_other(
     )
     (dead_letter,) = site.records(f"{source}.dlq")
     assert dict(dead_letter.headers)["headrace.dlq.error"] == b"timeout"
-    assert process.terminate() == 0
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_that_are_killed_lose_nothing(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess], signal_number: int
-) -> None:
-    """Every event has its output, in order per partition after its repetitions, and no event is a dead letter."""
-    source, target = topic(4), topic()
-    code = (
-        "import os, time\n"
-        "def handler(context, event):\n"
-        "    time.sleep(0.0005)\n"
-        "    return {'n': event.body, 'pid': os.getpid()}\n"
-    )
-    for partition in range(4):
-        records = [OutgoingRecord(source, b"%d" % partition, b"%d" % n, partition=partition) for n in range(1500)]
-        site.write(source, *records)
-    process = function(source, code, trigger={"numWorkers": 2}, valueFormat="json", outputTopic=target)
-    killed: set[int] = set()
-
-    def kill_one() -> bool:
-        pids = {body["pid"] for _, body in outputs_of(site, target)} - killed
-        for pid in pids:
-            if parent_of(pid) == process.server.id.pid:
-                os.kill(pid, signal_number)
-                killed.add(pid)
-        return len(killed) >= 6 or sum(site.committed(f"{source}-work").values()) == 6000
-
-    site.wait_until(kill_one, "six workers to kill")
-    site.wait_until(lambda: sum(site.committed(f"{source}-work").values()) == 6000, "the end")
-    for partition in range(4):
-        found = [body["n"] for key, body in outputs_of(site, target) if key == b"%d" % partition]
-        assert set(found) == set(range(1500))
-        assert len(found) == 1500 or signal_number == signal.SIGKILL, "SIGTERM repeats nothing"
-    assert len(killed) >= 2
-    assert ended(site, process, "in") == {"delivered": 6000}
     assert process.terminate() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +27,9 @@ def handler(context, event):
     time.sleep(0 if pathlib.Path("fast").exists() else 0.02)
     note("call", event.shard_id, event.offset)
 """
-PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
-@PROTOCOLS
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_only_partitions_that_are_given_up_are_drained(
     calls: Callable[[int], FunctionCalls], protocol: str, tmp_path: Path
 ) -> None:
@@ -64,27 +62,6 @@ def test_only_partitions_that_are_given_up_are_drained(
     assert one.reasons() == []
 
 
-def test_a_wait_above_the_time_limit_of_a_rebalance_raises_it(
-    calls: Callable[[int], FunctionCalls], tmp_path: Path
-) -> None:
-    """Kafka would remove the member after 6 s, and the next owner would call its event again."""
-    one = calls(2)
-    times = {"sessionTimeout": "6s", "heartbeatInterval": "1s", "rebalanceTimeout": "6s"}
-    own = {"trigger": {"numWorkers": 2}, **times, "maxWaitHandlerDuringRebalance": "60s", "balanceStrategy": "range"}
-    for partition in range(2):
-        one.write(partition, "wait")
-    first = one.start(WAITS, **own)
-    one.wait_lines(2, "begin")
-    second = one.start(WAITS, name="two", wait=False, **own)
-    one.site.wait_until(lambda: one.members == 2, "a rebalance")
-    began = time.monotonic()
-    one.site.wait_until(lambda: time.monotonic() - began > 9, "more than the time limit")
-    (tmp_path / "go").touch()
-    one.wait_committed({0: 1, 1: 1})
-    assert [(line.process, line.offset) for line in one.of("begin")] == [("one", 0)] * 2
-    assert [process.terminate() for process in (first, second)] == [0, 0]
-
-
 def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: Callable[[int], FunctionCalls]) -> None:
     """Without membership: Kafka refuses its commits while the group has a member, and readiness says so."""
     one = calls(3)
@@ -113,27 +90,13 @@ def test_a_trigger_reads_exactly_its_partitions_and_commits_to_the_group(calls: 
     assert second.terminate() == 0
 
 
-def test_a_member_without_partitions_leaves_at_once(calls: Callable[[int], FunctionCalls]) -> None:
-    """Or each rebalance until the end of its session waits for it, with partitions that are not read."""
-    one = calls(1)
-    one.write(0, "a")
-    first = one.start(SLOW)
-    one.wait_committed({0: 1})
-    second = one.start(SLOW, name="two")
-    assert one.members == 2
-    assert second.terminate() == 0
-    assert one.members == 1
-    assert first.terminate() == 0
-    assert one.members == 0
-
-
 def owners(lines: list[Line]) -> list[str]:
     """Return which processes have called a partition, one after the other."""
     names = [line.process for line in lines]
     return names[:1] + [name for before, name in pairwise(names) if name != before]
 
 
-@PROTOCOLS
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.long)])
 def test_every_event_is_called_once_over_rebalance_and_stop(
     calls: Callable[[int], FunctionCalls], protocol: str, tmp_path: Path
 ) -> None:

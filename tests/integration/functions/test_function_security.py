@@ -66,7 +66,7 @@ def write_function(
     return file
 
 
-@pytest.mark.parametrize("way", ["attributes", "secret", "certificates", "oauth"])
+@pytest.mark.parametrize("way", ["secret", "certificates", "oauth"])
 def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
     kafka_secured: SecuredCluster, headrace: StartHeadrace, tmp_path: Path, way: str
 ) -> None:
@@ -105,25 +105,3 @@ def test_a_trigger_reads_another_cluster_than_that_of_the_configuration(
     assert [json.loads(record.value or b"") for record in site.records(target)] == [{"of": 3, "was": "a"}]
     site.wait_until(lambda: site.records(f"{source}.dlq"), "the dead letter")
     assert process.terminate() == 0
-
-
-@pytest.mark.parametrize(
-    ("attributes", "problem"),
-    [
-        ({"sasl": {"enable": True, "user": "app", "password": "/canary"}}, "sasl.password: names no file"),
-        ({"tls": {"enable": False}}, "has plaintext on the brokers of headrace.yaml"),
-    ],
-)
-def test_wrong_settings_end_the_start_with_file_and_line(
-    kafka_secured: SecuredCluster, tmp_path: Path, attributes: dict[str, Any], problem: str
-) -> None:
-    """`run` and `config check` say the same."""
-    write_function(tmp_path, "t", attributes=attributes)
-    config = {"kafka": kafka_secured.login(), "functions": ["function.yaml"]}
-    (tmp_path / "headrace.yaml").write_text(yaml.safe_dump(config))
-    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    for command in (["run"], ["config", "check"]):
-        failed = scenario.cli(*command, "-c", "headrace.yaml", code=78)
-        assert problem in failed.stderr
-        assert f"{tmp_path}/function.yaml:" in failed.stderr
-        assert "canary" not in failed.stderr

@@ -18,7 +18,7 @@ from yaml_table import table
 HANDLER = table(__file__, "handler")
 
 
-@pytest.mark.parametrize("allocator", ["", "shared"])
+@pytest.mark.parametrize("allocator", ["shared", pytest.param("", marks=pytest.mark.long)])
 def test_a_request_acknowledges_records_of_kafka(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path, allocator: str
 ) -> None:

@@ -18,8 +18,6 @@ from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, 
     "dies",
     [
         "os.kill(os.getpid(), 9)",
-        "os._exit(0)",
-        "ctypes.string_at(0)",
         "time.sleep(600)",
         "hog = [(b'x' * (1_000_000 + n), time.sleep(0.002)) for n in range(1000)]",
     ],
@@ -27,9 +25,9 @@ from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, 
 async def test_a_death_costs_the_record_at_work_one_attempt_and_no_other(
     write_function: Write, running: Run, dies: str
 ) -> None:
-    """Killed, ended, crashed, hung or out of memory: the frame at hand is served, and its records are not blamed."""
+    """Killed, hung or out of memory: the frame at hand is served, and its records are not blamed."""
     code = f"""
-        import ctypes, os, pathlib, time
+        import os, pathlib, time
         def handler(context, event):
             name = event.body.decode()
             with open("calls", "a") as calls:
@@ -127,7 +125,6 @@ async def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record
     ("code", "spec", "reason"),
     [
         ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
-        ("import os\nos.abort()", {}, "signal 6 (SIGABRT)"),
         ("import os\nos.abort()", {}, "Fatal Python error: Aborted"),
         ("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", {}, "exceed workerMemoryLimit (100 MiB)"),
     ],

@@ -18,14 +18,12 @@ import confluent_kafka
 import pytest
 
 from headrace.config.active import ActiveConsumersConfig
-from headrace.errors import CommitRefused, InstanceState
 from headrace.formats.choice import Codecs
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, OutgoingRecord, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.active.partition_positions import Processed
-from headrace.sidecar.active.spec import InstanceSpec, Topics
+from headrace.sidecar.active.spec import InstanceSpec
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.memory_consumer import MemoryConsumer
@@ -230,36 +228,3 @@ def run_virtual(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in a loop with virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(work)
-
-
-class Compared(TopicPartition):
-    """A partition that counts comparisons."""
-
-    count = 0
-
-    def __eq__(self, other: object) -> bool:
-        Compared.count += 1
-        return super().__eq__(other)
-
-    __hash__ = TopicPartition.__hash__
-
-
-async def work_of(harness: ActiveHarness, count: int) -> int:
-    """Return the comparisons of requests that name this many partitions, of which the first instance has two."""
-    many: list[TopicPartition] = [Compared("t", n) for n in range(count)]
-    first = [Processed(partition, Committed(1)) for partition in many]
-    harness.cluster.partitions["t"] = count
-    Compared.count = 0
-    with pytest.raises(CommitRefused, match=f"t-11 and {count - 12} more;"):
-        await harness.run(harness.instance.commit(first))
-    with pytest.raises(InstanceState, match=f"t-11 and {count - 12} more;"):
-        await harness.run(harness.instance.seek(dict.fromkeys(many, 1)))
-    assigned = await harness.instances.create(spec_of("assigned"))
-    for partitions in (many, many[1:]):
-        await assigned.membership.subscribe(Topics(partitions=partitions))
-        await harness.turns()
-    await assigned.wait_assigned(many)
-    assert assigned.assigned == many[1:]
-    await harness.run(assigned.commit(first[1:]))
-    await harness.instances.delete(assigned)
-    return Compared.count

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from active_harness import P0, P1, P2, ActiveHarness, read, run_virtual, spec_of, work_of
-from headrace.config.active import ActiveConsumersConfig
-from headrace.config.kafka import KafkaConfig
+from active_harness import P0, P1, ActiveHarness, read, run_virtual, spec_of
 from headrace.errors import (
     CommitRefused,
     HeadraceError,
     IdempotencyKeyReused,
-    InstanceBusy,
     InstanceNotFound,
     InstanceState,
     KafkaError,
@@ -25,13 +22,11 @@ from headrace.errors import (
     ReadFailed,
     TooManyRequests,
 )
-from headrace.records import Committed, RecordBatch, TopicPartition
+from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
-from headrace.sidecar.active import buffer, read_stream
+from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import fitting
-from headrace.sidecar.active.requests import CreateInstance
-from headrace.sidecar.active.routes import ActiveEndpoints
 from headrace.sidecar.active.spec import Topics
 from headrace.sidecar.record_json import RecordTexts
 from tests.staged import staged
@@ -115,46 +110,6 @@ async def test_a_call_ends_when_its_instance_is_deleted(harness: ActiveHarness, 
     assert isinstance(caught.value, (KafkaUnavailable, CommitRefused))
 
 
-@with_reader
-async def test_a_seek_moves_all_partitions_or_none(harness: ActiveHarness, /) -> None:
-    """One of them is not assigned."""
-    await delivered(harness)
-    with pytest.raises(InstanceState, match="no position has changed: t-2;"):
-        await harness.run(harness.instance.seek({P0: 3, P2: 0, P1: 3}))
-    assert await delivered(harness) == {}
-    await harness.run(harness.instance.seek({P0: 3, P1: 4}))
-    assert await delivered(harness) == {P0: [*range(3, 10)], P1: [*range(4, 10)]}
-
-
-@with_reader
-async def test_the_work_of_a_request_grows_with_its_partitions_and_no_faster(harness: ActiveHarness, /) -> None:
-    """Comparing all with all takes 2,000 comparisons for each."""
-    assert await work_of(harness, 2000) < 2000 * 50
-
-
-@with_reader
-async def test_lags_stay_known_during_a_request_to_kafka(harness: ActiveHarness, /) -> None:
-    """Until the response: the new ones, or none after an error."""
-    await delivered(harness)
-    harness.append(P0, 10)
-    [status] = await harness.instances.monitor.statuses()
-    assert (status.lag, status.lags) == (1, {str(P0): 1, str(P1): 0})
-    responses, known_ends = asyncio.Event(), harness.cluster.known_ends
-
-    async def held(partitions: Any) -> Any:
-        await responses.wait()
-        return await known_ends(partitions)
-
-    harness.cluster.known_ends = held  # type: ignore[method-assign]
-    asked = asyncio.ensure_future(harness.instances.monitor.statuses())
-    await harness.clock.settle()
-    assert [lag for _, _, lag in harness.instances.monitor.lags()] == [1, 0]
-    harness.cluster.failure = DOWN
-    responses.set()
-    assert (await asked)[0].lag is None and [*harness.instances.monitor.lags()] == []
-    harness.cluster.failure = None
-
-
 @pytest.mark.parametrize("ends", ["delete", "unsubscribe", "drain"])
 @with_reader
 async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveHarness, /, ends: str) -> None:
@@ -184,16 +139,6 @@ async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(h
 
 
 @with_reader
-async def test_two_subscriptions_at_a_time_leave_the_later_one(harness: ActiveHarness, /) -> None:
-    """One of them would otherwise look at topics for ever, and take the other's away."""
-    member = harness.instance.membership
-    await harness.run(asyncio.gather(member.subscribe(Topics(matches=bool)), member.subscribe(Topics(["other"]))))
-    await harness.clock.advance(20)
-    await harness.turns()
-    assert (list(harness.instance.membership.topics), harness.clients[-1].topics) == (["other"], ["other"])
-
-
-@with_reader
 async def test_a_refusal_is_not_lost_with_the_response_of_kafka(harness: ActiveHarness, /) -> None:
     """The commit of the partitions that are left takes too long; the next one names those that are gone."""
     await delivered(harness)
@@ -217,20 +162,6 @@ async def test_an_instance_whose_consumer_died_says_so_at_once(harness: ActiveHa
     with pytest.raises(KafkaUnavailable):
         await harness.run(harness.instance.seek({P0: 1}))
     assert asyncio.get_running_loop().time() - began < 1
-
-
-@with_reader
-async def test_a_second_read_waits_for_a_cancelled_one(harness: ActiveHarness, /) -> None:
-    """Its client has left, and the server takes a moment to notice; a read that lasts refuses the second."""
-    await delivered(harness)
-    first = asyncio.ensure_future(harness.instance.read(max_bytes=1, max_records=1, wait_seconds=1800))
-    await harness.clock.settle()
-    with pytest.raises(InstanceBusy):
-        await harness.instance.read(max_bytes=1, max_records=1, wait_seconds=0)
-    second = asyncio.ensure_future(harness.instance.read(max_bytes=1, max_records=1, wait_seconds=0))
-    await harness.clock.settle()
-    first.cancel()
-    (await second).end(0)
 
 
 def test_a_creation_with_a_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,18 +199,6 @@ def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
     big, one = b"x" * 4_194_303, b"x"
     for texts, count in (([], 0), ([big * 3, one], 1), ([big, big], 2), ([big, big, one], 2), ([one, big], 2)):
         assert fitting([RecordTexts([b","], [t], [b""]) for t in texts]) == (b"[" + b",".join(texts[:count]), count)
-
-
-def test_what_was_not_sent_of_a_part_of_a_batch_is_read_again_before_the_rest() -> None:
-    """A record above the limit is read alone, and the buffer counts what is in it."""
-    held = buffer.RecordBuffer()
-    held.add(RecordBatch.from_rows(P0, [(offset, 0, None, b"v", None, 10) for offset in range(6)]))
-    taken = [held.take(5, 9), held.take(20, 9)]
-    assert ([batch.offsets for [batch] in taken], held.first_offsets) == ([[0], [1, 2]], {P0: 3})
-    held.put_back(taken[1])
-    assert [batch.offsets for batch in held.take(30, 9)] == [[1, 2], [3]]
-    held.drop([P0])
-    assert (held.records, held.size_bytes, held.first_offsets) == (0, 0, {})
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,38 +258,6 @@ async def test_an_asynchronous_commit_is_made_whatever_follows(harness: ActiveHa
 
 
 @with_reader
-async def test_records_that_are_delivered_during_the_revoke_are_refused_at_commit(harness: ActiveHarness, /) -> None:
-    """Their client must learn that nothing of them is committed; once, and the other partition is committed."""
-    found = await read(harness)
-    harness.clients[-1].rebalance("on_revoke", P1)
-    await harness.turns()
-    found.end(sum(map(len, found.batches)))
-    with pytest.raises(CommitRefused, match="t-1"):
-        await harness.run(harness.instance.commit())
-    assert harness.committed == {P0: Committed(10)}
-    assert await harness.run(harness.instance.commit()) == {}
-
-
-@staged(with_instance, auto_commit_seconds=5.0, fixtures=("monkeypatch",))
-async def test_what_a_lost_assignment_did_not_commit_is_committed_by_the_next(harness: ActiveHarness, /) -> None:
-    """With auto commit, also if the same offset was handed over before."""
-    for _ in range(2):
-        await delivered(harness)
-        await delivered(harness)
-        await harness.clock.advance(5)
-        harness.clients[-1].rebalance("on_lost", P0)  # before the thread takes its commands
-        harness.clients[-1].rebalance("on_assign", P0)
-        harness.clients[-1].async_commits = "lost"
-        await harness.turns()
-        harness.clients[-1].async_commits = "acknowledged"
-    await delivered(harness)
-    await delivered(harness)
-    await harness.clock.advance(5)
-    await harness.turns()
-    assert harness.committed[P0] == Committed(10)
-
-
-@with_reader
 async def test_a_commit_that_was_answered_early_and_is_lost_is_said_by_the_next(harness: ActiveHarness, /) -> None:
     """The partition was lost, so nothing could be committed."""
     await delivered(harness)
@@ -393,60 +280,3 @@ async def test_offsets_go_into_no_transaction_while_the_member_is_unknown(harnes
     harness.clients[-1].generation = -1
     with pytest.raises(CommitRefused):
         await harness.run(harness.instance.for_transaction([processed(P0, 1)]))
-
-
-@pytest.mark.parametrize("reads", [False, True])
-@with_reader
-async def test_a_client_that_names_no_assignment_is_refused_once(harness: ActiveHarness, /, reads: bool) -> None:
-    """After its partition came back, unless it has read records of it since."""
-    await delivered(harness)
-    harness.clients[-1].rebalance("on_revoke", P0)
-    harness.clients[-1].rebalance("on_assign", P0)
-    await harness.turns()
-    if reads:
-        await delivered(harness)
-    else:
-        with pytest.raises(CommitRefused, match="revoked since it was read: t-0"):
-            await harness.run(harness.instance.commit([processed(P0, 4)]))
-    await harness.run(harness.instance.commit([processed(P0, 5)]))
-    with pytest.raises(CommitRefused, match="seek to go back: t-0"):
-        await harness.run(harness.instance.commit([processed(P0, 3)]))
-    await harness.run(harness.instance.seek({P0: 2}))
-    await harness.run(harness.instance.commit([processed(P0, 3)]))
-    assert harness.committed == {P0: Committed(3)}
-
-
-@with_reader
-async def test_what_was_not_delivered_before_a_revoke_does_not_come_back(harness: ActiveHarness, /) -> None:
-    """By then one partition has another member, and the other was assigned again."""
-    found = await read(harness)
-    harness.clients[-1].rebalance("on_revoke", P0, P1)
-    harness.clients[-1].rebalance("on_assign", P0)
-    await harness.turns()
-    found.end(4)
-    assert await delivered(harness) == {P0: [*range(10)]}
-
-
-@with_reader
-async def test_a_commit_that_is_acknowledged_leaves_a_newer_one_to_the_revoke(harness: ActiveHarness, /) -> None:
-    """Both were answered early; Kafka has taken the first only when the partition moves."""
-    await delivered(harness)
-    await harness.instance.commit([processed(P0, 4)], wait=False)
-    await harness.clock.settle()
-    harness.turn()
-    await harness.instance.commit([processed(P0, 6)], wait=False)
-    harness.clients[-1].async_commits = "lost"
-    await harness.turns()
-    harness.clients[-1].async_commits = "acknowledged"
-    harness.clients[-1].rebalance("on_revoke", P0)
-    await harness.turns()
-    assert harness.committed == {P0: Committed(6)}
-
-
-@pytest.mark.parametrize(("own", "seconds"), [(None, 0.7), (200, 0.2)])
-def test_the_interval_of_auto_commit_is_that_of_the_instance_or_of_the_section(own: int | None, seconds: float) -> None:
-    """Kafka's property, in both places."""
-    settings = ActiveConsumersConfig.model_validate({"consumer": {"properties": {"auto.commit.interval.ms": 700}}})
-    endpoints = ActiveEndpoints(settings, Any, SimpleNamespace(config=KafkaConfig()), "")  # type: ignore[arg-type]
-    spec = endpoints._spec(CreateInstance(auto_commit=True, auto_commit_interval=own), "g", "", "")
-    assert spec.auto_commit_seconds == seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import re
 from collections.abc import Callable
 from typing import Any
@@ -75,22 +74,14 @@ FORMATS = b'{"keyFormat":"STRING","valueFormat":0,"records":[{"key":"","value":"
 SAME = [
     (post(more=IDS), 200),
     (post(FORMATS, IDS), 200),
-    (post(b'{"records":[]}', IDS), 200),
     (post(b'{"records":[{"value":1,"headers":{"a":null},"correlationId":"r","partition":2,"timestamp":5}]}', IDS), 200),
     (post(b"{", IDS), 400),
     (post(b'{"records":[{"value":1,"partition":3}]}', IDS), 404),
-    (post(b'{"records":[{"value":"\xff"}]}', IDS), 400),
-    (post(b'{"valueFormat":"BINARY","records":[{"value":"?"}]}', IDS), 400),
     (post(b'{"valueFormat":"yaml","records":[{"value":1}]}', IDS), 400),
     (post(b'{"valueFormat":"avro","records":[{"value":1}]}', IDS), 0),
-    (raw(b"\x00\xff", IDS), 200),
     (raw(b"1", IDS + "X-Headrace-Key: k\r\nX-Headrace-Header-A: 1\r\nX-Headrace-Partition: 2\r\n"), 200),
     (raw(b"1", IDS + "traceparent: 00-http\r\nX-Headrace-Header-Traceparent: 00-own\r\n"), 200),
-    (raw(b"1", IDS + "X-Headrace-Timestamp: x\r\n"), 400),
     (raw(b"1", IDS + "X-Headrace-Keys: k\r\n"), 400),
-    (raw(b"1", IDS + "X-Headrace-Partition: 3\r\n"), 404),
-    (raw(b"1", IDS + "X-Headrace-Tombstone: true\r\n"), 400),
-    (raw(b'{"records":[]}', IDS, "text/plain"), 400),
     (raw(b"1", IDS, topic="missing"), 0),
     (post(RECORD, IDS, "missing"), 0),
     (post(RECORD, IDS, "new"), 0),
@@ -115,47 +106,6 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
 TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        post(),
-        chunked(post()),
-        raw(b"1"),
-        chunked(raw(b"1")),
-        post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
-    ],
-)
-async def test_records_have_the_correlation_id_of_the_response(server: RunningServer, request_bytes: bytes) -> None:
-    """Also where the client named none."""
-    head = (await text_of(server, request_bytes)).decode()
-    (identity,) = re.findall(r"x-correlation-id: (\S+)", head)
-    assert server.kafka.producer.records
-    for record in server.kafka.producer.records:
-        assert (record.headers or [])[0] == ("X-Correlation-Id", identity.encode())
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        [errors.KafkaTimeout("late")],
-        [errors.KafkaUnavailable("down")],
-        [errors.RecordTooLarge("large")],
-        [None, errors.KafkaUnauthorized("no")],
-    ],
-)
-async def test_what_kafka_says_is_reported_in_the_same_bytes(
-    server: RunningServer, direct: list[int], results: list[Any]
-) -> None:
-    """Statuses, Retry-After and entries of records that failed."""
-    server.kafka.producer.refuse(*results, *results)
-    request = post(b'{"records":[' + b",".join([b'{"value":1}'] * len(results)) + b"]}", IDS)
-    response = await text_of(server, request)
-    assert len(direct) == 1
-    server.kafka.logs.clear()
-    assert await text_of(server, chunked(request)) == response
-    assert len(direct) == 1
-
-
 @pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
 async def test_a_full_budget_is_reported_in_the_same_bytes(
     server: RunningServer, direct: list[int], body: bytes
@@ -169,50 +119,6 @@ async def test_a_full_budget_is_reported_in_the_same_bytes(
     assert await text_of(server, chunked(post(body, IDS))) == response
     assert direct == [503]
     await server.web.drain(Deadline(SystemClock(), 60))
-
-
-@pytest.mark.parametrize(
-    ("request_bytes", "status"),
-    [
-        (post(version="1.0"), 200),
-        (post(more="Connection: close\r\n"), 200),
-        (post(more="Origin: http://h\r\n"), 200),
-        (post(more="Expect: 100-continue\r\n"), 200),
-        (post(more="X-Headrace-Nothing: a\r\nX-Headrace-Nothing: b\r\n"), 200),
-        (post(topic="t?q=1"), 200),
-        (post(gzip.compress(RECORD, mtime=0), "Content-Encoding: gzip\r\n"), 415),
-        (post(b""), 400),
-    ],
-)
-async def test_what_is_unusual_is_served_by_the_application(
-    server: RunningServer, direct: list[int], request_bytes: bytes, status: int
-) -> None:
-    """It alone knows what each of these means."""
-    reader, writer = await server.connect()
-    writer.write(request_bytes)
-    head = b"100"
-    while head.split()[:2][-1] == b"100" or head == b"100":
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    assert int(head.split()[1]) == status
-    assert direct == []
-
-
-async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
-    server: RunningServer, direct: list[int]
-) -> None:
-    """The first needs no task, those behind it wait in the server's queue, and the next needs none again."""
-    reader, writer = await server.connect()
-    requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
-    writer.write(b"".join(requests))
-    found: list[bytes] = []
-    while len(found) < 3:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-        found += re.findall(rb"x-correlation-id: (c-\d)", head)
-        await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
-    assert found == [b"c-0", b"c-1", b"c-2"]
-    writer.write(post())
-    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
-    assert direct == [200, 200]
 
 
 async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direct: list[int]) -> None:
@@ -316,46 +222,6 @@ async def test_a_rate_is_counted_once_for_each_request(opened: OpenServer, direc
         assert (await server.ask(post(more=BEARER))).status == 200
         assert (await server.ask(post(more=BEARER))).status == 429
         assert direct == [400, 429, 200, 429]
-
-
-@pytest.mark.parametrize("before", [1, 3])
-async def test_an_unreadable_request_does_not_replace_earlier_responses(server: RunningServer, before: int) -> None:
-    """On one connection: requests that came whole are answered when they are written, and with them it ends."""
-    loose = b"POST /producers/t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
-    server.kafka.producer.hold()
-    reader, writer = await server.connect()
-    writer.write(post() * before + loose)
-    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
-    server.kafka.producer.release()
-    text = await asyncio.wait_for(reader.read(), 60)
-    assert re.findall(rb"HTTP/1.1 (\d+)", text) == before * [b"200"]
-    assert text.count(b"connection: close") == 1
-    assert len(server.kafka.producer.records) == before
-
-
-@pytest.mark.parametrize("first", [post(), chunked(post())])
-@pytest.mark.uvloop
-async def test_who_leaves_while_requests_wait_harms_nobody(
-    server: RunningServer, first: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The request that is being written ends without a word; in the loop that is used, which takes no late bytes."""
-
-    failures: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    server.kafka.producer.hold()
-    _, writer = await server.connect()
-    writer.write(first + post())
-    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
-    (connection,) = server.web.shared.connections
-    connection.transport.abort()
-    for _ in range(10):  # turns of the loop until the connection is closed
-        await asyncio.sleep(0)
-    assert not server.web.shared.connections
-    server.kafka.producer.release()
-    await server.web.drain(Deadline(SystemClock(), 60))
-    assert not failures
-
-    assert "Exception" not in caplog.text
 
 
 @pytest.mark.parametrize(

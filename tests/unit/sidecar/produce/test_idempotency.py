@@ -163,15 +163,6 @@ async def test_entries_are_read_back_as_far_as_the_window_goes(kafka: MemoryClus
                 assert (await keys.send())[1]
 
 
-async def test_the_topic_of_keys_is_made_with_the_first_key(kafka: MemoryCluster) -> None:
-    """Like the topic of that request; nobody who uses no keys gets one."""
-    del kafka.partitions[KEYS]
-    async with Keys(kafka) as keys:
-        assert KEYS not in kafka.partitions
-        assert (await keys.write())[0].status == 200
-        assert kafka.partitions[KEYS] == 1
-
-
 async def test_until_the_keys_are_known_requests_get_503(kafka: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written, and the response says what is waited for."""
     monkeypatch.setattr("headrace.sidecar.produce.idempotency._WAIT_SECONDS", 0.01)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from headrace import errors
 from headrace.records import Produced
 from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
@@ -124,20 +123,6 @@ async def still(read: Any) -> Any:
         await asyncio.sleep(0.01)
         seen, since = (seen, since + 1) if read() == seen else (read(), 0)
     return seen
-
-
-async def test_a_full_budget_is_waited_for(opened: OpenServer) -> None:
-    """Not refused, and the order of the lines is kept."""
-    async with opened() as server, streaming(server) as client:
-        server.kafka.producer.failure = errors.ProducerQueueFull()
-        client.send({"value": 1})
-        client.send({"value": 2})
-        await still(lambda: len(server.kafka.producer.records))
-        assert server.kafka.producer.records == []
-        server.kafka.producer.failure = None
-        client.finish()
-        assert len(await client.receipts()) == 2
-        assert [record.value for record in server.kafka.producer.records] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("whole", [True, False])

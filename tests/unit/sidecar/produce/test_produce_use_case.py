@@ -182,12 +182,6 @@ def test_a_request_that_does_not_fit_sends_nothing_and_says_why(body: Any, error
     assert kafka.producer.records == []
 
 
-def test_an_unknown_topic_is_refused_before_anything_is_sent() -> None:
-    """At once, and not by a timeout of the client."""
-    with pytest.raises(errors.TopicNotFound):
-        produce({"records": [{"value": 1}]}, topic="missing")
-
-
 def test_every_record_that_cannot_be_encoded_is_named_and_none_is_sent() -> None:
     """Also those after the first; a long list is cut; values are not shown."""
     records = [{"value": "YQ==" if index == 1 else f"hunter!{index}"} for index in range(40)]

@@ -10,7 +10,7 @@ import pytest
 
 from headrace import errors
 from headrace.config.producer import ProducerConfig
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord
 from headrace.sidecar.produce.produce import RequestIds
 from headrace.sidecar.produce.produce_response import Prepared
 from headrace.sidecar.produce.transactions import TransactionRequest, Transactions, parse_transaction
@@ -51,15 +51,6 @@ def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed
         return await transactions.write(work)
 
     return asyncio.run(main())
-
-
-def test_each_topic_has_the_offsets_of_its_records() -> None:
-    """In the order of the request, schema ids beside them."""
-    response = write(request(a=2, b=1), Produced(0, 5), Produced(1, 6), Produced(2, 7))
-    first, second = json.loads(response.body)["topics"]
-    assert (response.status, response.written_records) == (200, 3)
-    assert (first["topic"], first["offsets"]) == ("a", [{"partition": 0, "offset": 5}, {"partition": 1, "offset": 6}])
-    assert (second["topic"], second["offsets"], second["value_schema_id"]) == ("b", [{"partition": 2, "offset": 7}], 7)
 
 
 def test_what_is_at_fault_decides_the_status() -> None:

@@ -94,11 +94,6 @@ def test_a_response_that_is_cut_anywhere_is_the_same(response: bytes, cuts: list
     assert same(read([response]), read([response[a:b] for a, b in itertools.pairwise(edges)]))
 
 
-@pytest.mark.parametrize("response", RESPONSES, ids=range(len(RESPONSES)))
-def test_a_response_that_comes_byte_by_byte_is_the_same(response: bytes) -> None:
-    assert same(read([response]), read([response[at : at + 1] for at in range(len(response))]))
-
-
 @given(st.binary(max_size=200), st.sampled_from([b"", *RESPONSES]), st.integers(0, 80))
 def test_no_bytes_break_it(noise: bytes, response: bytes, at: int) -> None:
     """Noise before, in or behind a response: a response, or a refusal in words; never anything else."""
@@ -172,20 +167,6 @@ async def test_whoever_waits_continues_with_any_context(how: str) -> None:
     assert ends == [expected]
     if how != "lost":
         connection.connection_lost(None)
-
-
-async def test_a_kept_connection_holds_no_response() -> None:
-    """Many connections with large responses would hold each of them until the next request."""
-    connection = Connection(1_000_000)
-    connection.connection_made(Wire())
-    waiter = connection.send((b"x",), asyncio.get_running_loop().time() + 600)
-    await asyncio.sleep(0)
-    body = b"y" * 1_000_000
-    connection.data_received(HEAD + b"Content-Length: 1000000\r\n\r\n" + body)
-    assert (await waiter).body == body
-    held = [value for value in vars(connection).values() if isinstance(value, bytes | bytearray | BackendResponse)]
-    assert not any(held)
-    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.05, 600.0), (600.0, 0.05)])

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import ACK, Delivery
 from headrace.errors import DestinationRefused
 from headrace.records import Header, Record, RecordBatch, TopicPartition
@@ -71,22 +70,6 @@ def test_null_key_and_value_are_left_out() -> None:
     assert entry(record(), b'""', b'""') | {"key": "", "value": ""} == entry(record(), b'""', b'""')
 
 
-def test_records_stand_in_their_order() -> None:
-    """Each with its own offset, key and value."""
-    sent = RecordBatch.of([record(1), record(5, HEADERS), record(9)])
-    body = array_of(DELIVERY, sent, [b"1", None, b"3"], [None, b"5", b"9"])
-    found = [(one["offset"], one.get("key"), one.get("value"), one["deliveryId"]) for one in json.loads(body)]
-    assert found == [(n, k, v, f'g%":to"pic:3:{n}') for n, k, v in ((1, 1, None), (5, None, 5), (9, 3, 9))]
-
-
-@pytest.mark.parametrize("more", [[], [("x", b"1")]])
-def test_a_redriven_record_keeps_the_identity_of_its_first_delivery(more: list[Header]) -> None:
-    """A backend that remembers delivery ids knows it again."""
-    again = record(99, [*more, (REDRIVE_OF, b"t:3:7")])
-    assert entry(again)["deliveryId"] == 'g%":t:3:7'
-    assert entry(again)["headers"]["X-Correlation-Id"] == 'g%":t:3:7'
-
-
 def result(offset: int, processed: bool, name: str = "record", **more: Any) -> dict[str, Any]:
     return {name: {**PLACE, "offset": offset, "value": [1, {"x": None}]}, "processed": processed, "extra": 1, **more}
 
@@ -118,13 +101,6 @@ def test_results_without_coordinates_are_matched_by_position(echo: dict[str, Any
     assert (found[0], found[1].reason) == (ACK, "boom")
 
 
-@pytest.mark.parametrize("record", [None, {}, {"key": "k"}])
-def test_either_echo_may_hold_the_coordinates(record: Any) -> None:
-    """Also when the other name is there and says nothing."""
-    found = outcomes([{**result(o, o == 8, "consumerRecord"), "record": record} for o in (8, 7)], 7, 8)
-    assert [one == ACK for one in found] == [False, True]
-
-
 @pytest.mark.parametrize("response", [{}, {"processed": None}, {"processed": False}])
 def test_what_is_not_said_to_be_done_is_not_done(response: dict[str, Any]) -> None:
     """A missing `processed` is a failure."""
@@ -136,20 +112,6 @@ def test_what_is_not_said_to_be_done_is_not_done(response: dict[str, Any]) -> No
 def test_a_failure_is_permanent_if_the_backend_says_so(said: object) -> None:
     """Only with `true`; other values are ignored, like unknown fields."""
     assert outcomes([result(7, False, permanent=said)])[0].permanent is (said is True)
-
-
-def test_what_a_backend_says_of_a_failed_record_is_kept() -> None:
-    """By these ids people find the record again."""
-    said = {"key": "order 12", "correlationId": "c-1", "traceabilityId": "t-1", "timestamp": 17, "stacktrace": "a\nb"}
-    (found,) = outcomes([result(7, False, **said)])
-    assert found.reason == "a\nb"
-    assert dict(found.details) == {
-        "key": "order 12",
-        "correlation_id": "c-1",
-        "traceability_id": "t-1",
-        "result_timestamp": "17",
-    }
-    assert outcomes([{"key": 12, "processed": False}])[0].details == (("key", "12"),)
 
 
 @pytest.mark.parametrize(("trace", "error"), table(__file__, "a_stack_trace_names_its_class_of_error"))

@@ -99,16 +99,6 @@ async def test_a_consumer_that_has_not_begun_never_does_after_a_drain() -> None:
     assert backend.requests == 1
 
 
-async def test_the_death_of_the_consumer_is_reported() -> None:
-    """As the death of the service that was started."""
-    deaths: list[Service] = []
-    async with started(FakeBackend(200)) as (gate, consumer, _):
-        gate.on_death = deaths.append
-        cause = DestinationUnavailable("broken")
-        consumer.die(cause)
-        assert (deaths, gate.death) == ([gate], cause)
-
-
 async def test_a_consumer_that_cannot_start_is_dead_and_not_started_twice() -> None:
     """What its start has begun would run twice, with two members of its group."""
     async with started(FakeBackend(200), fails=True) as (gate, consumer, _):

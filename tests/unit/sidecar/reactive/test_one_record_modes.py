@@ -194,22 +194,6 @@ def test_data_is_written_by_the_value_format(value_format: str, value: str | Non
     assert request(sent, stored(value_format=value_format))[0] == (sent.value or b"")
 
 
-@pytest.mark.parametrize("at", [-1, 10**18, 253_402_300_800_000])
-def test_a_time_that_no_calendar_has_is_left_out(at: int) -> None:
-    """The attribute is optional, and a wrong one makes an event invalid."""
-    assert "time" not in event(record(b"1", at=at))
-
-
-def test_an_event_of_the_binary_mode_is_passed_on() -> None:
-    """Attributes and data unchanged, and nothing added."""
-    sent = record(b"[1, 2]", as_binary())
-    assert event(sent) == {**EVENT, "datacontenttype": "application/json", "data": [1, 2]}
-    attributes = {**{f"ce-{name}": text for name, text in EVENT.items()}, "ce-id": "e%201", "ce-source": "/shop/%C3%A4"}
-    assert request(sent) == (b"[1, 2]", {**attributes, "Content-Type": "application/json"})
-    assert event(record(None, as_binary())) == EVENT
-    assert "Content-Type" not in request(record(None, as_binary()))[1]
-
-
 @pytest.mark.parametrize(("content_type", "value", "data"), table(__file__, "data_by_content_type"))
 def test_the_data_of_an_event_is_what_its_content_type_says(content_type: str, value: str, data: Any) -> None:
     """The consumer's `value_format` is for records that are not events."""
@@ -241,17 +225,6 @@ def test_a_record_that_lacks_a_required_attribute_is_wrapped(name: str, value: b
     found = event(record(b"1", [(each, value if each == name else data) for each, data in as_binary()]))
     assert (found["type"], found["specversion"]) == ("headrace.record", "1.0")
     assert len(json.loads(found["recordheaders"])) == len(EVENT) + 1
-
-
-def test_an_event_of_the_structured_mode_is_passed_on() -> None:
-    """Every attribute with its type; numbers in the data keep their digits."""
-    value = json.dumps({**EVENT, "count": 3, "flag": True, "gone": None, "data": {"n": 1}}).encode()
-    sent = record(value.replace(b"1}", b"1.00}"), STRUCTURED)
-    more = {"count": 3, "flag": True, "datacontenttype": "application/json"}
-    assert event(sent) == {**EVENT, **more, "data": {"n": 1.0}}
-    body, found = request(sent)
-    assert body == b'{"n": 1.00}'
-    assert (found["ce-count"], found["ce-flag"], found["ce-id"]) == ("3", "true", "e%201")
 
 
 @pytest.mark.parametrize(("data", "body"), table(__file__, "structured_data"))

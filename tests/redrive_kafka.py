@@ -28,7 +28,6 @@ from headrace_dialects.light4j.redelivery import Redelivery, RedeliveryRequest, 
 from tests.control_harness import running
 
 DLQ = "orders.dlq"
-HOUR_MS = 3_600_000
 
 
 class DeadLetterCluster(MemoryCluster):
@@ -58,16 +57,15 @@ class DeadLetterCluster(MemoryCluster):
         headers: Sequence[Header] = (),
         partition: int = 0,
         group: str = "billing",
-        at_ms: int = 9,
         attempts: int = 5,
     ) -> None:
         """Append one dead letter of a record `number` whose original topic is `topic`."""
         origin = Record(topic, 1, number, 5, f"k{number}".encode(), f"v{number}".encode(), lambda: list(headers))
         outcome = Reply(f"E{number % 2}", "no", permanent=True)
-        self.dead(partition, origin, headers_of(DeadLetter(origin, group, attempts, outcome, 1.0, 2.0)), at_ms)
+        self.dead(partition, origin, headers_of(DeadLetter(origin, group, attempts, outcome, 1.0, 2.0)))
 
-    def dead(self, partition: int, origin: Record, headers: list[Header], at_ms: int = 9) -> None:
-        self.write(OutgoingRecord(DLQ, origin.key, origin.value, headers, partition), at_ms)
+    def dead(self, partition: int, origin: Record, headers: list[Header]) -> None:
+        self.write(OutgoingRecord(DLQ, origin.key, origin.value, headers, partition), 9)
 
     async def produce(self, records: Sequence[OutgoingRecord]) -> list[Any]:
         if records != [NOTHING_COMPLETED]:

@@ -1,10 +1,9 @@
-"""Jobs on dead letters: what is refused, which consumer gets which, and a run that resumes another."""
+"""Jobs on dead letters: what is refused, where they end, and a run that resumes another."""
 
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -12,30 +11,20 @@ from unittest.mock import AsyncMock
 import msgspec
 import pytest
 
-from headrace.config.consumers import DeliveryConfig
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.dead_letter import headers_of
-from headrace.delivery.outcomes import ACK, HANDED_OFF, DeadLetter, Delivery, Reply
 from headrace.errors import InvalidRequest, KafkaUnavailable, LeaseTaken
 from headrace.kafka.internal_topics import InternalTopics
-from headrace.records import Committed, Record, TopicPartition
 from headrace.runs import dead_letter_jobs
 from headrace.runs.dead_letter_jobs import DeadLetterJobRequest, DeadLetterJobs, run_redrive
 from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.jobs import Job, spec_of
 from headrace.runs.redrive import Redrive
 from headrace.runs.redrive_spec import Redriven, RedriveSpec
-from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
+from headrace.runs.replay import ReplaySpec, RunContext
 from headrace.runs.selection import Selection, Window
-from headrace.runs.window_run import Progress
 from headrace_devkit.testing import ManualClock
-from redrive_kafka import DLQ as REDRIVE_DLQ
-from redrive_kafka import DeadLetterCluster
-from tests.control_harness import running
+from redrive_kafka import DLQ, DeadLetterCluster
 from yaml_table import table
-
-JOB = Job("redrive-1", "redrive", {}, "ann", "2026-01-01")
-DLQ = TopicPartition("t.dlq", 0)
 
 
 @pytest.mark.parametrize(("kind", "requested", "said"), table(__file__, "what_would_not_be_done_as_asked_is_refused"))
@@ -47,72 +36,10 @@ def test_what_would_not_be_done_as_asked_is_refused(kind: Any, requested: dict[s
         asyncio.run(letters.begin(nothing, kind, "t.dlq", DeadLetterJobRequest(**requested), "ann"))
 
 
-@pytest.mark.parametrize(
-    ("selection", "wanted"), [(None, ["mine"]), (Selection(groups=["theirs"]), ["theirs"]), (Selection(), "both")]
-)
-def test_a_consumer_gets_the_letters_of_its_own_group(selection: Selection | None, wanted: Any) -> None:
-    """Consumers of one topic share its dead letter topic; another's letters come only to who asks for them."""
-    work = push_work(selection)
-    found = [group for group in ("mine", "theirs") if work._selects(dead_letter(1, group))]
-    assert found == (["mine", "theirs"] if wanted == "both" else wanted)
-
-
 def jobs_of(admin: Any, replays: Any = None) -> DeadLetterJobs:
     nothing: Any = None
     context = RunContext(admin, nothing, nothing, ManualClock(1.0))
     return DeadLetterJobs(context, replays, Origins(InternalTopics(HeadraceConfig())))
-
-
-def push_work(selection: Selection | None = None) -> ReplayJob:
-    """Return a replay of dead letters to a consumer of group `mine` that reads topic `t`."""
-    target, nothing = running(DeliveryConfig(), Acknowledging(), name="push"), cast(Any, None)
-    spec = ReplaySpec(
-        window=Window("t.dlq", "id", {0: (0, 9)}),
-        to={"consumer": "push"},
-        dead_letters=True,
-        select=selection,
-        repeats_at_most=1,
-    )
-    return ReplayJob(JOB, spec, RunContext(nothing, nothing, nothing, ManualClock(1.0)), lambda to: target)
-
-
-class Acknowledging:
-    """A backend that takes every record."""
-
-    async def deliver(self, delivery: Delivery) -> Sequence[Reply]:
-        return [ACK] * len(delivery.records)
-
-
-def dead_letter(offset: int, group: str, topic: str = "t") -> Record:
-    was, why = Record(topic, 0, 5, 42, b"k", b"v"), Reply("E", "why")
-    headers = headers_of(DeadLetter(was, group, 3, why, 1.0, 2.0))
-    return Record("t.dlq", 0, offset, 42, b"k", b"v", lambda: headers)
-
-
-async def test_dead_letters_whose_origin_is_forged_are_left_and_counted() -> None:
-    """Their number is in the result of the job, and the memory does not grow with it."""
-    count, batch = 12_000, 500
-    work = push_work()
-    await work._pump()
-    destination = work._restored
-    assert destination
-    tracemalloc.start()
-    for start in range(0, count, batch):
-        letters = [dead_letter(offset, "mine", "elsewhere") for offset in range(start, start + batch)]
-        outcomes = await destination.deliver(Delivery("mine", DLQ, 1, letters, 1, JOB.id))
-        assert outcomes == [HANDED_OFF] * batch
-    del letters, outcomes
-    kept_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept_bytes < 20 * count
-    said = work._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=False)
-    assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
-    counts = work._to_save(Progress({DLQ: Committed(9)}, 9, {}))["counts"]
-    resumed = push_work()
-    await resumed._pump()
-    resumed._earlier = counts
-    said = resumed._message(Progress({DLQ: Committed(9)}, 9, {}), resumed=True)
-    assert said == f"{count} dead letters left: they name an origin that the consumer does not read"
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, kind: Any, topic: str, admin: Any = None, **requested: Any) -> Job:
@@ -144,7 +71,7 @@ def test_a_job_ends_where_the_topic_ended_when_it_was_requested(monkeypatch: pyt
     """A job that waits, or that another process continues, must not drop what nobody has seen."""
     cluster = DeadLetterCluster()
     cluster.letter(1)
-    spec: RedriveSpec = spec_of(begun(monkeypatch, "drop", REDRIVE_DLQ, cluster, reason="r"), RedriveSpec)
+    spec: RedriveSpec = spec_of(begun(monkeypatch, "drop", DLQ, cluster, reason="r"), RedriveSpec)
     assert (spec.topic_id, spec.ends) == ("first", {0: 1, 1: 0})
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -14,16 +13,14 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
 from headrace.delivery.outcomes import ACK, HANDED_OFF, NOT_BEGUN, DeadLetter, Delivery, Reply
-from headrace.errors import DestinationUnavailable, InvalidRequest, KafkaUnavailable, LeaseLost, RecordTooLarge
+from headrace.errors import DestinationUnavailable, InvalidRequest, KafkaUnavailable, RecordTooLarge
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.kafka.timestamps import moment
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runs.destinations import CopyToTopic, RestoredDelivery
-from headrace.runs.jobs import Job
-from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
+from headrace.runs.replay import RunContext
 from headrace.runs.replay_requests import DryRun, ReplayRequest, Replays, ReplayTarget
 from headrace.runs.selection import Window
-from headrace.runs.window_run import Progress
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.pump_harness import kind_of
@@ -58,16 +55,6 @@ class Backend:
         return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
 
 
-def test_a_redelivery_that_lost_its_lease_saves_nothing() -> None:
-    """Another run has the topic by then, and knows of other dead letters that have ended."""
-    spec = ReplaySpec(window=Window("t.dlq", "id", {0: (0, 9)}), to={}, repeats_at_most=1)
-    one = ReplayJob(Job("replay-1", "replay", {}, "me", ""), spec, AsyncMock(), lambda to: None)
-    one._restored = RestoredDelivery(Backend(), everywhere, everywhere)  # type: ignore[arg-type]
-    one._completed, one._lease = AsyncMock(), AsyncMock(**{"check.side_effect": LeaseLost("another may have it")})
-    with pytest.raises(LeaseLost):
-        asyncio.run(one._save_ended(Progress({DLQ: Committed(9)}, 9, {})))
-
-
 def test_letters_are_delivered_as_the_records_they_were() -> None:
     """Those of one partition together, one that is there twice apart; what is not wanted ends without a delivery."""
     backend = Backend()
@@ -85,20 +72,6 @@ def test_letters_are_delivered_as_the_records_they_were() -> None:
     assert to.completed({DLQ: Committed(14)}) == {0: [10, 11, 12, 13]}, "they are not saved yet"
     to.forget({0: [10, 12, 13]})
     assert to.completed({DLQ: Committed(14)}) == {0: [11]}
-
-
-def test_dead_letters_that_name_a_forged_origin_are_left_and_counted_once() -> None:
-    """Also when the backend is away first, so that the batch comes again."""
-    backend = Busy(1)
-    to = RestoredDelivery(backend, lambda one: True, {"t"}.__contains__)
-    delivery = Delivery("g", DLQ, 1, [letter(10, record("p1", 0, 5)), letter(11, record("t", 0, 6))], 1, "job")
-    with pytest.raises(DestinationUnavailable):
-        asyncio.run(to.deliver(delivery))
-    assert (to.unproved, to.passed) == (0, 0)
-    assert asyncio.run(to.deliver(delivery)) == [HANDED_OFF, ACK]
-    assert backend.got == [(P0, [6])]
-    assert (to.unproved, to.passed) == (1, 1)
-    assert to.completed({DLQ: Committed(12)}) == {0: [11]}, "it has not ended"
 
 
 class Busy(Backend):
@@ -153,35 +126,6 @@ def test_a_topic_takes_all_or_says_why() -> None:
     responses[:] = responses[1:2] * 3
     with pytest.raises(DestinationUnavailable, match="did not acknowledge: no broker"):
         asyncio.run(to.deliver(longer))
-
-
-async def test_a_replay_that_cannot_go_on_says_so_in_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the tries, though nothing has ended."""
-
-    async def read(*_: Any) -> AsyncGenerator[list[Record], None]:
-        yield [record("t", 0, 5)]
-
-    monkeypatch.setattr("headrace.runs.replay.read_records", read)
-    clock, stop, saved = ManualClock(), asyncio.Event(), list[tuple[str, int]]()
-    produce = AsyncMock(side_effect=KafkaUnavailable("no broker"))
-    context = RunContext(AsyncMock(**{"topic_ids.return_value": {"t": "id"}}), produce, produce, clock)
-    context.admin.describe_topic.return_value.partitions = [0]  # type: ignore[attr-defined]
-    spec = ReplaySpec(window=Window("t", "id", {0: (5, 6)}), to={"topic": "copy"}, repeats_at_most=9)
-
-    async def save(progress: Mapping[str, Any], *, message: str = "") -> bool:
-        saved.append((message, progress.get("counts", {}).get("refusals", 0)))
-        if message:
-            stop.set()
-        return True
-
-    job = Job("replay-1", "replay", {}, "me", "")
-    run = asyncio.ensure_future(ReplayJob(job, spec, context, lambda to: None).run({}, save, stop))
-    while not run.done():
-        await clock.advance(1.0)
-        await asyncio.sleep(0.01)
-    message, refusals = next(each for each in saved if each[0])
-    assert "failed to write to copy: no broker" in message
-    assert refusals > 0
 
 
 def window(offsets: tuple[int, int] | None = None, partition: int | None = None, **times: int) -> Window:

@@ -14,7 +14,6 @@ from headrace.errors import Conflict, InvalidRequest, KafkaUnavailable, LeaseLos
 from headrace.kafka import JSON_OBJECTS
 from headrace.records import OutgoingRecord, Record
 from headrace.runs.jobs import Job, Jobs, SaveProgress
-from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from tests.staged import staged
@@ -35,9 +34,9 @@ class JobsHarness:
     def log(self) -> list[Record]:
         return self.cluster.log("c")
 
-    async def process(self, name: str, able: bool = True) -> Jobs:
+    async def process(self, name: str) -> Jobs:
         def make(job: Job) -> Any:
-            return Runner(self, name, job).run if able else None
+            return Runner(self, name, job).run
 
         table = self.cluster.table("c", JSON_OBJECTS, self.clock)
         self.cluster.follow(table)
@@ -72,14 +71,6 @@ class JobsHarness:
     def put(self, key: str, entry: Any) -> None:
         """Write an entry as somebody else."""
         self.cluster.write(OutgoingRecord("c", key.encode(), msgspec.json.encode(entry)))
-
-    async def kill(self, jobs: Jobs) -> None:
-        """End a process without a word; its lease is free."""
-        self.cluster.tables.remove(jobs.table)
-        for task in list(jobs._tasks):
-            task.cancel()
-        await self.clock.settle()
-        self.holders.clear()
 
 
 class Lease:
@@ -168,36 +159,6 @@ async def test_a_job_is_paused_goes_on_and_is_stopped_by_any_process(harness: Jo
 
 
 @staged(run)
-async def test_another_process_goes_on_when_one_is_killed(harness: JobsHarness, /) -> None:
-    """After a silence, and only one that has what the job needs; a job that nobody can run waits and says so."""
-    jobs = await harness.process("a")
-    unable = await harness.process("b", able=False)
-    job = await harness.create(jobs)
-    await harness.wait(lambda: harness.runs != [] and bool(unable.show(job).progress))
-    await harness.kill(jobs)
-    await harness.clock.advance(30)
-    shown = unable.show(job)
-    assert (len(harness.runs), shown.state) == (1, "waiting")
-    assert "no process" in shown.message
-    await harness.process("c")
-    await harness.wait(lambda: len(harness.runs) == 2)
-    assert harness.runs[1] == (job, "c", {"done": 5})
-
-
-@staged(run)
-async def test_a_process_that_drains_leaves_its_jobs_to_others(harness: JobsHarness, /) -> None:
-    """They wait, and go on elsewhere or after a restart."""
-    jobs, job = await harness.begin()
-    await harness.wait(lambda: harness.runs != [])
-    await jobs.drain(Deadline(harness.clock, 10))
-    assert jobs.show(job).state == "waiting"
-    await harness.kill(jobs)
-    again = await harness.process("a again")
-    await harness.wait(lambda: len(harness.runs) == 2)
-    assert again.show(job).state == "running"
-
-
-@staged(run)
 async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -> None:
     """A process that slept finds another run there, whose word counts, also if its own comes later."""
     jobs, job = await harness.begin()
@@ -215,27 +176,6 @@ async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -
     runs, later = len(harness.runs), await harness.process("c")  # which reads the last status only
     await harness.clock.advance(30)
     assert (later.show(job).state, len(harness.runs)) == ("done", runs)
-
-
-@staged(run)
-async def test_who_wakes_up_does_not_do_again_what_was_done_meanwhile(harness: JobsHarness, /) -> None:
-    """It has the lease at once, for nobody has it; only then is its view of the table as late as it can be."""
-    jobs, sleeper = await harness.process("a"), await harness.process("b")
-    job = await harness.create(jobs)
-    await harness.wait(lambda: harness.runs != [] and bool(sleeper.show(job).progress))
-    harness.cluster.tables.remove(sleeper.table)
-    behind = len(harness.log)
-    await harness.kill(jobs)
-    other = await harness.process("c")
-    sleeper._make, able = lambda job: None, sleeper._make
-    harness.end = at_once
-    await harness.wait(lambda: other.show(job).state == "done" and not harness.holders)
-    runs, sleeper._make = len(harness.runs), able
-    await harness.wait(lambda: bool(harness.holders))
-    harness.cluster.follow(sleeper.table, behind)
-    await harness.wait(lambda: sleeper.show(job).state == "done")
-    await harness.clock.advance(30)
-    assert len(harness.runs) == runs
 
 
 @staged(run)
@@ -366,18 +306,3 @@ async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(har
     harness.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
     await harness.wait(lambda: harness.runs != [])
     assert harness.runs == [("x", "a", {"done": 7})]
-
-
-@staged(run)
-async def test_a_job_that_nobody_can_read_waits_and_ends_no_process(harness: JobsHarness, /) -> None:
-    """A newer version may have written it."""
-    jobs = await harness.process("a")
-
-    def make(job: Job) -> Any:
-        raise InvalidRequest("written by another version")
-
-    jobs._make = make
-    job = await harness.create(jobs)
-    await harness.clock.advance(60)
-    assert (jobs.show(job).state, jobs.show(job).message) == ("waiting", "written by another version")
-    assert jobs.death is None

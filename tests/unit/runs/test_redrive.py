@@ -20,21 +20,18 @@ from headrace.errors import (
     KafkaTimeout,
     LeaseLost,
     RecordTooLarge,
-    TopicNotFound,
     TransactionAborted,
 )
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import Record, TopicPartition
 from headrace.runs import redrive
-from headrace.runs.dead_letters import completed_offsets
-from headrace.runs.dead_letters.completed_offsets import COMPLETED_TOPIC
 from headrace.runs.dead_letters.origins import Origins
 from headrace.runs.redrive import Redrive
 from headrace.runs.redrive_spec import Redriven, RedriveOptions, RedriveSpec, Target
 from headrace.runs.redrive_writers import AcknowledgedWriter, Item, Tally, WriteContext
 from headrace.runs.selection import Selection
 from headrace_devkit.testing import ManualClock
-from redrive_kafka import DLQ, HOUR_MS, DeadLetterCluster, install
+from redrive_kafka import DLQ, DeadLetterCluster, install
 from yaml_table import table
 
 
@@ -70,18 +67,6 @@ def run_of(fake: DeadLetterCluster, spec: RedriveSpec, clock: Any = None, origin
     origins = origins or Origins(InternalTopics(HeadraceConfig()))
     one = Redrive(fake, fake.produce, clock or Impatient(), spec, origins)  # type: ignore[arg-type]
     return asyncio.run(one.run(asyncio.Event()))
-
-
-def test_dry_run_changes_nothing(fake: DeadLetterCluster) -> None:
-    """A dry run counts what would go where, by error and hour, also while another run has the lease."""
-    fake.holder = "somebody"
-    fake.letter(1)
-    fake.letter(2, at_ms=3 * HOUR_MS)
-    found = run(fake, dry_run=True)
-    assert (found.records, found.targets, found.errors) == (2, {"orders": 2}, {"E1": 1, "E0": 1})
-    assert found.hours == {"1970-01-01T00:00:00.000+00:00": 1, "1970-01-01T03:00:00.000+00:00": 1}
-    assert fake.sends == []
-    assert COMPLETED_TOPIC not in fake.partitions
 
 
 @given(failures=st.sets(st.integers(1, 60)), letters=st.integers(0, 30), rate=st.sampled_from([None, 1000.0]))
@@ -173,17 +158,6 @@ def test_dead_letters_that_expire_while_a_run_reads_do_not_end_it(
     assert (run(fake).records, fake.values) == (2, [b"v2", b"v3"])
 
 
-def test_a_dead_letter_without_an_origin_stays_and_the_others_go(fake: DeadLetterCluster) -> None:
-    """Also where its group reads every topic: it must not count as dropped, and not end the run."""
-    consumer = {"topic_patterns": [".*"], "group": "billing", "dead_letter": {"topic": DLQ}}
-    config = HeadraceConfig.model_validate({"reactive_consumers": {"b": {**consumer, "backend": {"url": "http://h"}}}})
-    fake.letter(0, topic="")
-    fake.letter(1)
-    done = run(fake, origins=Origins(InternalTopics(config)))
-    assert (done.records, fake.ended()) == (1, {1})
-    assert sum(done.unproved.values()) == 1
-
-
 CONSUMERS = {
     "billing": {"topics": ["orders"], "group": "billing", "retry": {"topics": [10]}},
     "wide": {"topic_patterns": ["team-.*", "all.*"], "group": "wide"},
@@ -240,48 +214,6 @@ def test_origins_are_proved_by_the_consumers_that_are_registered_now() -> None:
     assert refusal() == ""
     register("other")
     assert "which their group team-a does not read" in refusal()
-
-
-def test_many_forged_origins_are_counted_under_a_few_reasons(fake: DeadLetterCluster) -> None:
-    """What a run says stays small."""
-    for number in range(50):
-        fake.letter(number, topic=f"p{number}")
-    done = run(fake, origins=known())
-    assert (done.records, sum(done.unproved.values()), len(done.unproved)) == (0, 50, 21)
-    assert done.unproved["others of this kind"] == 30
-
-
-def test_targets_that_are_gone_are_named(fake: DeadLetterCluster) -> None:
-    """Letters of a topic that was deleted stay where they are."""
-    fake.letter(1)
-    del fake.partitions["orders"]
-    with pytest.raises(TopicNotFound, match="topic orders does not exist"):
-        run(fake)
-    assert fake.ended() == set()
-
-
-def test_an_origin_with_fewer_partitions_lets_the_key_choose(fake: DeadLetterCluster) -> None:
-    """A partition that is no longer there is replaced by the partitioner's choice."""
-    fake.partitions["orders"] = 1
-    fake.letter(1)
-    run(fake)
-    assert fake.produced[0].partition is None
-
-
-def test_letters_that_expired_are_behind_the_start_and_their_marks_go(
-    fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log whose first records were deleted is redriven from its first; marks of whole blocks below are taken back."""
-    monkeypatch.setattr(completed_offsets, "BLOCK_OFFSETS", 8)
-    monkeypatch.setattr(completed_offsets, "_BLOCK_BYTES", 1)
-    for number in range(20):
-        fake.letter(number)
-    run(fake)
-    fake.log(DLQ).cut(17)
-    fake.letter(20)
-    assert run(fake).records == 1
-    assert [record.key for record in fake.marks if record.value is None] == [b"first:0:0", b"first:0:1"]
-    assert run(fake).records == 0
 
 
 def test_a_record_that_was_redriven_too_often_is_kept_back(fake: DeadLetterCluster) -> None:
@@ -368,12 +300,3 @@ def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: DeadLetterClus
     with pytest.raises(InvalidRequest, match=r"record 1 of orders\.dlq-0 is not a dead letter"):
         run(fake)
     assert fake.produced == []
-
-
-def test_deliveries_stay_within_the_producers_budget(fake: DeadLetterCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large dead letters go a few at a time."""
-    monkeypatch.setattr(redrive, "_DELIVERY_BYTES", 8)
-    for number in range(5):
-        fake.letter(number)  # 4 bytes each
-    assert run(fake).records == 5
-    assert max(fake.sends) <= 2

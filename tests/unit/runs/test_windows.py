@@ -8,8 +8,8 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.consumers.lag import lag_of
-from headrace.errors import InvalidRequest, KafkaUnavailable, NotFound, PartitionNotFound
-from headrace.kafka import PartitionInfo, read_window, reader, window
+from headrace.errors import KafkaUnavailable
+from headrace.kafka import read_window, reader
 from headrace.kafka.reader import ReadPart
 from headrace.records import Committed, TopicPartition
 from headrace_devkit.testing.memory_cluster import MemoryCluster
@@ -24,32 +24,6 @@ def cluster() -> Any:
     log.start, log.fixed_end, log.fixed_written = 5, 10, 12
     made.committed_offsets["g"] = {P0: Committed(8)}
     return made
-
-
-def ask(partition: int | None = None, offset: int | None = None) -> Any:
-    return asyncio.run(window(cluster(), "t", partition, offset))
-
-
-def test_window_is_the_topic_a_partition_or_its_tail() -> None:
-    """Starts and ends follow the request."""
-    assert ask() == ({P0: 5, P1: 0}, {P0: 10, P1: 0})
-    assert ask(0) == ({P0: 5}, {P0: 10})
-    assert ask(0, 7) == ({P0: 7}, {P0: 10})
-
-
-@pytest.mark.parametrize(
-    ("partition", "offset", "kind", "sentence"),
-    [
-        (2, None, PartitionNotFound, "topic t has no partition 2: it has 0 to 1"),
-        (0, 10, InvalidRequest, "offset 10 is not in t-0: it holds 5 to 9"),
-        (0, 4, InvalidRequest, "offset 4 is not in t-0: it holds 5 to 9"),
-        (1, 0, InvalidRequest, "offset 0 is not in t-1: it is empty"),
-    ],
-)
-def test_windows_beyond_the_log_are_refused(partition: int, offset: int, kind: type[Exception], sentence: str) -> None:
-    """The refusal says which offsets there are."""
-    with pytest.raises(kind, match=sentence):
-        ask(partition, offset)
 
 
 def test_reading_that_falls_silent_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,16 +58,3 @@ def test_lag_covers_partitions_without_a_committed_offset() -> None:
     ]
     found = asyncio.run(lag_of(cluster(), "new", ["t", "gone"]))
     assert [(entry.partition, entry.committed, entry.lag) for entry in found] == [(P0, None, 5), (P1, None, 0)]
-
-
-def test_unknown_group_is_named() -> None:
-    """A group the cluster does not know is an error, not an empty table."""
-    with pytest.raises(NotFound, match="group nope does not exist"):
-        asyncio.run(lag_of(cluster(), "nope"))
-
-
-def test_health_of_a_partition() -> None:
-    """No leader is worse than missing replicas."""
-    assert PartitionInfo(0, -1, (1, 2), ()).problem == "no leader"
-    assert PartitionInfo(0, 1, (1, 2), (1,)).problem == "under-replicated"
-    assert PartitionInfo(0, 1, (1, 2), (1, 2)).problem == ""

@@ -53,20 +53,6 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
 
 
 @staged(live)
-async def test_commands_that_began_with_a_long_one_end_before_it(harness: ControlHarness, /) -> None:
-    """Later ones of their partitions are done too, though both became due at the same moment."""
-    process, pump = await harness.start_with()
-    pump.idle.clear()
-    await ask(process, "seek", {P0: 3}, wait_seconds=0)
-    await ask(process, "skip", {P1: 5}, wait_seconds=0)
-    pump.assign(P0, P1)
-    await until(lambda: process._busy)
-    assert (await ask(process, "skip", {P1: 6}))[1][0].outcome == "skipped"
-    pump.idle.set()
-    await until(lambda: not process._busy and not process.table.items("s"))
-
-
-@staged(live)
 async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
     harness: ControlHarness, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,15 +126,6 @@ def test_there_is_an_end_to_commands_that_wait(monkeypatch: pytest.MonkeyPatch) 
 
 
 @staged(live)
-async def test_a_finished_command_that_a_crash_left_is_removed_and_not_run(harness: ControlHarness, /) -> None:
-    """The process ended between writing the outcome and removing the entry."""
-    process, pump = await harness.start_with(P0)
-    harness.put(key_of("seek/", "orders/a b", *P0, "i"), {"offset": 3, "outcome": "sought"})
-    await until(lambda: not process.table.items("seek/"))
-    assert pump.sought == []
-
-
-@staged(live)
 async def test_what_is_done_and_cannot_be_told_is_told_later_and_not_done_again(harness: ControlHarness, /) -> None:
     """The table cannot be written for a while after the seek."""
     process, pump = await harness.start_with(P0)
@@ -177,17 +154,6 @@ async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(
     harness.cluster.follow(process.table, 1)
     await until(lambda: not process._busy)
     assert pump.sought == []
-
-
-@staged(live)
-async def test_what_cannot_be_done_is_refused_once(harness: ControlHarness, /) -> None:
-    """And does not stay in the table to be tried for ever."""
-    pump = FakePump(P0)
-    pump.elsewhere = True
-    process = await harness.start(pump)
-    _, [result] = await ask(process, "seek", {P0: 3})
-    assert (result.outcome, "offsets_path" in result.why) == ("refused", True)
-    await until(lambda: not process.table.items("seek/"))
 
 
 @staged(live)

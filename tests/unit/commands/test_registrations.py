@@ -138,18 +138,6 @@ async def test_the_first_one_has_names_topics_and_places() -> None:
     assert (await one.settle())["v"][0] == "b"
 
 
-async def test_a_change_keeps_its_place() -> None:
-    """When there are fewer places, the first ones stay, however late they were changed and in whichever process."""
-    log: list[tuple[str, Entry | None]] = []
-    one, two = Process(log, rng=random.Random(1)), Process(log, rng=random.Random(2))
-    await one.put("a", "x", config("g"))
-    await one.put("b", "y", config("h"))
-    changed, new = await two.made.put("a", None, "x", config("g", max_in_flight=2))
-    assert (changed.since, changed.version, new) == (0, 2, False)
-    few = RegistrationsConfig(**{**ALLOWED.model_dump(), "max_in_all": 1})
-    assert await Process(log, few).settle() == {"x": ("a", 2)}
-
-
 async def test_a_removed_one_is_stopped_before_its_pauses_and_settings_are_removed() -> None:
     """Else it would deliver while it drains. The next one of its name does not begin paused; others keep theirs."""
     log: list[tuple[str, Entry | None]] = []

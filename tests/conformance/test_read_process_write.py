@@ -61,19 +61,6 @@ def test_records_and_offsets_are_committed_together(url: str, site: Scenario, to
     assert len(site.records(target)) == 2
 
 
-def test_an_aborted_transaction_moves_neither(url: str, site: Scenario, topic: MakeTopic) -> None:
-    """A record that Kafka refuses takes the offsets with it; the next attempt commits both."""
-    source, target = topic(), topic(1, max_message_bytes=2000)
-    site.write_json(source, 1, 2)
-    worker = Worker(url, source, target).subscribe(source)
-    worker.read(2)
-    assert worker.write(["small", "x" * 5000], {0: 1}).body["code"] == "ERR40017"
-    assert (site.committed(source), site.records(target)) == ({}, [])
-    assert worker.write(["small"], {0: 1}).status == 200
-    site.wait_committed(source, source, 2)
-    site.wait_until(lambda: len(site.records(target)) == 1, "the record")
-
-
 def test_only_what_was_delivered_may_be_committed(url: str, site: Scenario, topic: MakeTopic) -> None:
     """Not what is beyond it, not of another partition, not without membership, and not where reads commit."""
     source, target = topic(2), topic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,22 +113,6 @@ def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Scen
         assert read(consumer, 1) == [{"n": 3}]
         consumer.seek_first()
         assert read(consumer, 1) == [{"n": 0}]
-
-
-def test_a_loop_that_is_left_loses_nothing(client: HeadraceClient, site: Scenario, topic: MakeTopic) -> None:
-    """What it had fetched comes in the next loop, to `read`, or not at all after a seek."""
-    name = topic()
-    written = client.produce_all(name, [NewRecord({"n": n}) for n in range(6)])
-    with client.consumer(name, [name]) as consumer:
-        assert read(consumer, 1) == [{"n": 0}]
-        client.produce(name, {"n": 6})
-        assert read(consumer, 1) == [{"n": 1}]
-        assert [record.value["n"] for record in consumer.read()] == [2, 3, 4, 5, 6]
-        consumer.commit()
-        consumer.seek({TopicPartition(name, 0): written[1].offset})
-        assert read(consumer, 1) == [{"n": 1}]
-        consumer.seek({TopicPartition(name, 0): written[4].offset})
-        assert read(consumer, 2) == [{"n": 4}, {"n": 5}]
 
 
 def test_the_asynchronous_client_does_the_same(url: str, site: Scenario, topic: MakeTopic) -> None:
@@ -252,14 +235,3 @@ def test_a_refused_transaction_loses_and_repeats_nothing(
                 client.transaction({target: [NewRecord(value) for value in read(one, 20)]}, one)
     written = sorted(json.loads(record.value) for record in site.records(target))
     assert written == [[partition, n] for partition in range(2) for n in range(20)]
-
-
-def test_threads_share_a_client(client: HeadraceClient, topic: MakeTopic) -> None:
-    name = topic()
-    threads = [threading.Thread(target=client.produce, args=(name, n)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    with client.consumer(name, [name]) as consumer:
-        assert sorted(read(consumer, 8)) == list(range(8))

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import DestinationUnavailable
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
-from tests.raw_server import AMPLE, OK, Server, always, client_for, rested, run, served, until, why_not
+from tests.raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
 from tests.staged import staged
 from yaml_table import table
 
@@ -63,18 +63,14 @@ COMPLETE = {
         b"abc",
         True,
     ),
-    "trailers": (b"HTTP/1.1 200 \r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nX: y\r\n\r\n", 200, b"", True),
     "a redirect": (b"HTTP/1.1 307 M\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n", 307, b"", True),
     "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
     "interims": (b"HTTP/1.1 103 Hint\r\nX: 1\r\n\r\n" * MAX_INTERIMS + OK, 200, b"ok", True),
-    "identity": (OK.replace(b"\r\n\r\n", b"\r\nContent-Encoding: identity\r\n\r\n"), 200, b"ok", True),
     "an error": (b"HTTP/1.1 503 S\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n", 503, b"", True),
     "until close": (b"HTTP/1.1 200 OK\r\n\r\nall of it", 200, b"all of it", False),
     "told to close": (OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 200, b"ok", False),
     "HTTP/1.0": (OK.replace(b"/1.1", b"/1.0"), 200, b"ok", False),
-    "something behind": (OK + b"HTTP/1.1 200 OK\r\nContent-Le", 200, b"ok", False),
     "another response behind": (OK + OK.replace(b"200 OK", b"500 Evil"), 200, b"ok", False),
-    "garbage behind": (OK + b"\0\0", 200, b"ok", False),
 }
 
 
@@ -101,7 +97,6 @@ BROKEN = {
     **{name: (text.encode("latin-1"), reason) for name, (text, reason) in table(__file__, "broken").items()},
     "too many interims": (b"HTTP/1.1 100 C\r\n\r\n" * (MAX_INTERIMS + 1) + OK, "interim"),
     "a long head": (HEAD + b"X: " + b"a" * MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n", "head of its response"),
-    "many headers": (HEAD + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
     "long trailers": (CHUNKED + b"0\r\n" + b"X: 1\r\n" * 40_000 + b"\r\n", "head of its response"),
     "a large body until close": (HEAD + b"\r\n" + b"x" * 1_048_577, "larger than 1048576 bytes"),
     "large chunks": (CHUNKED + (b"40000\r\n" + b"x" * 0x40000 + b"\r\n") * 5, "larger than 1048576 bytes"),
@@ -141,7 +136,6 @@ async def test_a_kept_connection_that_had_been_closed_costs_one_repetition() -> 
 MISBEHAVIOUR = {
     # What follows the response, and after how many milliseconds; what is sent before the first request
     "twice at once": (True, 0.0, b""),
-    "twice": (True, 2.0, b""),
     "twice and late": (True, 5.0, b""),
     "twice in pieces": (True, 1.0, b""),
     "early": (False, 0.0, OK),
@@ -199,14 +193,7 @@ async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("start", "drips"),
-    [
-        (b"", False),
-        (HEAD + b"Content-Length: 5\r\n\r\n", False),
-        (HEAD + b"X-Long: ", True),
-        (HEAD + b"Content-Length: 9999\r\n\r\n", True),
-        (HEAD + b"\r\n", True),
-        (CHUNKED + b"1;", True),
-    ],
+    [(b"", False), (HEAD + b"X-Long: ", True), (HEAD + b"Content-Length: 9999\r\n\r\n", True), (CHUNKED + b"1;", True)],
 )
 @staged(run)
 async def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bool) -> None:
@@ -238,20 +225,6 @@ async def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
             await until(lambda: len(server.requests) == 2)
             client.close()
             assert "closed the connection" in await task
-
-
-@staged(run)
-async def test_a_request_that_is_cancelled_before_it_is_sent_leaves_no_connection_behind() -> None:
-    """While it waits for what a new connection says first."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.sidecar.reactive.client._REST_SECONDS", AMPLE)
-        async with served(always(OK)) as server:
-            with client_for(server.url) as client:
-                task = asyncio.ensure_future(client.post(b"x"))
-                await until(lambda: client._connections._open)
-                task.cancel()
-                await until(lambda: server.ended == server.connections == 1, "the end of the connection", 10)
-                assert (server.requests, client._connections._open) == ([], set())
 
 
 @staged(run)

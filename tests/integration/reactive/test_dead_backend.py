@@ -10,7 +10,7 @@ from headrace.records import OutgoingRecord
 from headrace_devkit.testing import MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 
-RECORDS, PARTITIONS, HELD, ONE_POLL = 30_000, 4, 2_000, 500
+RECORDS, PARTITIONS, HELD, ONE_POLL = 8_000, 4, 2_000, 500
 
 
 def held(site: Any, process: Any) -> float:

@@ -1,4 +1,4 @@
-"""How a group's members read on the real broker: patterns, assignors, new partitions, topics that come and go."""
+"""How a group's members read on the real broker: patterns, topics that come and go."""
 
 from __future__ import annotations
 
@@ -129,10 +129,6 @@ class IntakeHarness:
     async def committed(self, group: str, place: TopicPartition) -> int | None:
         return (await self.admin.committed(group)).get(place)
 
-    async def remove_before(self, topic: str, partition: int, offset: int) -> None:
-        place = confluent_kafka.TopicPartition(topic, partition, offset)
-        await asyncio.to_thread(lambda: next(iter(self._client.delete_records([place]).values())).result())
-
     async def leave(self) -> None:
         for service in reversed(self._services):
             await service.drain(Deadline(CLOCK, PATIENCE_SECONDS))
@@ -182,7 +178,7 @@ async def test_a_pattern_takes_topics_that_come_later_from_their_first_record_an
     assert reader.read(other) == []
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.long)])
 @with_harness
 async def test_a_topic_that_is_created_anew_is_read_from_its_start_and_that_is_said(
     harness: IntakeHarness, /, topic: MakeTopic, caplog: pytest.LogCaptureFixture, protocol: str
@@ -260,24 +256,3 @@ async def test_what_has_ended_is_committed_by_a_member_that_leaves_while_another
         assert await harness.committed(group, kept) == 4
     finally:
         await asyncio.to_thread(slow.close)
-
-
-@with_harness
-async def test_the_eager_protocol_goes_on_in_all_partitions_when_one_has_a_gap(
-    harness: IntakeHarness, /, topic: MakeTopic
-) -> None:
-    """Under `range` a change of one place names all the others, at the positions they have."""
-    name = topic(2)
-    for number in range(2):
-        await harness.write(name, 10, number)
-    await harness.remove_before(name, 0, 8)
-    await harness.admin.alter_group_offsets(f"{name}-g", {TopicPartition(name, 0): 2})
-    member = ConsumerConfig(properties={"partition.assignment.strategy": "range,roundrobin"})
-    reader = await harness.member(f"{name}-g", [name], on_gap="continue", member=member)
-    await until(lambda: reader.read(name, 0) == [8, 9], "what is behind the gap")
-    await until(lambda: len(reader.read(name, 1)) >= 10, "the other partition")
-    for number in range(2):
-        await harness.write(name, 1, number)
-    await until(lambda: 10 in reader.read(name, 0) and 10 in reader.read(name, 1), "what is new")
-    assert sum(count for _, count in reader.gaps) == 6
-    assert reader.read(name, 1) == list(range(11))

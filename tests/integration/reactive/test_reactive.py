@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.records import Header, OutgoingRecord, TopicPartition
-from headrace_devkit.testing import (
-    HeadraceProcess,
-    MakeTopic,
-    PlannedResponse,
-    RecordingBackend,
-    Registry,
-    StartHeadrace,
-)
+from headrace_devkit.testing import HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 
 EVENT = {"specversion": b"1.0", "id": b"e 1", "source": b"/shop", "type": b"sold"}
@@ -90,22 +83,6 @@ def test_every_other_mode_delivers_every_record(
     assert structured[2] == {**plain, "datacontenttype": "application/json", "data": [2]}
 
 
-def test_consumption_waits_for_the_backends_health(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """Nothing is posted before the first 2xx, and readiness says what is waited for."""
-    name = topic()
-    site.write_json(name, 1, 2)
-    backend.response = lambda request: PlannedResponse(status=503 if request.path == "/ready" else 200)
-    process = push(name, backend={"health": {"path": "/ready"}}, wait=False)
-    said = f"waiting for 2xx of GET /ready: {backend.url} answers HTTP 503"
-    site.wait_until(lambda: site.reasons(process.url).get(f"reactive {name} consumer") == said, "the reason")
-    assert backend.accepted == []
-    backend.response = PlannedResponse()
-    site.wait_committed(f"{name}-push", name, 2)
-    assert {request.path for request in backend.requests} == {"/ready", "/kafka/records"}
-
-
 def test_what_the_backend_says_of_a_failed_record_is_in_its_dead_letter(
     site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
@@ -162,42 +139,6 @@ def test_a_failed_record_is_retried_alone_and_becomes_a_dead_letter(
     assert [entry["deliveryId"] for entry in again] == [f"{name}-push:{name}:0:{first}" for first in (1, 3)]
     assert [entry["attempt"] for entry in again] == [1, 1]
     assert site.cli("groups", "describe", f"{name}-push").stdout.splitlines()[1].split()[-1] == "0"
-
-
-def test_avro_is_pushed_as_json(
-    site: Scenario,
-    topic: MakeTopic,
-    push: Callable[..., HeadraceProcess],
-    backend: RecordingBackend,
-    schema_registry: Registry,
-) -> None:
-    """Values posted as Avro are decoded by the schema they name; others are dead letters at once, and not logged."""
-    name = topic()
-    registry = {"schema_registry": {"url": schema_registry.url}}
-    process = push(name, value_format="avro", more=registry)
-    schema = {
-        "type": "record",
-        "name": "Flight",
-        "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "long"]}],
-    }
-    flights = [{"carrier": "UA", "delay": {"long": 7}}, {"carrier": "DL", "delay": None}]
-    body = {
-        "valueFormat": "avro",
-        "valueSchema": json.dumps(schema),
-        "records": [{"key": "k", "value": flight} for flight in flights],
-    }
-    assert site.ask(f"{process.url}/producers/{name}", body).status == 200
-    site.write(name, OutgoingRecord(name, b"k", b"secret-4711"), OutgoingRecord(name, b"k", b"\0\0\x0f\xff\xff1"))
-    site.write(name, OutgoingRecord(name, b"k", None))
-    site.wait_committed(f"{name}-push", name, 5)
-    assert [entry.get("value", "absent") for entry in backend.accepted] == [*flights, "absent"]
-    dead_letters = site.records(f"{name}.dlq")
-    assert [dead.value for dead in dead_letters] == [b"secret-4711", b"\0\0\x0f\xff\xff1"]
-    for dead in dead_letters:
-        history = dict(dead.headers)
-        assert (history["headrace.dlq.error"], history["headrace.dlq.attempts"]) == (b"DecodeError", b"1")
-        assert b"secret" not in (history["headrace.dlq.reason"] or b"")
-    assert "secret-4711" not in process.output
 
 
 def test_sigterm_finishes_what_is_in_flight_and_commits_it(

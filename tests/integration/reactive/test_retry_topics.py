@@ -28,28 +28,6 @@ def write(site: Any, topic: str, key: bytes, *numbers: int) -> None:
     site.write(topic, *(OutgoingRecord(topic, key, b'{"n":%d}' % n, [("own", b"x"), ("own", b"y")]) for n in numbers))
 
 
-def test_a_failed_record_comes_back_from_its_retry_topics_as_it_was(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """Each delivery has the same identity, and the next attempt."""
-    name = topic()
-    fail(backend, lambda entry: entry["value"]["n"] == 1 and entry["attempt"] < 3)
-    push(name, retry={"attempts": 1, "topics": [1, 2]})
-    write(site, name, b"k", 0, 1, 2)
-    backend.wait_for(lambda b: len(b.accepted) == 3)
-    deliveries = seen(backend, 1)
-    assert [delivery.pop("attempt") for delivery in deliveries] == [1, 2, 3]
-    assert len({delivery.pop("epoch") for delivery in deliveries}) == 1, "that of the partition it came from"
-    assert deliveries[0] == deliveries[1] == deliveries[2]
-    assert (deliveries[0]["topic"], deliveries[0]["offset"]) == (name, 1)
-    group = f"{name}-push"
-    site.wait_committed(group, name, 3)
-    for retry_topic in (f"{group}.retry.1s", f"{group}.retry.2s"):
-        (record,) = site.records(retry_topic)
-        assert (record.key, record.value, record.headers[:2]) == (b"k", b'{"n":1}', [("own", b"x"), ("own", b"y")])
-        site.wait_committed(f"{group}.retry", retry_topic, 1)
-
-
 def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partition_goes_on(
     site: Scenario, kafka: Cluster, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:
@@ -65,18 +43,6 @@ def test_a_record_too_large_for_its_retry_topic_is_a_dead_letter_and_its_partiti
     site.wait_committed(f"{group}.retry", f"{group}.retry.1s", 1)
     assert sorted(json.loads(dead.value)["n"] for dead in site.records(f"{large}.dlq")) == [0, 1]
     assert [record["value"]["n"] for record in backend.accepted if record["topic"] == large] == [2, 3, 4]
-
-
-def test_a_retry_topic_takes_the_records_of_every_topic_that_is_read(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """It is made with the largest limit of them."""
-    small, large = topic(max_message_bytes=20_000), topic()
-    fail(backend, lambda entry: entry["topic"] == large and entry["attempt"] == 1)
-    push(small, retry={"attempts": 1, "topics": [1]}, topics=[small, large])
-    site.write(large, OutgoingRecord(large, b"k", b'{"n":0,"x":"%s"}' % (b"x" * 200_000)))
-    backend.wait_for(lambda b: b.accepted)
-    assert [record["attempt"] for record in seen(backend, 0)] == [1, 2]
 
 
 def test_what_waits_survives_a_restart_and_keeps_its_time(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-import confluent_kafka
-
 from headrace.delivery.outcomes import DeadLetter, Reply
-from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord, Record
-from headrace.runs.dead_letters.completed_offsets import CompletedOffsets
 from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from tests.dead_letter_records import written_for
@@ -41,31 +36,6 @@ def buried(site: Any, kafka: Any, topic: str, values: Sequence[bytes], partition
     letters = letters_of(topic, values)
     site.write(dlq, *(OutgoingRecord(dlq, r.key, r.value, r.headers, n % partitions) for n, r in enumerate(letters)))
     return dlq
-
-
-def test_what_has_ended_is_left_no_more(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:
-    """Marks count by topic and partition, and one reading serves all topics; markers of transactions do not."""
-    one, other = (buried(site, kafka, topic(), [b"v"] * 6, 2) for _ in range(2))
-
-    async def main() -> list[Any]:
-        admin = Admin(site.kafka)
-        ended = CompletedOffsets(admin, one)
-        await ended.prepare(None)
-        await ended.load()
-        return ended.records_for({0: [0, 2], 1: [1]})
-
-    site.write("_headrace-redriven", *asyncio.run(main()))
-    writer = confluent_kafka.Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": other})
-    writer.init_transactions(60)
-    writer.begin_transaction()
-    writer.produce(other, b"v", partition=0)
-    writer.commit_transaction(60)
-    rows = {row["topic"]: row for row in json.loads(site.cli("dlq", "list", "--output", "json").stdout)}
-    assert (rows[one]["deadLetters"], rows[one]["left"]) == (6, 3)
-    assert (rows[other]["deadLetters"], rows[other]["left"]) == (8, 7)
-    left = json.loads(site.cli("dlq", "show", one, "--state", "left", "--output", "json").stdout)
-    assert sorted((x["partition"], x["offset"]) for x in left["deadLetters"]) == [(0, 1), (1, 0), (1, 2)]
-    assert (left["scanned"], left["remaining"], left["cursor"]) == (6, 0, "")
 
 
 def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:

@@ -1,19 +1,17 @@
-"""`/consumers/deadLetter/reactive` on a real broker: every row of sidecar.md 8.3, and defects 26 and 46."""
+"""`/consumers/deadLetter/reactive` on a real broker: a caller loops, and no group is joined."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from headrace.delivery.dead_letter import origin_of
 from headrace.kafka import Admin
 from headrace.records import Header, OutgoingRecord
-from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, PlannedResponse, RecordingBackend
+from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, RecordingBackend
 from headrace_devkit.testing.scenario import Scenario
 from tests.dead_letter_records import bury
 
@@ -85,32 +83,6 @@ def test_a_caller_loops_until_nothing_is_left(redelivery: RedeliveryScenario, ba
     assert len(redelivery.site.records(redelivery.dlq)) == 10
 
 
-def test_what_fails_again_is_a_letter_again_unless_it_was_the_last_retry(
-    redelivery: RedeliveryScenario, backend: RecordingBackend
-) -> None:
-    """`lastretry` is of its own call: the next one without it keeps what fails (defect 26)."""
-    redelivery.write(3)
-    redelivery.bury()
-    backend.response = PlannedResponse(
-        fails=lambda record: record["value"]["n"] == 1, stacktrace="ValueError: still no"
-    )
-    redelivery.start()
-    last = redelivery.call({"group": redelivery.group, "topic": redelivery.name, "lastretry": True, "unknown": 1})
-    assert (last["records"], last["status"]) == (3, "processed")
-    assert "1 of them dropped at their last retry" in last["description"]
-    assert redelivery.call()["status"] == "empty"
-    redelivery.bury()
-    first = redelivery.call()
-    assert (first["records"], first["status"]) == (3, "processed")
-    assert "1 of them as dead letters again" in first["description"]
-    records = redelivery.site.records(redelivery.dlq)
-    assert len(records) == 7
-    (repeated,) = [origin for r in records if (origin := origin_of(r.headers)) and origin.attempts == 1]
-    assert (repeated.error, repeated.group) == ("ValueError", redelivery.group)
-    assert redelivery.call(lastretry="true")["records"] == 1
-    assert redelivery.call()["status"] == "empty"
-
-
 def test_no_group_is_joined_and_letters_of_others_are_left(
     redelivery: RedeliveryScenario, backend: RecordingBackend
 ) -> None:
@@ -129,21 +101,3 @@ def test_no_group_is_joined_and_letters_of_others_are_left(
     made = {name for name in after if name.startswith((redelivery.name, "headrace"))}  # not those of other tests
     assert {name for name in made if not name.startswith("headrace.lease.")} == set()
     assert asyncio.run(admin.committed(redelivery.group)) == before
-
-
-def test_a_backend_that_is_down_is_reported_at_once(redelivery: RedeliveryScenario, backend: RecordingBackend) -> None:
-    """The call fails within seconds and completes nothing; the next one delivers."""
-    redelivery.write(3)
-    redelivery.bury()
-    redelivery.start()
-    backend.response = PlannedResponse(status=503)
-    began = time.monotonic()
-    failed = redelivery.call(timeout=60_000)
-    assert (failed["code"], failed["statusCode"]) == ("ERR12205", 503)
-    assert "none is lost" in failed["description"]
-    assert time.monotonic() - began < 30
-    backend.response = PlannedResponse()
-    redelivery.site.wait_until(lambda: redelivery.call().get("records"), "the backend to be tried again")
-    while redelivery.call()["records"]:
-        pass
-    assert sorted(entry["value"]["n"] for entry in backend.accepted) == [0, 1, 2]

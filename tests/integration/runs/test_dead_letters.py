@@ -1,4 +1,4 @@
-"""Dead letters on a real broker: redriven, moved and dropped, all or selected ones."""
+"""Dead letters on a real broker: redriven by the command line, one run at a time."""
 
 from __future__ import annotations
 
@@ -73,32 +73,6 @@ def test_letters_are_counted_and_redriven_byte_for_byte(site: Scenario, topic: M
     assert left(site, dlq) == 0
 
 
-def test_a_filtered_redrive_leaves_exactly_the_rest(site: Scenario, topic: MakeTopic) -> None:
-    """By error first and exactly once, then all: each once; a selection that matches nothing is an error."""
-    name = topic(2)
-    dlq = letters_of(site, name, 40, errors=("HTTP 400", "KeyError", "KeyError", "KeyError"))
-    words = ["dlq", "redrive", dlq, "--error", "HTTP 400", "--origin", name, "--since", "1h"]
-    assert "10 dead letters" in site.cli(*words, "--exactly-once").stdout
-    assert f"none of the 30 dead letters left in {dlq} is selected" in site.cli(*words, "--dry-run", code=1).stderr
-    done = json.loads(site.cli("dlq", "redrive", dlq, "--output", "json").stdout)
-    assert (done["records"], done["targets"], done["errors"]) == (30, {name: 30}, {"KeyError": 30})
-    assert values(site, name) == sorted([*values(site, dlq)] * 2)
-
-
-def test_letters_go_elsewhere(site: Scenario, topic: MakeTopic) -> None:
-    """Into quarantine and out of it again, or nowhere."""
-    name = topic(2)
-    dlq = f"{name}.dlq"
-    letters_of(site, name, 7)
-    moved = site.cli("dlq", "quarantine", dlq, "--key", "k2", "--key", "k3", "--reason", "later").stdout
-    assert "2 dead letters" in moved
-    assert "5 dead letters" in site.cli("dlq", "drop", dlq, "--reason", "test data").stdout
-    assert left(site, dlq) == 0
-    assert len(values(site, name)) == 7
-    assert f"2 to {name}" in site.cli("dlq", "redrive", f"{dlq}.quarantine", "--exactly-once").stdout
-    assert sorted(values(site, name)) == sorted([*values(site, dlq), b"v2\xff", b"v3\xff"])
-
-
 def test_a_forged_origin_is_left(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
     """A dead letter that names a topic which its consumer does not read, with and without a configuration."""
     name, other = topic(), topic()
@@ -130,18 +104,6 @@ def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Scenario, to
     assert "does not exist" in site.cli("dlq", "redrive", f"{name}.gone", code=1).stderr
     assert len(site.records(name)) == 3
     assert left(site, dlq) == 3
-
-
-def test_a_letter_too_large_for_its_target_stays(site: Scenario, topic: MakeTopic) -> None:
-    """The others go, it is named and is left, in either mode, and the exit code says so."""
-    name = topic(1, **{"max.message.bytes": "3000"})
-    dlq = letters_of(site, name, 20)
-    site.write(dlq, OutgoingRecord(dlq, b"large", bytes(10_000), site.records(dlq)[0].headers, 0))
-    for mode in (["--exactly-once"], []):
-        done = site.cli("dlq", "redrive", dlq, *mode, code=1)
-        assert f"not sent: {dlq}-0 offset 20" in done.stderr
-        assert len(values(site, name)) == 40
-        assert left(site, dlq) == 1
 
 
 def test_one_run_at_a_time(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:

@@ -216,24 +216,6 @@ def test_the_commands_of_the_command_line(
     assert "Headrace is unreachable" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr
 
 
-def test_without_a_table_control_is_off_and_delivery_goes_on(
-    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """Nothing can have been paused where there is no topic; the details of readiness and each response say why."""
-    name = topic()
-    site.write_json(name, *range(3))
-    kafka = {"kafka": {**site.config["kafka"], "create_topics": False}}
-    api = Api(add(name, more=kafka, dead_letter={"enabled": False}).url)
-    site.wait_committed(f"{name}-push", name, 3)
-    with pytest.raises(HeadraceError, match=r"control is not available now: topic .*create_topics is false") as refused:
-        api.request("POST", f"{CONSUMER}/pause")
-    assert refused.value.status == 503
-    shown = api.request("GET", "/health/readiness")["services"]["control"]
-    assert shown["ready"]
-    assert shown["reason"].startswith("control is off: topic _headrace-control-")
-    assert api.request("GET", CONSUMER)["partitions"][0]["committed"] == 3
-
-
 def test_a_process_without_consumers_says_that_it_has_no_control(site: Scenario, headrace: StartHeadrace) -> None:
     """A job requested there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)

@@ -41,7 +41,11 @@ RECORDS = 400
 """In each partition."""
 QUICK = {"heartbeat.interval.ms": 300}
 """So that a member hears at once that others come and go."""
-PROTOCOLS = [QUICK, {**QUICK, "partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}]
+PROTOCOLS = [
+    QUICK,
+    pytest.param({**QUICK, "partition.assignment.strategy": "range"}, marks=pytest.mark.long),
+    pytest.param({"group.protocol": "consumer"}, marks=pytest.mark.long),
+]
 
 
 class Handler:

@@ -29,16 +29,8 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 HANDLER = "def handler(context, event):\n    return event.body\n"
-DRAFT7 = "http://json-schema.org/draft-07/schema#"
 PLACE_AVRO = {"type": "record", "name": "x.Place", "fields": [{"name": "city", "type": "string"}]}
 PERSON_AVRO = table(__file__, "person_avro")
-PLACE_JSON = {"$schema": DRAFT7, "type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
-PERSON_JSON = {
-    "$schema": DRAFT7,
-    "title": "Person",
-    "type": "object",
-    "properties": {"id": {"type": "integer"}, "born": {"$ref": "place.json"}},
-}
 PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string city = 1; }'
 PERSON_PROTO = table(__file__, "person_proto")
 
@@ -105,28 +97,6 @@ def test_avro_with_references_is_what_confluent_writes_and_reads(
     assert data == theirs
     assert AvroDeserializer(confluent)(data, context) == plain
     assert ours(lambda codecs: back(codecs, theirs, "avro")) == value
-
-
-def test_json_schema_is_what_confluent_writes_and_reads(
-    confluent: SchemaRegistryClient, ours: Callable[..., Any]
-) -> None:
-    """With a reference, which its own validator follows too."""
-    from confluent_kafka.schema_registry import Schema, SchemaReference
-    from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
-
-    name = uuid.uuid4().hex
-    register(confluent, f"{name}-place", json.dumps(PLACE_JSON), "JSON")
-    choice = SchemaChoice(
-        "JSONSCHEMA", text=json.dumps(PERSON_JSON), references=(Reference("place.json", f"{name}-place", 1),)
-    )
-    value = {"id": 2**62, "born": {"city": "Zürich"}}
-    data = ours(lambda codecs: through(codecs, choice, f"{name}-value", value))
-    context = SerializationContext(name, MessageField.VALUE)
-    schema = Schema(json.dumps(PERSON_JSON), "JSON", [SchemaReference("place.json", f"{name}-place", 1)])
-    theirs = JSONSerializer(schema, confluent, conf={"auto.register.schemas": False})(value, context)
-    assert data == theirs
-    assert JSONDeserializer(schema, schema_registry_client=confluent)(data, context) == value
-    assert ours(lambda codecs: back(codecs, theirs, "jsonschema")) == value
 
 
 PEOPLE = [

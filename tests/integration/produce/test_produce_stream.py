@@ -25,11 +25,11 @@ def test_every_receipt_is_where_its_line_is(site: Scenario, topic: MakeTopic, he
     """Many partitions, and a produce budget much smaller than the stream: it waits, and nothing is refused."""
     name = topic(6)
     url = headrace({**site.config, "producer": {"max_pending_bytes": 100_000}}).url
-    records = [{"key": f"k{n}", "value": {"n": n, "pad": "x" * (n % 700)}} for n in range(20_000)]
+    records = [{"key": f"k{n}", "value": {"n": n, "pad": "x" * (n % 700)}} for n in range(6_000)]
     receipts = asyncio.run(exchange(url, name, records))
     written = {(record.partition, record.offset): json.loads(record.value)["n"] for record in site.records(name)}
-    assert [written[receipt["partition"], receipt["offset"]] for receipt in receipts] == [*range(20_000)]
-    assert len(written) == 20_000
+    assert [written[receipt["partition"], receipt["offset"]] for receipt in receipts] == [*range(6_000)]
+    assert len(written) == 6_000
     for partition in range(6):
         offsets = [receipt["offset"] for receipt in receipts if receipt["partition"] == partition]
         assert offsets == [*range(len(offsets))]
@@ -101,27 +101,4 @@ def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(
     assert [receipt["offset"] for receipt in receipts] == [*range(len(receipts))]
     assert (last["line"], last["end"], last["code"]) == (len(receipts) + 1, True, "ERR40029")
     assert [json.loads(record.value) for record in site.records(name)] == [*range(len(receipts))]
-    assert "Traceback" not in process.output
-
-
-def test_a_client_that_is_gone_leaves_a_prefix_of_its_lines(
-    site: Scenario, topic: MakeTopic, module_headrace: SharedHeadrace
-) -> None:
-    """At least what it has receipts for, nothing after a gap, and the process goes on."""
-    name = topic()
-    process = module_headrace(site.config)
-
-    async def main() -> int:
-        async with NdjsonClient.open(process.url, name) as client:
-            client.chunk(b"".join(b'{"value":%d}\n' % n for n in range(30_000)))
-            while (await client.receipt())["offset"] != 2000:
-                pass
-            client.writer.transport.abort()
-        return 2000
-
-    seen = asyncio.run(main())
-    assert asyncio.run(exchange(process.url, name, [{"value": "after"}]))[0]["offset"] >= seen
-    values = [json.loads(record.value) for record in site.records(name)]
-    values.remove("after")
-    assert values == [*range(len(values))]
     assert "Traceback" not in process.output

@@ -69,37 +69,25 @@ def wait_for_reason(scenario: Scenario, url: str, text: str) -> None:
     scenario.wait_until(found, f"readiness to say {text}")
 
 
-def test_a_password_that_changes_on_disk_is_taken_up(
+def test_an_authority_and_a_password_that_change_on_disk_are_taken_up(
     kafka_secured: SecuredCluster, front: dict[str, Any], headrace: StartHeadrace, tmp_path: Path
 ) -> None:
-    """The next request uses it; a schema that is known needs no request."""
-    kafka_secured.cluster.create_topic("registry-password")
-    password = tmp_path / "password"
+    """The response and readiness name the setting that is wrong; with the right files the process recovers."""
+    kafka_secured.cluster.create_topic("registry-rotation")
+    authority, password = tmp_path / "authority.pem", tmp_path / "password"
+    shutil.copy(kafka_secured.security.folder / "other-ca.pem", authority)
     password.touch(0o600)
     password.write_text("old")
-    config = {**front, "password": f"${{file:{password}}}"}
-    process = headrace({"kafka": kafka_secured.login(), "schema_registry": config}, wait=False)
-    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
-    wait_for_reason(scenario, process.url, "Correct schema_registry.username and password")
-    password.write_text(kafka_secured.security.passwords["app"])
-    assert send("POST", f"{process.url}/producers/registry-password", BODY).status == 200
-
-
-def test_an_authority_that_changes_on_disk_is_taken_up(
-    kafka_secured: SecuredCluster, front: dict[str, Any], headrace: StartHeadrace, tmp_path: Path
-) -> None:
-    """With another authority the response and readiness name the setting; with the right one the process recovers."""
-    kafka_secured.cluster.create_topic("registry-rotation")
-    authority = tmp_path / "authority.pem"
-    shutil.copy(kafka_secured.security.folder / "other-ca.pem", authority)
-    config = {"kafka": kafka_secured.login(), "schema_registry": {**front, "tls": {"ca": str(authority)}}}
-    process, scenario = headrace(config, wait=False), Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
+    registry = {**front, "tls": {"ca": str(authority)}, "password": f"${{file:{password}}}"}
+    process = headrace({"kafka": kafka_secured.login(), "schema_registry": registry}, wait=False)
+    scenario, url = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path), f"{process.url}/producers/"
     scenario.wait_until(lambda: scenario.ask(f"{process.url}/health/liveness").status == 200, "the listener")
     wait_for_reason(scenario, process.url, "set its authority in schema_registry.tls.ca")
-    response = send("POST", f"{process.url}/producers/registry-rotation", BODY)
+    response = send("POST", f"{url}registry-rotation", BODY)
     assert (response.status, "schema_registry.tls.ca" in response.body["description"]) == (503, True)
     shutil.copy(kafka_secured.security.authority, tmp_path / "new.pem")
     (tmp_path / "new.pem").replace(authority)
-    url = f"{process.url}/producers/registry-rotation"
-    Scenario.wait_until(lambda: send("POST", url, BODY).status == 200, "the new authority")
+    wait_for_reason(scenario, process.url, "Correct schema_registry.username and password")
     assert "reloaded the certificates of schema_registry.tls" in process.output
+    password.write_text(kafka_secured.security.passwords["app"])
+    scenario.wait_until(lambda: send("POST", f"{url}registry-rotation", BODY).status == 200, "the new password")

@@ -9,13 +9,13 @@ import urllib.request
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Producer
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.errors import KafkaUnavailable, ProducerQueueFull, TransactionAborted
+from headrace.errors import KafkaUnavailable, ProducerQueueFull
 from headrace.kafka import TransactionalProducers
-from headrace.records import OutgoingRecord, Produced
+from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 
@@ -74,15 +74,6 @@ def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(site: Scenari
     assert [value[0] for value in values(site, name, 5)] == list("01234")
 
 
-def test_a_record_that_kafka_refuses_is_the_fault_of_the_request(topic: MakeTopic, url: str) -> None:
-    """A compacted topic takes no record without a key; sending the transaction again would not help."""
-    name, other = topic(1, cleanup_policy="compact"), topic()
-    parts = [{"topic": other, "records": [{"value": 1}]}, {"topic": name, "records": [{"value": 2}]}]
-    status, body, headers = post(f"{url}/transactions", {"topics": parts})
-    assert (status, body["code"], headers["Retry-After"]) == (400, "ERR40045", None)
-    assert [part["offsets"][0]["errorCode"] for part in body["topics"]] == [50003, 50002]
-
-
 def test_a_key_writes_once(site: Scenario, topic: MakeTopic, url: str) -> None:
     """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()
@@ -125,34 +116,6 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
         assert response["topics"][0]["offsets"][0]["outcome"] == "fail"
     written = 1 + len(responses) - len(refused)
     assert values(site, name, written) == [1] * written
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_a_commit_in_doubt_is_looked_up(
-    site: Scenario, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, committed: bool
-) -> None:
-    """The client fails while it commits: the response is what its successor finds in the topic, and never a guess."""
-
-    class Doubtful(Producer):
-        def commit_transaction(self, timeout: float = -1) -> None:
-            if committed:
-                super().commit_transaction(timeout)
-            raise KafkaException(KafkaError(KafkaError._FATAL, "for this test", fatal=True))
-
-    monkeypatch.setattr("headrace.kafka.transactions.producers.confluent_kafka.Producer", Doubtful)
-    name = topic()
-
-    async def main() -> list[Any]:
-        producers = TransactionalProducers(site.kafka, ProducerConfig(), name)
-        await producers.start()
-        try:
-            return await asyncio.wait_for(producers.submit([OutgoingRecord(name, None, b"1")] * 2), 120)
-        finally:
-            await producers.stop()
-
-    results = asyncio.run(main())
-    assert {type(result) for result in results} == {Produced if committed else TransactionAborted}
-    assert values(site, name, 2 * committed) == [1, 1] * committed
 
 
 def test_what_waits_is_bounded_and_told_apart_from_what_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,17 @@ def test_a_key_comes_and_goes_while_a_statement_reads(tmp_path: Path) -> None:
     reader.execute("ROLLBACK")
 
 
+@pytest.mark.parametrize("read", ["rows", "used_bytes", "topic_id"])
+def test_a_push_query_reads_rows_behind_anything_that_the_feed_has_read(tmp_path: Path, read: str) -> None:
+    """The feed and the push queries that begin share a connection, and a call of one comes behind any of the other."""
+    kept = Kept(tmp_path, "log").open()
+    kept.apply([batch(0, 0, [(b"k", GOOD[0][0])])])
+    kept.file.keep_topic_id("id")
+    getattr(kept.file, read)
+    assert kept.file.rows_between(0, 0, 1).to_arrow_reader(10).read_all().num_rows == 1
+    kept.connection.close()
+
+
 def test_added_columns_are_taken_up_and_other_changes_are_refused(tmp_path: Path) -> None:
     """A new column is null in rows from before; the refusal names what changed and both ways out."""
     kept = Kept(tmp_path, "log").open()

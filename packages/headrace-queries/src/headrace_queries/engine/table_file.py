@@ -5,7 +5,7 @@ A batch of records changes rows and positions in one transaction. So after a cra
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -198,8 +198,7 @@ class TableFile:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        found = self.connection.execute(f"SELECT count(*) FROM {self._rows}").fetchone()
-        return int(found[0]) if found else 0
+        return int(self._first(f"SELECT count(*) FROM {self._rows}"))
 
     @property
     def size_bytes(self) -> int:
@@ -210,8 +209,7 @@ class TableFile:
     def used_bytes(self) -> int:
         """Size on disk without the blocks that later rows take."""
         statement = "SELECT block_size * used_blocks FROM pragma_database_size() WHERE database_name = ?"
-        found = self.connection.execute(statement, [f"{self._name}_file"]).fetchone()
-        return self._log_bytes + (int(found[0]) if found else 0)
+        return self._log_bytes + int(self._first(statement, [f"{self._name}_file"]) or 0)
 
     @property
     def _log_bytes(self) -> int:
@@ -322,10 +320,7 @@ class TableFile:
         if self._config.retention_seconds is None:
             return 0
         oldest = time.time() - self._config.retention_seconds
-        found = self.connection.execute(
-            f"DELETE FROM {self._rows} WHERE {STORED}timestamp < to_timestamp(?)", [oldest]
-        ).fetchone()
-        return int(found[0]) if found else 0
+        return int(self._first(f"DELETE FROM {self._rows} WHERE {STORED}timestamp < to_timestamp(?)", [oldest]))
 
     def _move(self, positions: Mapping[int, int]) -> None:
         pairs = ", ".join(f"({partition}, {offset})" for partition, offset in positions.items())
@@ -333,8 +328,16 @@ class TableFile:
             self.connection.execute(f"INSERT OR REPLACE INTO {self._file}.main.positions VALUES {pairs}")
 
     def _meta(self, name: str) -> Any:
-        found = self.connection.execute(f"SELECT value FROM {self._file}.main.meta WHERE name = ?", [name]).fetchone()
-        return msgspec.json.decode(found[0]) if found else None
+        text = self._first(f"SELECT value FROM {self._file}.main.meta WHERE name = ?", [name])
+        return None if text is None else msgspec.json.decode(text)
+
+    def _first(self, statement: str, parameters: Sequence[object] = ()) -> Any:
+        """Return the first value of a result, None if there is none, and read the result to its end.
+
+        While a result is not read to its end, the connection gives no rows as Arrow.
+        """
+        found = self.connection.execute(statement, parameters).fetchall()
+        return found[0][0] if found else None
 
     def _set(self, name: str, value: object) -> None:
         text = msgspec.json.encode(value).decode()

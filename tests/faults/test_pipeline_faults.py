@@ -146,17 +146,19 @@ def test_a_driver_is_killed_at_random_moments(
 ) -> None:
     """Every sink loses nothing; exactly-once repeats nothing, at-least-once one batch per kill at most.
 
-    Rows are added to the table, not replaced; so each repeated one would be there twice. The state of an aggregate goes
-    on. A drain leaves no process and no lag. With `--all` the driver is killed often, and PostgreSQL is restarted once.
+    Rows are added to the table, not replaced; so each repeated one would be there twice. A drain leaves no process and
+    no lag. With `--all` the driver is killed often, and PostgreSQL is restarted once. Then there are also transactions
+    per task, and an aggregate whose state goes on.
     """
     often = request.config.getoption("--all")
     scenario = copying(**EXACT["batch"])
     tasks, plain, sums = topic(2), topic(2), topic()
-    scenario.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
     scenario.add_flow("plain", {"topic": plain, "key": "id"})
-    scenario.add_flow(
-        "sums", {"topic": sums, "key": "id"}, "SELECT id % 16 AS id, count(*) AS n FROM a GROUP BY id % 16"
-    )
+    if often:
+        scenario.add_flow("tasks", {"topic": tasks, "key": "id", **EXACT["task"]})
+        scenario.add_flow(
+            "sums", {"topic": sums, "key": "id"}, "SELECT id % 16 AS id, count(*) AS n FROM a GROUP BY id % 16"
+        )
 
     async def main(server: PostgresServer) -> int:
         async with scenario.running() as run:
@@ -185,10 +187,12 @@ def test_a_driver_is_killed_at_random_moments(
         restarts = asyncio.run(main(server))
         counts = "SELECT count(*), count(DISTINCT id), min(id), max(id) FROM copies"
         assert server.execute(counts) == [(scenario.sent, scenario.sent, 0, scenario.sent - 1)]
-    for out, allowed in ((scenario.out, 0), (tasks, 0), (plain, restarts * BATCH)):
-        scenario.check(out, allowed)
-    newest = {row["id"]: row["n"] for row in scenario.rows(sums)}
-    assert newest == Counter(number % 16 for number in range(scenario.sent))
+    scenario.check()
+    scenario.check(plain, restarts * BATCH)
+    if often:
+        scenario.check(tasks)
+        newest = {row["id"]: row["n"] for row in scenario.rows(sums)}
+        assert newest == Counter(number % 16 for number in range(scenario.sent))
 
 
 TOTALS = """

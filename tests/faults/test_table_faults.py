@@ -19,7 +19,7 @@ from tests.table_process import TableProcess
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
 PARTITIONS, KEYS, PART = 3, 5_000, 100
-KILLS = ["Headrace", "engine", "Headrace"]
+KILLS = ["Headrace", "engine"]
 COUNTED = 'SELECT count(*), count(DISTINCT (partition, "offset")), sum(n)::BIGINT FROM moves'
 
 
@@ -74,7 +74,7 @@ class Filled:
         Scenario.wait_until(has_more, f"more than {self.seen} rows")
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_kills_while_tables_catch_up(ledger: Ledger, headrace: StartHeadrace, rounds: int) -> None:
     """Headrace and its engine are killed in turn, each time while records arrive and after some were applied."""
     filled = Filled(ledger, headrace)
@@ -91,6 +91,7 @@ def test_kills_while_tables_catch_up(ledger: Ledger, headrace: StartHeadrace, ro
         filled.filler.check(filled.made)
 
 
+@pytest.mark.long
 def test_brokers_stand_still_while_tables_are_written_and_asked(
     kafka_three: Cluster, ledger: Ledger, headrace: StartHeadrace
 ) -> None:
@@ -115,6 +116,7 @@ def test_brokers_stand_still_while_tables_are_written_and_asked(
 OFTEN = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
 
 
+@pytest.mark.long
 def test_compaction_leaves_holes_and_removes_tombstones(ledger: Ledger, headrace: StartHeadrace) -> None:
     """Tables from before, across and after it equal the fold; holes are no gap, and lag ends."""
     topic = ledger.new_topic(**{"cleanup.policy": "compact", "delete.retention.ms": "0", **OFTEN})

@@ -74,6 +74,7 @@ def test_a_sink_is_checked_and_documented(python: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_sink_writes_the_rows_of_a_flow(python: Run, kafka: Cluster, tmp_path: Path) -> None:
     """Spark's driver finds it too, and plan and status have what it says of itself."""
     (tmp_path / "given").mkdir()

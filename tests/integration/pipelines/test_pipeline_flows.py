@@ -1,6 +1,7 @@
 """One pipeline with every kind of source, view, rule, handler, format and sink, on a real broker, registry and Spark.
 
 Headrace and Spark show a certificate to Kafka. One driver runs all flows, and each test looks at some of them.
+With `--all` there are also the flows of `more.yaml`, at which the long tests look.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ def dead_letter(record: Record, header: str) -> str:
 
 @pytest.fixture(scope="module")
 def flows(
-    kafka_secured: SecuredCluster, schema_registry: Registry, tmp_path_factory: pytest.TempPathFactory
+    kafka_secured: SecuredCluster,
+    schema_registry: Registry,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Flows]:
     """Run the pipeline until it has read everything; a third schema of its trips arrives while it runs."""
     servers, prefix, folder = kafka_secured.bootstrap_servers, f"f{uuid.uuid4().hex[:6]}", tmp_path_factory.mktemp("f")
@@ -119,7 +123,7 @@ def flows(
         backend.start()
         stack.callback(backend.stop)
         postgres = stack.enter_context(postgres_server()) if binaries() else None
-        file = write_files(folder, prefix, backend.url, postgres)
+        file = write_files(folder, prefix, backend.url, postgres, more=request.config.getoption("--all"))
         state = folder / "state"
         config = {"pipelines": [str(file)], "state_dir": str(state), "schema_registry": {"url": schema_registry.url}}
         process = HeadraceProcess({"kafka": kafka_secured.certificate(), **config}, folder / "process")
@@ -158,28 +162,27 @@ def send_all(send: Callable[[str, Iterable[bytes | None]], None], register: Call
     return not_trips
 
 
-def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServer | None) -> Path:
+def write_files(folder: Path, prefix: str, backend: str, postgres: PostgresServer | None, *, more: bool) -> Path:
     """Write the pipeline and what it names. Returns its file."""
     shutil.copytree(ROOT / "examples" / "function", folder / "example")
     (folder / "out.avsc").write_text(schema(GATE))
-    for name, text in FILES.items():
-        columns = f"seq INT, {table(OTHERS, 'tables')['typed']['schema']}"
-        filled = (
-            text.format(p=prefix, folder=folder, backend=backend, columns=columns)
-            if name in ("main.py", "flows.yaml")
-            else text
-        )
-        (folder / name).write_text(filled)
-    file = folder / "flows.yaml"
+    columns = f"seq INT, {table(OTHERS, 'tables')['typed']['schema']}"
+    names = {"p": prefix, "folder": folder, "backend": backend, "columns": columns}
+    for name in ("prices.py", "gates.csv", "out.sql", "fares.py", "main.py"):
+        (folder / name).write_text(FILES[name].format(**names) if name == "main.py" else FILES[name])
+    document = yaml.safe_load(FILES["flows.yaml"].format(**names))
+    if more:
+        for section, parts in yaml.safe_load(FILES["more.yaml"].format(**names)).items():
+            document[section] |= parts
     if postgres:
         postgres.execute(table(__file__, "gates_table"))
         secret = folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o600)
         sink = postgres.sink("gates", "gate", password=f"${{file:{secret}}}")
-        document = yaml.safe_load(file.read_text())
         document["flows"]["gates"] = {"sql": table(__file__, "gates_sql"), "sink": sink}
-        file.write_text(yaml.safe_dump(document))
+    file = folder / "flows.yaml"
+    file.write_text(yaml.safe_dump(document))
     return file
 
 
@@ -202,18 +205,14 @@ def wait_until_read(process: HeadraceProcess, counts: dict[str, int]) -> dict[st
 
 
 def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(flows: Flows) -> None:
-    """A Python view joins a static table; rules count, drop and quarantine; corrupt records stay byte for byte; files
-    have what the topic has. Only blanks may follow the object of a record."""
+    """A Python view joins a static table; rules count, drop and quarantine; corrupt records stay byte for byte. Only
+    blanks may follow the object of a record."""
     broken = {n for n, cents in PRICED.items() if cents < 0}
     large = {n for n, cents in PRICED.items() if cents >= 400}
     even = sum(cents % 2 != 0 for cents in PRICED.values())
     assert flows.status["out"]["brokenRules"] == {"positive": len(broken), "small": len(large), "even": even}
     written = {n: json.loads(value)["cents"] for n, value in flows.by_key("out").items()}
     assert written == {n: cents for n, cents in PRICED.items() if n not in broken | large}
-    lines = [line for part in (flows.folder / "rows").rglob("*.json") for line in part.read_text().splitlines()]
-    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == PRICED
-    assert {folder.name for folder in (flows.folder / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
-
     quarantined = flows.records("out.dlq")
     assert {json.loads(record.value or b"")["id"] for record in quarantined} == broken
     assert dead_letter(quarantined[0], "error") == "RuleBroken"
@@ -229,6 +228,15 @@ def test_every_record_is_a_row_or_a_dead_letter_with_its_reason(flows: Flows) ->
     }
 
 
+@pytest.mark.long
+def test_files_have_what_a_topic_has(flows: Flows) -> None:
+    """In a folder for each value of a column."""
+    lines = [line for part in (flows.folder / "rows").rglob("*.json") for line in part.read_text().splitlines()]
+    assert {row["id"]: row["cents"] for row in map(json.loads, lines)} == PRICED
+    assert {folder.name for folder in (flows.folder / "rows").glob("odd=*")} == {"odd=0", "odd=1"}
+
+
+@pytest.mark.long
 def test_one_record_decides_about_itself(flows: Flows) -> None:
     """Between values that are hard to read each good one is a row, and of the others each is a row or a dead letter."""
     written = [json.loads(record.value or b"") for record in flows.records("hostile-out")]
@@ -241,8 +249,7 @@ def test_one_record_decides_about_itself(flows: Flows) -> None:
 
 
 def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> None:
-    """Outputs, emitted records and dead letters of a plain and an async handler; each worker is set up once; the
-    example's function.yaml runs unmodified over a view."""
+    """Outputs, emitted records and dead letters; a failed record was tried twice; each worker is set up once."""
     expected = Counter({n: n % 3 for n in range(300) if n % 10 != 7 and n % 3})
     assert flows.status["several"]["brokenRules"] == {"failed": 32}
     found = flows.records("several")
@@ -259,10 +266,16 @@ def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> 
     assert (dead_letter(seven, "attempts"), dead_letter(seven, "topic")) == ("2", f"{flows.prefix}-flights")
     assert dead_letter(seven, "reason") == "ValueError: seven"
 
+    setups = (flows.folder / "setups").read_text().split()
+    assert len(setups) == len(set(setups)) > 0
+
+
+@pytest.mark.long
+def test_an_async_handler_and_the_function_of_the_example_run(flows: Flows) -> None:
+    """Its function.yaml is unmodified and reads a view; the records of a worker have its process."""
     responses = flows.records("waits")
     assert (len(responses), flows.status["waits"]["brokenRules"]) == (301, {"failed": 1})  # one value is not JSON
     setups = (flows.folder / "setups").read_text().split()
-    assert len(setups) == len(set(setups))
     assert {(dict(each.headers)["pid"] or b"").decode() for each in responses} <= set(setups)
     late = [json.loads(each.value or b"") for each in flows.records("example")]
     words = {row["id"]: row["arrival"] for row in late}
@@ -270,14 +283,24 @@ def test_handlers_write_any_number_of_records_and_dead_letters(flows: Flows) -> 
     assert (words[1], words[17], words[61]) == ("a little late", "late", "very late")
 
 
-def test_values_of_many_schemas_are_rows_and_rows_are_values(flows: Flows) -> None:
+def test_values_of_many_schemas_are_rows(flows: Flows) -> None:
     """Two schemas in one micro-batch, a third while the pipeline runs; bad values go to the dead letter topic with the
-    reason; times, decimals and bytes come back exactly; rows that do not fit a sink's schema become dead letters."""
+    reason; times, decimals and bytes come back exactly."""
     counted = flows.status["avro"]
     assert (counted["inputRecords"], counted["corruptRecords"], counted["tombstoneRecords"]) == (11, 3, 1)
     of_second = AvroCodec(schema(GATE))
     found = {n: of_second.decode_python(unframe(value)[1]) for n, value in flows.by_key("avro").items()}
     assert found == {n: trip(n, gate=f"g{n}" if n > 2 else None) for n in range(7)}
+    reasons = {each.value: dead_letter(each, "reason") for each in flows.records("trips.dlq")}
+    wanted = ("do not begin with a zero byte", "do not fit their Avro schema", "does not have schema id 2000000")
+    assert reasons.keys() == {*flows.not_trips}
+    for value, words in zip(flows.not_trips, wanted, strict=True):
+        assert words in reasons[value]
+
+
+@pytest.mark.long
+def test_rows_are_values_of_each_format(flows: Flows) -> None:
+    """Rows that do not fit a sink's schema become dead letters, and so do values that a handler's source refuses."""
     message = ProtobufCodec(PROTO, {}).decode(unframe(flows.by_key("proto")[5])[1])
     fields = {"id": "5", "at": "2026-01-02T03:04:05.123461Z", "raw": "AP8F", "fareAmount": 5.1, "gate": "g5"}
     assert json.loads(message) == fields
@@ -294,11 +317,6 @@ def test_values_of_many_schemas_are_rows_and_rows_are_values(flows: Flows) -> No
     assert "maximum" in dead_letter(misfit, "reason")
     dead = {each.value: dead_letter(each, "error") for each in flows.records("handled.dlq")}
     assert dead == {**dict.fromkeys(flows.not_trips, "DecodeError"), None: "TypeError"}
-    reasons = {each.value: dead_letter(each, "reason") for each in flows.records("trips.dlq")}
-    wanted = ("do not begin with a zero byte", "do not fit their Avro schema", "does not have schema id 2000000")
-    assert reasons.keys() == {*flows.not_trips}
-    for value, words in zip(flows.not_trips, wanted, strict=True):
-        assert words in reasons[value]
 
 
 def test_rows_reach_a_table_and_a_backend(flows: Flows) -> None:

@@ -21,7 +21,9 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("kind", ADDED)
+@pytest.mark.parametrize(
+    "kind", ["avro", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("jsonschema", "protobuf"))]
+)
 def test_a_new_schema_while_the_table_runs(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, schema_registry: Registry, kind: str
 ) -> None:

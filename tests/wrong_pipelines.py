@@ -59,5 +59,9 @@ def write_wrong(folder: Path, name: str) -> Path:
     file.write_text(text + case.get("more", ""))
     (folder / "plates.csv").write_text("plate,owner,since\n")
     if "processor" in case:
-        (folder / "gates.py").write_text(CODE + case.get("code", GATES))
+        code = case.get("code", GATES)
+        for right, wrong in case.get("wrong", {}).items():
+            assert code.count(right) == 1, right
+            code = code.replace(right, wrong)
+        (folder / "gates.py").write_text(CODE + code)
     return file

@@ -38,14 +38,10 @@ def cut(file: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "it was deleted"),
     "without metadata": (lambda at: (at / "metadata").unlink(), "its file metadata is missing or cut off"),
-    "metadata cut off": (lambda at: cut(at / "metadata"), "its file metadata is missing or cut off"),
     "without offsets": (lambda at: shutil.rmtree(at / "offsets"), "its folder offsets is empty"),
     "offsets cut off": (lambda at: cut(at / "offsets/2"), "offsets/2 is cut off"),
-    "offsets empty": (lambda at: (at / "offsets/2").write_text(""), "offsets/2 is cut off"),
     "last offsets gone": (lambda at: (at / "offsets/2").unlink(), "offsets/2 is missing"),
-    "without commits": (lambda at: shutil.rmtree(at / "commits"), "commits/1 is missing"),
     "last commits gone": (lambda at: [(at / f"commits/{n}").unlink() for n in (1, 2)], "commits/1 is missing"),
-    "commit cut off": (lambda at: cut(at / "commits/2"), "commits/2 is cut off"),
     "of an older backup": (lambda at: (shutil.rmtree(at), spark_writes(at.parents[1], 1)), "ends at micro-batch 0"),
 }
 

@@ -206,15 +206,6 @@ def test_a_cluster_gets_jars_secrets_and_settings() -> None:
     assert "127.0.0.1" not in found.values()
 
 
-def test_without_a_cluster_settings_come_from_the_file() -> None:
-    """Spark listens on loopback only, and has the file's cores, heap and shuffle partitions."""
-    found = settings(plan())
-    assert "spark.files" not in found
-    assert (found["spark.master"], found["spark.driver.memory"]) == ("local[3]", "1048576k")
-    assert found["spark.driver.extraClassPath"] == "/j/a.jar:/j/b.jar"
-    assert (found["spark.sql.shuffle.partitions"], found["spark.driver.bindAddress"]) == ("5", "127.0.0.1")
-
-
 @pytest.mark.parametrize(("driver", "problem"), table(__file__, "settings_that_cannot_be_passed_on_are_refused"))
 def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], problem: str) -> None:
     """Each problem names what to write instead."""

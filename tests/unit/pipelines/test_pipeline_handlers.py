@@ -128,13 +128,6 @@ def test_a_failed_record_becomes_a_dead_letter_byte_for_byte(call: Call) -> None
     assert b"raise ValueError('two')" in (dict(pairs)["StackTrace"] or b"")
 
 
-def test_what_cannot_be_decoded_is_not_tried_again(call: Call) -> None:
-    """A second attempt could not help."""
-    [row] = call(FAILS, b"{", attempts=3)
-    assert {"key": "headrace.dlq.attempts", "value": b"1"} in row["headers"]
-    assert {"key": "headrace.dlq.error", "value": b"DecodeError"} in row["headers"]
-
-
 def test_attempts_call_only_failed_records_again(call: Call) -> None:
     """A record that succeeds later is written once, in its place."""
     rows = call(table(__file__, "fails_twice"), b"1", b"2", b"3", attempts=3)

@@ -137,7 +137,7 @@ def test_ksqldb_clients_get_their_formats_and_close_queries(
     "slow",
     [
         "list_sum(list_transform(range(200000 * n), lambda x: x % 7))",
-        "jaro_similarity(repeat('ab', 1500000 + n), repeat('ba', 1500000))",
+        pytest.param("jaro_similarity(repeat('ab', 1500000 + n), repeat('ba', 1500000))", marks=pytest.mark.long),
     ],
 )
 def test_one_push_query_does_not_stop_the_others(

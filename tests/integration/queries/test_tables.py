@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka.admin
-import pytest
 
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, Registry, StartHeadrace
@@ -38,7 +37,10 @@ def record(topic: str, key: bytes | None, item: str | None, n: int = 0, **more: 
 def test_formats_of_keys_and_values(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, schema_registry: Registry
 ) -> None:
-    """Columns of the registry or of the file; keys as text, bytes and JSON; headers; corrupt records are counted."""
+    """Columns of the registry or of the file; keys as text, bytes and JSON; headers; corrupt records are counted.
+
+    A table may have any name, also one that the engine uses itself.
+    """
     by_format = {kind: topic() for kind in SCHEMAS}
     plain = topic()
     headers = [("source", b"a"), ("empty", None)]
@@ -52,11 +54,12 @@ def test_formats_of_keys_and_values(
     )
     tables = {kind: {"topic": name, "value_format": kind} for kind, name in by_format.items()}
     tables |= {
-        "texts": {"topic": plain, "schema": COLUMNS},
-        "bytes": {"topic": plain, "schema": COLUMNS, "key_format": "binary"},
-        "objects": {"topic": plain, "schema": COLUMNS, "key_format": "json", "kind": "log"},
-        "whole": {"topic": plain, "kind": "log"},
+        "raw": {"topic": plain, "schema": COLUMNS},
+        "memory": {"topic": plain, "schema": COLUMNS, "key_format": "binary"},
+        "rows": {"topic": plain, "schema": COLUMNS, "key_format": "json", "kind": "log"},
+        "select": {"topic": plain, "kind": "log"},
     }
+    tables |= dict.fromkeys(("raw_file", "arrived", "key"), tables["raw"])
     config = {**site.config, "schema_registry": {"url": schema_registry.url}, "tables": tables}
     made = TableProcess(headrace(config, wait=False))  # it is not ready before there are schemas
     site.wait_until(lambda: made.send("GET", "/live").status == 200, "the server")
@@ -67,17 +70,20 @@ def test_formats_of_keys_and_values(
         assert written.status == 200, written
         made.wait_for(f"SELECT key, item, n FROM {kind} ORDER BY n", [["k0", "i0", 0], ["k1", "i1", 1]])
     cells = 'item, n, partition, "offset", epoch_ms(timestamp), headers[1].key, headers[2].value'
-    made.wait_for(f"SELECT {cells} FROM texts", [["a", 1, 0, 0, 1000, "source", None]])
-    made.wait_for("SELECT n FROM bytes ORDER BY n", [[1], [3]])
-    made.wait_for("SELECT key->>'id', n FROM objects ORDER BY \"offset\"", [["1", 1], ["4", 4], ["4", None]])
+    made.wait_for(f"SELECT {cells} FROM raw", [["a", 1, 0, 0, 1000, "source", None]])
+    made.wait_for("SELECT n FROM memory ORDER BY n", [[1], [3]])
+    made.wait_for("SELECT key->>'id', n FROM rows ORDER BY \"offset\"", [["1", 1], ["4", 4], ["4", None]])
     made.wait_for(
-        "SELECT value->>'item', value IS NULL FROM whole ORDER BY \"offset\" DESC LIMIT 2", [[None, True], ["d", False]]
+        'SELECT value->>\'item\', value IS NULL FROM "select" ORDER BY "offset" DESC LIMIT 2',
+        [[None, True], ["d", False]],
     )
-    assert made.table("texts")["corrupt"] == 2
-    assert made.table("texts")["last_corrupt"].startswith("partition 0, offset 2: not UTF-8 text")
+    assert made.table("raw")["corrupt"] == 2
+    assert made.table("raw")["last_corrupt"].startswith("partition 0, offset 2: not UTF-8 text")
     assert made.send("GET", "/tables/avro/rows/k1").body["n"] == 1
     assert made.send("GET", "/tables/avro/rows/k9").status == 404
-    assert made.send("GET", "/tables/whole/rows/k1").status == 400
+    assert made.send("GET", "/tables/select/rows/k1").status == 400
+    made.wait_for('SELECT n FROM arrived JOIN raw_file USING (n) JOIN "key" USING (n) JOIN raw USING (n)', [[1]])
+    assert made.send("GET", "/tables/key/rows/%7B%22id%22:1%7D").body["n"] == 1
 
 
 @contextlib.contextmanager
@@ -190,16 +196,3 @@ def test_restarts_and_changed_definitions(
     assert made.send("POST", "/tables/stock/rebuild").status in (200, 204)
     made.wait_for("SELECT max(n) FROM stock", [[199]])
     made.wait_state("stock", "live")
-
-
-@pytest.mark.parametrize("name", ["arrived", "raw", "rows", "memory", "moves_file", "select", "key"])
-def test_a_table_may_have_any_name(site: Scenario, topic: MakeTopic, headrace: StartHeadrace, name: str) -> None:
-    """Also one that the engine uses itself."""
-    made_topic = topic()
-    site.write(made_topic, record(made_topic, b"k", "a", 1))
-    tables = {table: {"topic": made_topic, "schema": COLUMNS} for table in (name, "moves")}
-    made = TableProcess(headrace({**site.config, "tables": tables}))
-    made.wait_for(f'SELECT item, n FROM "{name}" JOIN moves USING (item, n)', [["a", 1]])
-    assert made.send("GET", f"/tables/{name}/rows/k").body["n"] == 1
-    site.write(made_topic, record(made_topic, b"k", "b", 2))
-    made.wait_for(f'SELECT item FROM "{name}"', [["b"]])

@@ -110,26 +110,20 @@ GOOD = [b'{"id": %d, "place": {"city": "Bonn"}, "tags": ["a"], "at": "2026-01-01
 FIELDS = ("id", "place", "tags", "at")
 SHOWN = {
     "an object for a text": b'{"id": 7, "at": {"year": 2026}}',
-    "an empty inner object": b'{"id": 7, "place": {}}',
     "a name of SQL": b'{"id": 7, "from": 5}',
-    "a large number": b'{"id": 123456789012345678901234567890}',
     "no number": b'{"id": NaN}',
     "twice a field": b'{"id": 7, "id": "x"}',
-    "an empty object": b"{}",
     "no value": None,
 }
 LEFT_OUT = {
     "another kind of field": b'{"id": "x", "place": {"city": "Bonn"}, "tags": ["a"], "at": "2026-01-01"}',
     "a list for an object": b'{"id": 7, "place": [1]}',
     "no text": b'{"id": 7, "at": "\\ud800"}',
-    "no object": b"[1]",
     "no JSON": b"\xff\xfe",
 }
 IN_PART = {
     "names that differ in case": b'{"id": 7, "ID": 8}',
-    "names of built-in columns": b'{"id": 7, "record_key": 8}',
     "hundreds of fields": b'{"id": 7, %s}' % b", ".join(b'"f%d": 1' % n for n in range(500)),
-    "hundreds of inner fields": b'{"id": 7, "place": {%s}}' % b", ".join(b'"f%d": 1' % n for n in range(500)),
     "a thousand levels": b'{"id": 7, "deep": ' + b"[" * 1_000 + b"]" * 1_000 + b"}",
 }
 ODD = SHOWN | LEFT_OUT | IN_PART

@@ -14,10 +14,10 @@ import duckdb
 import pytest
 import yaml
 
-from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable
+from headrace.errors import Forbidden, HeadraceError
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import Ask, Lookup, RequestFailed, Row, Rows
+from headrace_queries.protocol import Ask, Rows
 from yaml_table import table
 
 HOSTILE = yaml.safe_load((Path(__file__).parents[2] / "hostile_statements.yaml").read_text())
@@ -157,20 +157,3 @@ async def test_the_limit_of_rows_says_whether_there_are_more(connection: duckdb.
             for limit, more in (9, True), (10, False), (11, False):
                 found = await at_work.ask("SELECT n FROM moves", rows=limit, form=form)
                 assert found.more is more, (form, limit)
-
-
-async def test_a_look_up_finds_its_row_among_others(connection: duckdb.DuckDBPyConnection) -> None:
-    """Also next to a failing one; a table that is starting says so."""
-    async with running(connection) as at_work:
-        requests = [Lookup(0, "moves", "k3"), Lookup(1, "starting", "k"), Lookup(2, "moves", "' OR true --")]
-        for request in requests:
-            at_work.responses[request.number] = asyncio.get_running_loop().create_future()
-            at_work.pulls.look_up(request)
-        assert isinstance(row := await at_work.response(0), Row)
-        assert row.row is not None
-        assert json.loads(row.row) == {"n": 3, "item": "i3", "key": "k3"}
-        assert isinstance(failed := await at_work.response(1), RequestFailed)
-        assert failed.kind == "unavailable"
-        assert await at_work.response(2) == Row(2, None)
-        with pytest.raises(QueriesUnavailable):
-            Statements(connection).check("FROM starting", KEYS, ["starting"])

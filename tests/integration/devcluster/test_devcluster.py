@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace_devkit.devcluster import Cluster, DevCluster, Registry, broker_protocol
+from headrace_devkit.devcluster import Cluster, DevCluster, broker_protocol
 from headrace_devkit.devcluster.ports import free_ports
-from headrace_devkit.testing import HeadraceProcess, MakeTopic
+from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.forked import run_command
 
 Dev = Callable[..., subprocess.CompletedProcess[str]]
@@ -149,17 +149,6 @@ def test_brokers_of_a_killed_program_die_with_it(tmp_path: Path) -> None:
     assert _wait(lambda: not _alive(pid))
 
 
-def test_a_cluster_of_python_is_small_and_cleans_up(tmp_path: Path) -> None:
-    """At most 200 MiB are resident when it is ready; after the block no process and no folder is left."""
-    with Cluster(tmp_path / "c") as cluster:
-        (broker,) = cluster.endpoints
-        status = Path(f"/proc/{broker['pid']}/status").read_text()
-        assert int(status.split("VmRSS:")[1].split()[0]) < 200 * 1024
-        assert cluster.bootstrap_servers == f"127.0.0.1:{broker['port']}"
-    assert not _alive(broker["pid"])
-    assert not (tmp_path / "c").exists()
-
-
 def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: MakeTopic) -> None:
     """Partitions, each with a leader; one that exists is fine; an error has the number and text of Kafka."""
     name = topic(3, retention_ms=1000)
@@ -170,56 +159,3 @@ def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: Mak
         kafka.create_topic("no spaces please")
     with pytest.raises(EnvironmentProblem, match="error 40"):
         topic(1, nonsense_ms=1)
-
-
-def test_the_registry_checks_compatibility_backward(schema_registry: Registry) -> None:
-    """A schema that cannot read its predecessor's data is refused with 409."""
-    versions = f"{schema_registry.url}/subjects/strict/versions"
-    _json(versions, {"schema": '"long"'})
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        _json(versions, {"schema": '"string"'})
-    caught.value.close()
-    assert caught.value.code == 409
-
-
-def test_two_registries_live_side_by_side_on_loopback(schema_registry: Registry, tmp_path: Path) -> None:
-    """Neither holds a fixed port, and nothing listens on another address than 127.0.0.1."""
-    with Registry(tmp_path / "second") as second:
-        assert _json(f"{second.url}/subjects") == []
-        assert _json(f"{schema_registry.url}/config") == {"compatibilityLevel": "BACKWARD"}
-        assert second.server.id
-        assert set(_listening(second.server.id.pid)) == {"0000000000000000FFFF00000100007F"}
-
-
-def _listening(pid: int) -> list[str]:
-    """Return the addresses a process listens on, as the kernel writes them."""
-    sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
-    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-    entries = [line.split() for table in tables for line in table]
-    return [entry[1].split(":")[0] for entry in entries if entry[3] == "0A" and f"socket:[{entry[9]}]" in sockets]
-
-
-def test_a_headrace_process_that_ends_early_shows_its_log(tmp_path: Path) -> None:
-    """Whoever waits for it reads why."""
-    process = HeadraceProcess({"nonsense": 1}, tmp_path)
-    process.start()
-    with pytest.raises(EnvironmentProblem, match=r"(?s)Headrace ended while it started.*nonsense"):
-        process.wait_ready()
-    assert process.exit_code == 78
-
-
-@pytest.mark.heavy
-def test_brokers_are_killed_paused_and_restarted_one_by_one(kafka_three: Cluster) -> None:
-    """One broker is killed, one paused, one restarted; the others stay, and every replica is in sync at the end."""
-    kafka_three.create_topic("faults", 6)
-    kafka_three.kill(1)
-    assert {broker["id"] for broker in kafka_three.endpoints} == {2, 3}
-    kafka_three.restart(1)
-    kafka_three.wait_in_sync()
-    kafka_three.pause(2)
-    with pytest.raises(EnvironmentProblem):
-        kafka_three.wait_ready(limit_seconds=0.5)
-    kafka_three.resume(2)
-    kafka_three.wait_ready()
-    kafka_three.restart(3)
-    kafka_three.wait_in_sync()

@@ -41,7 +41,7 @@ class Secured(NamedTuple):
         found: dict[str, Any] = self.endpoints["secured"]
         return found
 
-    def login(self, mechanism: str, user: str, **changes: str) -> dict[str, str]:
+    def login(self, mechanism: str, user: str) -> dict[str, str]:
         """Return the settings of a client that logs in."""
         secret = {"sasl.username": user, "sasl.password": self.passwords[user]}
         if mechanism == "OAUTHBEARER":
@@ -58,17 +58,6 @@ class Secured(NamedTuple):
             "ssl.ca.location": self.listeners["authority"],
             "sasl.mechanism": mechanism,
             **secret,
-            **changes,
-        }
-
-    def certificate(self, user: str) -> dict[str, str]:
-        """Return the settings of a client with a certificate."""
-        return {
-            "bootstrap.servers": self.listeners["ssl"]["bootstrap_servers"],
-            "security.protocol": "SSL",
-            "ssl.ca.location": self.listeners["authority"],
-            "ssl.certificate.location": self.listeners["users"][user]["certificate"],
-            "ssl.key.location": self.listeners["users"][user]["key"],
         }
 
 
@@ -104,45 +93,6 @@ def test_every_mechanism_logs_in(secured: Secured, mechanism: str) -> None:
     """The user with rights writes; the user without is known and refused."""
     assert result_of(secured.login(mechanism, "app")) == "ok"
     assert result_of(secured.login(mechanism, "guest")) == "Broker: Topic authorization failed"
-
-
-def test_certificates_log_in(secured: Secured) -> None:
-    """A certificate names the user, from PEM files and from a PKCS#12 store."""
-    assert result_of(secured.certificate("app")) == "ok"
-    assert result_of(secured.certificate("guest")) == "Broker: Topic authorization failed"
-    store = {name: value for name, value in secured.certificate("app").items() if "certificate" not in name}
-    store.pop("ssl.key.location")
-    store["ssl.keystore.location"] = secured.listeners["users"]["app"]["store"]
-    store["ssl.keystore.password"] = secured.listeners["store_password"]
-    assert result_of(store) == "ok"
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "changes", "cause"),
-    [
-        ("PLAIN", {"sasl.password": "wrong"}, "Invalid username or password"),
-        ("SCRAM-SHA-512", {"sasl.password": "wrong"}, "invalid credentials"),
-        ("OAUTHBEARER", {"sasl.oauthbearer.client.secret": "wrong"}, "invalid_client"),
-        ("PLAIN", {"ssl.ca.location": "other-ca.pem"}, "certificate verify failed"),
-        ("PLAIN", {"bootstrap.servers": "127.0.0.1"}, "certificate verify failed"),
-        ("PLAIN", {"security.protocol": "SASL_PLAINTEXT"}, "brokers are down"),
-    ],
-    ids=["password", "scram", "client-secret", "authority", "host-name", "plain-text"],
-)
-def test_a_wrong_login_is_refused(secured: Secured, mechanism: str, changes: dict[str, str], cause: str) -> None:
-    """The client says why, and the record is not written."""
-    folder = Path(secured.listeners["authority"]).parent
-    changes = {name: str(folder / value) if value.endswith(".pem") else value for name, value in changes.items()}
-    if "bootstrap.servers" in changes:
-        address = secured.listeners["sasl_ssl"]["bootstrap_servers"]
-        changes["bootstrap.servers"] = address.replace("localhost", changes["bootstrap.servers"])
-    assert cause in result_of(secured.login(mechanism, "app", **changes))
-
-
-@pytest.mark.parametrize("user", ["expired", "stranger"])
-def test_a_bad_certificate_is_refused(secured: Secured, user: str) -> None:
-    """One that has expired, and one of another authority."""
-    assert "certificate" in result_of(secured.certificate(user))
 
 
 def test_the_registry_wants_tls_and_a_login(secured: Secured) -> None:

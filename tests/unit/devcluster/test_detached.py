@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from headrace.config.dev_endpoints import HOME, environment
 from headrace.errors import EnvironmentProblem
 from headrace_devkit.dev_command import dev
-from headrace_devkit.devcluster import Cluster, DevCluster, Registry
+from headrace_devkit.devcluster import Cluster, Registry
 from headrace_devkit.devcluster.group import ServerGroup
 from yaml_table import table
 
@@ -32,16 +32,6 @@ def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
         Cluster(tmp_path / "kafka", 3)
 
 
-def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
-    """Ports and the number of brokers stay over restarts, and a process that is gone does not run."""
-    _remember(tmp_path, 3)
-    cluster = Cluster(tmp_path / "kafka")
-    assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
-    assert not [server for server in cluster.servers if server.running]
-    assert cluster.endpoints == []
-    assert len(Cluster(tmp_path / "new").servers) == 1
-
-
 @pytest.mark.parametrize(("kafka", "registry", "option", "starts_registry"), table(__file__, "whether_there"))
 def test_whether_there_is_a_registry_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool
@@ -62,16 +52,6 @@ def test_whether_there_is_a_registry_is_found_again(
     assert any(isinstance(group, Registry) for group in started) == starts_registry
 
 
-def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
-    """A machine that was switched off leaves a file that no longer holds."""
-    _remember(tmp_path, 1)
-    (tmp_path / "endpoints.json").write_text(json.dumps(UP))
-    cluster = DevCluster(tmp_path)
-    assert [server.running for server in cluster.status()] == [False]
-    assert cluster.down() is False
-    assert not cluster.endpoints_file.exists()
-
-
 def test_the_environment_names_what_runs() -> None:
     """Without a registry there is no line for it."""
     addresses = {name: {"bootstrap_servers": f"localhost:{port}"} for name, port in (("sasl_ssl", 3), ("ssl", 4))}
@@ -83,16 +63,6 @@ def test_the_environment_names_what_runs() -> None:
         "TOKEN_URL": "https://localhost:5/token",
         "SCHEMA_REGISTRY_TLS_URL": "https://localhost:5/x",
     }
-
-
-def test_status_of_a_stopped_cluster_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs read the state, and the exit code says it too."""
-    _remember(tmp_path / HOME, 1)
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(dev, ["status", "--output", "json"], standalone_mode=False)
-    assert result.return_value == 1
-    log = str(tmp_path / HOME / "kafka/n1/broker.log")
-    assert json.loads(result.output) == [{"server": "Broker 1", "running": False, "port": 1, "pid": None, "log": log}]
 
 
 def test_logs_show_the_last_lines_of_each_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

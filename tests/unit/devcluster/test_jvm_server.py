@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -52,17 +51,6 @@ def test_another_process_with_the_same_number_is_not_mistaken_for_it(run: Callab
     assert server.running
 
 
-def test_a_paused_server_is_ended_in_time(run: Callable[..., Server]) -> None:
-    """It is resumed first, so that it ends by SIGTERM."""
-    server = run(SLEEP)
-    server.wait_until(lambda: _up(server), 60)
-    server.signal(signal.SIGSTOP)
-    server.wait_until(lambda: _state(server) == "T", 60)
-    assert server.running
-    server.stop(10)
-    assert server.exit_code == -signal.SIGTERM
-
-
 def test_a_stubborn_server_is_killed_after_the_limit(run: Callable[..., Server]) -> None:
     """SIGTERM ignored means SIGKILL."""
     server = run(STUBBORN)
@@ -97,9 +85,3 @@ def test_a_lost_race_for_a_port_is_told_apart(run: Callable[..., Server], line: 
     server = run(f"raise SystemExit({line!r} + '\\n\\tat y' * 60 + '\\n... 4 more')")
     with pytest.raises(PortTaken, match=r"use.*\n\.\.\. 4 more$"):
         server.wait_until(lambda: False, 60)
-
-
-def test_a_process_that_was_never_there_does_not_run(tmp_path: Path) -> None:
-    """No start time is known for it, not even when the kernel has none either."""
-    assert not Server("none", tmp_path / "log").running
-    assert not ServerId(os.getpid(), "").running

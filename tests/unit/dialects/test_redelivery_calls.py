@@ -17,7 +17,6 @@ from headrace.errors import (
     InvalidRequest,
     InvalidTopicName,
     KafkaUnavailable,
-    LeaseLost,
     LeaseTaken,
     ReadFailed,
 )
@@ -84,47 +83,6 @@ async def test_a_dead_letter_that_cannot_be_written_again_is_left(make: Make, wr
     assert await harness.completed() == {0}
 
 
-async def test_a_policy_may_skip_or_blame_the_backend(make: Make) -> None:
-    """A skipped record is completed; one that waits for its backend is not."""
-    harness = make(1, respond=fails(1), retry={"errors": {"ValueError": "skip"}})
-    assert (await harness.call()).status == "processed"
-    harness = make(1, 2, respond=fails(1), retry={"errors": {"ValueError": "unavailable"}})
-    response = await harness.call()
-    assert (response.records, response.status, "ValueError" in response.description) == (1, "rolledBack", True)
-    assert await harness.completed() == {1}
-
-
-async def test_many_that_fail_again_do_not_open_the_breaker(make: Make) -> None:
-    """They say nothing about the backend, whose live records would wait."""
-    harness = make(*range(60), respond=fails(*range(60)), batch={"max_records": 30, "max_bytes": 10**6})
-    while (await harness.call()).records:
-        pass
-    assert (len(harness.written_again), await harness.completed()) == (60, set(range(60)))
-    assert harness.consumers["billing"].pump.breaker.status.state == "closed"
-
-
-async def test_a_delivery_that_has_begun_completes_after_the_timeout(make: Make) -> None:
-    """Or a slow backend would get the same dead letters in every call."""
-    harness = make(0)
-    harness.free.clear()
-    call = asyncio.ensure_future(harness.call(timeout=200))
-    await until(lambda: harness.deliveries)
-    end = asyncio.get_running_loop().time() + 0.5
-    await until(lambda: asyncio.get_running_loop().time() > end)
-    harness.free.set()
-    assert ((await call).records, await harness.completed()) == (1, {0})
-
-
-async def test_consumers_of_one_dead_letter_topic_have_their_own_progress(make: Make) -> None:
-    """What a call has passed is not read again, whichever group calls next."""
-    harness = make()
-    for number in range(36):
-        harness.letter(number, group="gone")
-    for _ in range(2):
-        assert [(await harness.call(group=group)).records for group in ("billing", "other")] == [0, 0]
-    assert harness.records_read == 72
-
-
 async def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(make: Make) -> None:
     """Who wrote them may not write there; they are counted, and who loops comes to an end."""
     harness = make()
@@ -156,16 +114,6 @@ async def test_dead_letters_of_a_forged_origin_do_not_hide_those_behind_them(mak
         await harness.call(timeout=1)
 
 
-async def test_dead_letters_are_delivered_when_the_consumer_reads_their_origin(make: Make) -> None:
-    """The consumer was registered again with one more topic."""
-    harness = make(4)
-    harness.letter(0, topic="p1")
-    assert [(await harness.call()).records for _ in range(2)] == [1, 0]
-    harness.consumers["billing"] = harness.consumer(topics=["orders", "p1"], dead_letter={"topic": DLQ})
-    assert (await harness.call(topic="orders")).records == 0
-    assert (await harness.call()).records == 1
-
-
 async def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(make: Make) -> None:
     """The position that calls reached in the old topic does not count."""
     harness = make()
@@ -189,27 +137,6 @@ async def test_a_caller_that_loops_until_nothing_is_left_ends(make: Make) -> Non
     assert (kept.status, kept.records) == ("empty", 0)
     assert "redriven 5 times" in kept.description
     assert (await harness.call(lastretry=True)).records == 2
-
-
-async def test_marks_that_are_not_written_leave_the_letters(make: Make) -> None:
-    """The call fails, and the dead letters come again: twice rather than never."""
-    harness = make(0, 1)
-    harness.fail_at = {*range(1, 9)}
-    with pytest.raises(ReadFailed, match="none is lost"):
-        await harness.call()
-    harness.fail_at = set()
-    assert ((await harness.call()).records, harness.delivered) == (2, [[0, 1], [0, 1]])
-
-
-async def test_a_lease_that_is_lost_ends_the_call(make: Make) -> None:
-    """Another process may save by now, so nothing is saved; the next call takes the lease again."""
-    harness = make(0)
-    harness.lease_checks = 0
-    with pytest.raises(LeaseLost):
-        await harness.call()
-    assert await harness.completed() == set()
-    harness.lease_checks = 9
-    assert (await harness.call()).records == 1
 
 
 async def test_two_calls_at_a_time_share_nothing(make: Make) -> None:
@@ -242,13 +169,6 @@ async def test_a_backend_that_keeps_offsets_gets_no_dead_letter(make: Make) -> N
     with pytest.raises(InvalidRequest, match="keeps the group's offsets"):
         await harness.call()
     assert harness.deliveries == []
-
-
-async def test_a_topic_without_letters_costs_no_lease(make: Make) -> None:
-    """A call for all topics does not join a group for each."""
-    harness = make()
-    assert (await harness.call()).status == "empty"
-    assert harness.events == []
 
 
 def test_which_consumers_are_meant() -> None:

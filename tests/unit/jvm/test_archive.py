@@ -52,12 +52,3 @@ def test_another_installation_in_a_folder_replaces_its_archive_alone(tmp_path: P
         assert mapped.read() == "first"
     assert archives(cache) == ["other", "second"]
     assert one.flags == (flag,)
-
-
-def test_a_java_that_makes_no_archive_is_asked_once(tmp_path: Path, java: Java) -> None:
-    """Its empty archive is not used."""
-    archive, calls = ClassArchive(java, tmp_path), list[Path]()
-    for _ in range(2):
-        archive.make(lambda flags, scratch: calls.append(scratch), None)
-    assert len(calls) == 1
-    assert archive.flags == ()

@@ -75,11 +75,6 @@ def test_a_transaction_that_is_rolled_back_moves_nothing(store: OffsetStore, dat
     assert store.advance(*PLACE, 0, 1)
 
 
-def test_without_take_the_first_record_makes_the_row(store: OffsetStore) -> None:
-    """As in a function, which has no epochs."""
-    assert [store.advance(*PLACE, offset) for offset in (4, 4, 5)] == [True, False, True]
-
-
 def test_another_mark_and_table() -> None:
     """For drivers that write parameters otherwise."""
     said: list[str] = []

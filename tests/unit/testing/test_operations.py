@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace.delivery.offset_map import encode
 from headrace.records import Record
 from headrace_devkit.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
 
@@ -76,25 +75,6 @@ def test_a_seek_explains_the_jump_to_its_offset_and_no_other() -> None:
         story.seek(12, committed)
         story.deliver(*(offset for offset in range(committed, 20) if offset != missing))
         assert story.kinds() == kinds
-
-
-def test_what_was_lost_before_a_seek_is_still_lost() -> None:
-    """A later seek does not excuse a lost record, nor one out of order."""
-    story = Story()
-    story.deliver(0, 1, 3)
-    story.seek(10)
-    story.deliver(*range(10, 20))
-    assert story.kinds() == LOST
-
-
-def test_a_map_is_no_seek() -> None:
-    """A commit at the offset of a seek that carries what has ended above it belongs to the usual progress."""
-    story = Story()
-    story.deliver(*range(5))
-    story.operations.append(Seek(story.now, story.now + 1, 12))
-    story.commit(12, encode(12, 14, [12]))
-    story.deliver(*range(12, 20))
-    assert "skipped" in story.kinds()
 
 
 def test_a_skip_explains_one_record_and_no_other() -> None:

@@ -195,65 +195,6 @@ def test_a_driver_is_killed_at_random_moments(
         assert newest == Counter(number % 16 for number in range(scenario.sent))
 
 
-TOTALS = """
-from headrace_pipelines.processors import MapState, Processor, ValueState
-
-
-class Totals(Processor):
-    columns = "id INT, kind INT, n INT, total BIGINT, met BIGINT"
-    sums = ValueState("STRUCT<n: INT, total: BIGINT>")
-    met = MapState("INT", "BIGINT")
-
-    def process(self, key, row):
-        sums = self.sums.get({"n": 0, "total": 0})
-        self.sums.put({"n": sums["n"] + 1, "total": sums["total"] + row["id"]})
-        part = row["id"] % 7
-        self.met.put(part, self.met.get(part, 0) + 1)
-        yield {"id": row["id"], "kind": key, **self.sums.get(), "met": self.met.get(part)}
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scope", EXACT)
-@pytest.mark.timeout(900)
-def test_a_processor_is_killed_at_random_moments(
-    copying: Callable[..., Copying], tmp_path: Path, request: pytest.FixtureRequest, scope: str
-) -> None:
-    """Each row is in the topic once, with the state that an independent fold of all rows has at it."""
-    scenario = copying(**EXACT[scope])
-    (tmp_path / "totals.py").write_text(TOTALS)
-    scenario.spec["folder"] = str(tmp_path)
-    scenario.spec["views"] = {"kinds": "SELECT id, id % 16 AS kind FROM a"}
-    flow = {
-        "processor": "totals:Totals",
-        "reads": ["kinds"],
-        "key": "kind",
-        "sink": scenario.spec["flows"]["copy"]["sink"],
-    }
-    scenario.spec["flows"] = {"copy": flow}
-    if scope == "task":
-        scenario.spec["driver"]["shuffle_partitions"] = 2
-
-    async def main() -> int:
-        async with scenario.running() as run:
-            for _ in range(10 if request.config.getoption("--all") else 3):
-                scenario.send(4 * BATCH)
-                await kill_driver(run, random.uniform(0, 1))
-            await scenario.caught_up(run)
-            return int(run.status()["restarts"])
-
-    assert asyncio.run(main()) >= 3
-    scenario.check()
-    met: Counter[tuple[int, int]] = Counter()
-    folded: dict[int, tuple[int, int]] = {}
-    for row in sorted(scenario.rows(scenario.out), key=lambda row: (row["kind"], row["n"])):
-        kind, part = row["id"] % 16, row["id"] % 7
-        n, total = folded.get(kind, (0, 0))
-        folded[kind] = n + 1, total + row["id"]
-        met[kind, part] += 1
-        assert (row["kind"], row["n"], row["total"], row["met"]) == (kind, *folded[kind], met[kind, part])
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
@@ -355,29 +296,3 @@ def test_kafka_is_away(tmp_path: Path, seconds: float, scope: str) -> None:
         restarts = asyncio.run(main(kafka, scenario))
         scenario.check()
     assert restarts == 0 or seconds > 60
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_tasks_that_would_not_be_the_same_are_refused(
-    copying: Callable[..., Copying], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Random keys in a batch that was cut would repeat some rows and lose others, and so would other tasks."""
-    scenario = copying(**EXACT["task"])
-    scenario.spec["flows"]["copy"]["sink"]["key"] = "uuid()"
-
-    async def refusal(text: str) -> None:
-        async with scenario.running() as run:
-            await until(lambda: run.status()["restarts"] or run.status()["state"] == "failed", run)
-            monkeypatch.delenv(VARIABLE, raising=False)
-            await until(lambda: run.status()["state"] == "failed", run)
-            assert text in run.readiness().reason
-
-    scenario.send(3 * BATCH)
-    monkeypatch.setenv(VARIABLE, "batch.numbered=crash@2")  # of the driver, when tasks have been committed
-    asyncio.run(refusal("had other keys before"))
-    before = scenario.rows(scenario.out)
-    assert len({row["id"] for row in before}) == len(before)
-    scenario.spec["driver"]["shuffle_partitions"] = 4
-    asyncio.run(refusal("sink was topic in 2 transactions, and now topic in 4 transactions"))
-    assert scenario.rows(scenario.out) == before

@@ -1,14 +1,11 @@
-"""Pipelines under attack, on a real broker and a real Spark: a full disk, strange records, new partitions."""
+"""Pipelines under attack, on a real broker and a real Spark: strange records, new partitions, Python that fails."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +109,7 @@ async def test_strange_records_arrive_as_they_are(kafka: Cluster, topic: MakeTop
     assert {(r.key, r.value) for r in echoed} >= set(sent)
 
 
-@pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)", "bytearray(1 << 44)"])
+@pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)"])
 async def test_python_that_always_fails_ends_its_flow(
     kafka: Cluster, topic: MakeTopic, tmp_path: Path, how: str
 ) -> None:
@@ -143,49 +140,3 @@ async def test_python_that_always_fails_ends_its_flow(
     found = Counter(row["id"] for row in await committed(kafka.bootstrap_servers, out))
     assert set(found) == set(range(150))
     assert max(found.values()) <= 6
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Give a folder on a file system of 60 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-async def test_a_full_disk_is_waited_for(kafka: Cluster, topic: MakeTopic, small_disk: Path) -> None:
-    """The checkpoint cannot be written for a while: then the run continues, and each record is there once."""
-    source, out, servers = topic(2), topic(), kafka.bootstrap_servers
-    spec = {
-        "name": "full",
-        "trigger": {"interval_seconds": 0.1, "max_records": 50},
-        "sources": {"a": {"topic": source, "schema": "id INT"}},
-        "flows": {
-            "exact": {"sql": "SELECT id FROM a", "sink": {"topic": out, "delivery": "exactly_once"}},
-            "sums": {
-                "sql": "SELECT id % 10 AS last, count(*) AS n FROM a GROUP BY 1",
-                "sink": {"topic": f"{out}-sums", "key": "last"},
-            },
-        },
-    }
-    ballast = small_disk / "ballast"
-    settings = KafkaConfig(bootstrap_servers=servers)
-    async with running(spec, settings, small_disk) as run:
-        produce(servers, source, [b'{"id": %d}' % number for number in range(500)])
-        await until(lambda: run.counts("exact")["read"] >= 200, run)
-        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(b"\0" * 4096)
-        produce(servers, source, [b'{"id": %d}' % number for number in range(500, 1000)])
-        await until(lambda: not run.readiness().ready, run)
-        await asyncio.sleep(15)
-        ballast.unlink()
-        await until(lambda: run.status()["state"] == "failed" or run.readiness().ready, run)
-        await until(lambda: all(flow["lag_records"] == 0 for flow in run.status()["flows"].values()), run)
-        await run.drain(Deadline(SystemClock(), 60))
-    assert Counter(row["id"] for row in await committed(servers, out)) == Counter(range(1000))
-    newest = {r.key: json.loads(r.value or b"")["n"] for r in await records_of(settings, f"{out}-sums")}
-    assert newest == {str(last).encode(): 100 for last in range(10)}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import EnvironmentProblem
-from headrace_devkit.devcluster import Cluster, DevCluster, broker_protocol
+from headrace_devkit.devcluster import Cluster, DevCluster, Registry, broker_protocol
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.forked import run_command
@@ -159,3 +159,20 @@ def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: Mak
         kafka.create_topic("no spaces please")
     with pytest.raises(EnvironmentProblem, match="error 40"):
         topic(1, nonsense_ms=1)
+
+
+def test_two_registries_live_side_by_side_on_loopback(schema_registry: Registry, tmp_path: Path) -> None:
+    """Neither holds a fixed port, and nothing listens on another address than 127.0.0.1."""
+    with Registry(tmp_path / "second") as second:
+        assert _json(f"{second.url}/subjects") == []
+        assert _json(f"{schema_registry.url}/config") == {"compatibilityLevel": "BACKWARD"}
+        assert second.server.id
+        assert set(_listening(second.server.id.pid)) == {"0000000000000000FFFF00000100007F"}
+
+
+def _listening(pid: int) -> list[str]:
+    """Return the addresses a process listens on, as the kernel writes them."""
+    sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    entries = [line.split() for table in tables for line in table]
+    return [entry[1].split(":")[0] for entry in entries if entry[3] == "0A" and f"socket:[{entry[9]}]" in sockets]

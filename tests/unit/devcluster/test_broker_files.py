@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from headrace_devkit.devcluster.broker_files import NodePorts, format_data_folder, server_properties
@@ -23,6 +24,11 @@ def test_three_brokers_replicate_to_all_and_need_two(tmp_path: Path) -> None:
     for topic in ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic"):
         assert found[f"{topic}.replication.factor"] == "3"
     assert found["min.insync.replicas"] == found["transaction.state.log.min.isr"] == "2"
+
+
+def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
+    """Every address in the file is 127.0.0.1."""
+    assert set(re.findall(r"\d+\.\d+\.\d+\.\d+", server_properties(1, THREE, tmp_path))) == {"127.0.0.1"}
 
 
 def test_a_data_folder_is_formatted_once(tmp_path: Path) -> None:

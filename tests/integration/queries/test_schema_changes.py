@@ -51,15 +51,16 @@ def test_a_new_schema_while_the_table_runs(
     for table in tables:
         made.wait_for(f"SELECT item, size FROM {table} ORDER BY 1", rows)
         assert made.table(table)["corrupt"] == 0
-    made.process.terminate()
-    made.process.start()
-    made.wait_for("SELECT item, size FROM latest ORDER BY 1", rows)
-    if kind == "avro":
-        write(schema % "", {"item": "e"})  # known already
-        write(AVRO % ',{"name":"more","type":"string","default":""}', {"item": "f", "more": "x"})
-        made.wait_for("SELECT item, size FROM log WHERE item > 'd' ORDER BY 1", [["e", None], ["f", None]])
-        says = "table log keeps its columns until the next start: column size is not in the schema any more"
-        site.wait_until(lambda: says in made.process.output, says)
+    if kind != "avro":
         made.process.terminate()
         made.process.start()
-        assert made.wait_state("log", "refused")["reason"].startswith("column size is not in the schema any more")
+        made.wait_for("SELECT item, size FROM latest ORDER BY 1", rows)
+        return
+    write(schema % "", {"item": "e"})  # known already
+    write(AVRO % ',{"name":"more","type":"string","default":""}', {"item": "f", "more": "x"})
+    made.wait_for("SELECT item, size FROM log WHERE item > 'd' ORDER BY 1", [["e", None], ["f", None]])
+    says = "table log keeps its columns until the next start: column size is not in the schema any more"
+    site.wait_until(lambda: says in made.process.output, says)
+    made.process.terminate()
+    made.process.start()
+    assert made.wait_state("log", "refused")["reason"].startswith("column size is not in the schema any more")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka.admin
+import pytest
 
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, Registry, StartHeadrace
@@ -168,6 +169,7 @@ def test_limits_and_retention(site: Scenario, topic: MakeTopic, headrace: StartH
     made.wait_state("recent", "live")
 
 
+@pytest.mark.long
 def test_restarts_and_changed_definitions(
     site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
 ) -> None:

@@ -51,7 +51,8 @@ def write_wrong(folder: Path, name: str) -> Path:
     if "processor" in case:
         text = f"{RIGHT}  gates: {PROCESSOR}\n"
         case = {**case, "change": {PROCESSOR: case["processor"] or PROCESSOR, **case.get("change", {})}}
-    changes = {SQL: case.get("sql", SQL), SINK: case.get("sink", SINK), **case.get("change", {})}
+    query = {f"sql: {SQL}": case["query"]} if "query" in case else {SQL: case.get("sql", SQL)}
+    changes = {**query, SINK: case.get("sink", SINK), **case.get("change", {})}
     for old, new in changes.items():
         assert text.count(old) == 1 or "text" in case, old
         text = text.replace(old, new)

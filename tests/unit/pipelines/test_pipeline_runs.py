@@ -233,6 +233,17 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
         assert harness.run.report().driver_pid is None, "or a drain would wait for the end of this driver"
 
 
+async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
+    """With `once`, the end of all flows is the end of the work, not a failure."""
+    async with started() as harness:
+        harness.drivers[0].report(*READY, progress(0), protocol.FlowFinished("by_carrier"))
+        await harness.end(0, 100)
+        assert len(harness.drivers) == 1
+        assert harness.state == "finished"
+        assert harness.run.readiness().ready
+        assert len(harness.published) == 1
+
+
 async def test_a_missing_package_is_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client of Connect is needed with `driver.remote` only; without Spark a run does not begin."""
 
@@ -270,6 +281,28 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
         harness.drivers[1].report(*READY)
         await harness.clock.advance(2)
         assert harness.run.readiness().ready
+
+
+@pytest.mark.parametrize("reported", [[], READY[:1]])
+async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
+    started: Started, reported: list[protocol.AnyEvent]
+) -> None:
+    """Where Java hangs, or a source; not while another process has its folder."""
+    async with started() as harness:
+        harness.drivers[0].report(protocol.FolderInUse("process 7"))
+        await harness.clock.advance(1000)
+        assert len(harness.drivers) == 1
+        harness.drivers[0].report(*READY[:1])
+        await harness.clock.advance(299)
+        assert "still starting" not in harness.reason
+        await harness.clock.advance(2)
+        assert "flow by_carrier is still starting, without progress for 30" in harness.reason
+        await harness.clock.advance(302)
+        assert len(harness.drivers) == 2
+        harness.drivers[1].report(*reported)
+        for _ in range(7):
+            await harness.clock.advance(100)
+        assert len(harness.drivers) == 3
 
 
 def test_heaps_that_do_not_fit_this_machine_are_refused(

@@ -35,6 +35,14 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, sentence
     assert sentence in str(refused.value)
 
 
+def test_a_file_of_rows_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The sentence has its path."""
+    (tmp_path / "bad.json").write_text("{x: 1}")
+    (tmp_path / "one.yaml").write_text("expect: {a: bad.json}\n")
+    with pytest.raises(PipelineInvalid, match=f"{tmp_path}/bad.json: "):
+        load_test_case(tmp_path / "one.yaml").task(tmp_path)
+
+
 def test_a_file_of_rows_is_never_cut(tmp_path: Path) -> None:
     """Rows that are left out silently would make a wrong test right."""
     (tmp_path / "rows.csv").write_text("id,pad\n" + f"1,{'x' * 1000}\n" * 2000)

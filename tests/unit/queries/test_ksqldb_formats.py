@@ -11,11 +11,14 @@ import pytest
 from headrace.errors import Draining, Forbidden, HeadraceError, InvalidRequest, StatementRejected
 from headrace_queries.ksqldb import (
     KsqlColumn,
+    QueryBody,
+    QueryStreamBody,
     column_type,
     error_body,
     query_renderer,
     query_stream_renderer,
     result_columns,
+    starts_at_earliest,
 )
 from headrace_queries.ksqldb_active import ActiveQuery, objects, refused
 from headrace_queries.statement_text import read_statement
@@ -81,6 +84,15 @@ def test_errors_have_ksqldbs_body(status: int, statement: str, body: dict[str, A
     """Its clients show `message`."""
     kinds: dict[int, type[HeadraceError]] = {400: StatementRejected, 403: Forbidden, 503: Draining}
     assert json.loads(error_body(kinds[status]("m"), statement)) == body
+
+
+def test_unknown_fields_of_ksqldbs_requests_are_ignored() -> None:
+    """Its clients send more than a query needs."""
+    body = b'{"ksql":"SELECT 1;","streamsProperties":{"ksql.streams.auto.offset.reset":"earliest"},"x":1}'
+    query = msgspec.json.decode(body, type=QueryBody)
+    assert starts_at_earliest(query.streamsProperties)
+    stream = msgspec.json.decode(b'{"sql":"SELECT 1","requestProperties":{}}', type=QueryStreamBody)
+    assert not starts_at_earliest(stream.properties)
 
 
 @pytest.mark.parametrize(("body", "sql", "properties"), table(__file__, "active_requests"))

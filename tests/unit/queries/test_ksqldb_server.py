@@ -119,6 +119,21 @@ async def test_a_push_query_is_closed_when_its_reader_leaves() -> None:
         await until(lambda: server.ended == 1, "the connection of the query")
 
 
+async def test_a_silent_push_query_can_be_closed() -> None:
+    """Each second without rows is an empty batch, so that a client gets a sign of life; then the rows end."""
+    body = table(__file__, "push").encode()
+    talks = (lambda server: in_chunks(server, body, 1000, ends=False), always(OK))
+    async with served(*talks) as server, client_of(server) as client:
+        batches: list[int] = []
+        async with client.query("SELECT * FROM ORDERS EMIT CHANGES", {}) as rows:
+            async for batch in rows:
+                batches.append(len(batch))
+                if not batch:
+                    rows.close()
+        assert batches == [3, 0]
+        assert [head.split()[1] for head, _ in server.requests] == ["/query-stream", "/close-query"]
+
+
 async def test_the_endpoints_use_the_server_and_close_its_query() -> None:
     """Only the owner closes a query, under the id that Headrace gave it; names and types are the server's."""
     body = table(__file__, "push").encode()
@@ -175,6 +190,16 @@ async def test_a_server_that_is_silent_or_down_is_unavailable() -> None:
     async with client_of(Server(), url="http://127.0.0.1:1") as client:
         with pytest.raises(KsqldbUnavailable, match=r"127\.0\.0\.1:1 .*Start it, or correct ksqldb\.url"):
             await client.check()
+
+
+async def test_a_connection_that_breaks_is_an_error() -> None:
+    """It is not the end of the rows."""
+    broken = CHUNKED + b"%x\r\n" % 5000 + table(__file__, "pull").encode()
+    async with served(always(broken, then="close")) as server, client_of(server) as client:
+        found: list[bytes] = []
+        with pytest.raises(KsqldbUnavailable, match="the connection broke"):
+            await rows_of(client, found=found)
+        assert found == [b"[1.50]"]
 
 
 async def test_the_certificate_of_the_server_is_checked(tmp_path: Path) -> None:

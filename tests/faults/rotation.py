@@ -168,11 +168,6 @@ class Rotation:
         assert poster.not_written == []
         self.backend.wait_for(lambda seen: len(delivered_by(seen)) >= before + len(poster.with_outcome()))
 
-    def check_nothing_lost(self, poster: Poster) -> None:
-        """What was acknowledged is there, and all that is there is delivered; callers may have had errors."""
-        self.ledger.check_acknowledged(self.name, poster)
-        self.backend.wait_for(lambda _: not self.ledger.missing(self.name, delivered_by(self.backend)))
-
     def check(self, poster: Poster) -> None:
         """Nothing was refused, lost or repeated."""
         assert poster.not_written == []

@@ -123,23 +123,3 @@ def test_a_paused_process_comes_back_after_its_session(scenario: ReadScenario, a
             scenario.wait_done()
     assert scenario.check() == []
     assert (paused.terminate(), peer.terminate()) == (0, 0)
-
-
-@pytest.mark.long
-@pytest.mark.heavy
-@BOTH
-@pytest.mark.parametrize("victim", ["leader", "coordinator"])
-def test_a_broker_is_killed_while_its_group_reads(
-    kafka_three: Cluster, scenario: ReadScenario, victim: str, auto: bool
-) -> None:
-    """The instance lives on, and reads and commits to the end."""
-    process = scenario.run()
-    with Reader(scenario, lambda: process.url, auto=auto):
-        scenario.fill(300)
-        scenario.wait_until(lambda: scenario.committed(scenario.group), "a commit")
-        of = scenario.leader_of(scenario.topic) if victim == "leader" else scenario.coordinator_of(scenario.group)
-        with scenario.killed(of):
-            scenario.fill(300)
-            scenario.wait_done()
-    assert scenario.check() == []
-    assert process.terminate() == 0

@@ -17,10 +17,10 @@ from yaml_table import table
 pytestmark = pytest.mark.heavy
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("brokers", [(1,), pytest.param((1, 2, 3), marks=pytest.mark.long)], ids=["one", "each"])
 def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
-    kafka_three: Cluster, scenario: PushScenario, headrace: StartHeadrace, brokers: tuple[int, ...]
+    kafka_three: Cluster, scenario: PushScenario, headrace: StartHeadrace
 ) -> None:
     """Acknowledged records are at their place, pushed and copied by the function; no commit passes one that is not."""
     target, group = scenario.new_topic(6), f"{scenario.topic}-copy"
@@ -30,7 +30,7 @@ def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
     process = headrace({**scenario.config, "functions": [copy]})
     with Poster(process.url, scenario.topic) as poster:
         poster.wait_for_more(500)
-        for broker in brokers:
+        for broker in (1, 2, 3):
             with scenario.killed(broker):
                 poster.wait_for_more()
             poster.wait_for_more()

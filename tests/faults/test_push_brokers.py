@@ -52,17 +52,6 @@ def scenario(kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path) -> I
     made.backend.stop()
 
 
-@pytest.mark.long  # test_brokers.py kills each of them, with other checks
-def test_the_leader_is_killed_while_records_are_pushed(scenario: Fed) -> None:
-    """Another one takes over, and it goes on from there."""
-    process = scenario.run()
-    scenario.wait_more()
-    with scenario.killed(scenario.leader_of(scenario.topic)):
-        scenario.wait_more()
-    scenario.wait_more()
-    scenario.finish(process)
-
-
 @pytest.mark.long
 def test_two_brokers_of_three_stand_still(scenario: Fed) -> None:
     """The third one can take neither records nor commits; then all goes on."""
@@ -88,31 +77,6 @@ def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scenario: Fed, k
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lost", ["everything", "answers"])
-def test_the_network_is_silent_for_longer_than_the_session(scenario: Fed, kafka_network: FaultProxy, lost: str) -> None:
-    """The group goes on without the member; when the network is back it joins again by itself."""
-    scenario.settings["consumer"] = SHORT_SESSION
-    process = scenario.run(servers=kafka_network.bootstrap_servers)
-    scenario.wait_more()
-    kafka_network.silence(requests=lost == "everything")
-    scenario.wait_members(0)
-    kafka_network.heal()
-    scenario.wait_more()
-    scenario.finish(process)
-
-
-@pytest.mark.long
-def test_connections_are_reset_again_and_again(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """Fetches and commits on their way are lost, and asked for again."""
-    process = scenario.run(servers=kafka_network.bootstrap_servers)
-    for _ in range(5):
-        scenario.wait_more(200)
-        assert kafka_network.cut() > 0
-    scenario.wait_more()
-    scenario.finish(process)
-
-
-@pytest.mark.long
 def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, kafka_network: FaultProxy) -> None:
     """It is refused, no commit goes back, and its sender joins again."""
     scenario.settings["consumer"] = SHORT_SESSION
@@ -129,18 +93,6 @@ def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, 
     scenario.wait_members(2)
     scenario.wait_more()
     scenario.finish(first, second)
-
-
-@pytest.mark.long
-def test_the_poll_interval_is_exceeded(scenario: Fed) -> None:
-    """The member is out while its thread is blocked, and joins again; what it held comes again."""
-    scenario.settings["consumer"] = {"properties": {"session.timeout.ms": 3000, "max.poll.interval.ms": 3000}}
-    blocked = scenario.run("poll.after=delay:7@20")
-    scenario.wait_until(lambda: "failpoint poll.after: delay" in blocked.output, "the thread to be blocked")
-    scenario.wait_members(0)
-    scenario.wait_until(lambda: re.search(rf"lost .*{scenario.topic}", blocked.output), "the member to know")
-    scenario.wait_more()
-    scenario.finish(blocked)
 
 
 @pytest.mark.long

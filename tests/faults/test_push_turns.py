@@ -39,28 +39,22 @@ def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Cal
     assert [process.terminate() for process in processes] == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
-    ("changes", "ordering", "membership"),
+    ("ordering", "membership"),
     [
-        (2, "key", SHORT_SESSION),
-        pytest.param(
-            3,
-            "partition",
-            {"properties": {**SHORT_SESSION["properties"], "partition.assignment.strategy": "range"}},
-            marks=pytest.mark.long,
-        ),
-        pytest.param(3, "none", {"properties": {"group.protocol": "consumer"}}, marks=pytest.mark.long),
+        ("key", SHORT_SESSION),
+        ("partition", {"properties": {**SHORT_SESSION["properties"], "partition.assignment.strategy": "range"}}),
+        ("none", {"properties": {"group.protocol": "consumer"}}),
     ],
     ids=["cooperative", "eager", "kip-848"],
 )
-def test_two_processes_take_turns(
-    scenario: PushScenario, changes: int, ordering: str, membership: dict[str, Any]
-) -> None:
+def test_two_processes_take_turns(scenario: PushScenario, ordering: str, membership: dict[str, Any]) -> None:
     """Changes at up to 2,000 records a second: nothing lost or skipped, order kept, no commit too early or back."""
     scenario.settings.update(ordering=ordering, consumer=membership)
     scenario.backend.response = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
-    take_turns(scenario, changes, 500 if changes == 2 else 2000, lambda: scenario.wait_more(1000))
+    take_turns(scenario, 3, 2000, lambda: scenario.wait_more(1000))
 
 
 @pytest.mark.long

@@ -16,19 +16,17 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.runs.redrive import REPEATS_AT_MOST
 from headrace_devkit.devcluster.certificates import Authority
 from headrace_devkit.devcluster.security import ClusterSecurity
 from headrace_devkit.devcluster.token_server import TokenServer
 from headrace_devkit.testing import RecordingBackend, StartHeadrace
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Response, send
-from tests.faults.ledger import Background, Ledger, dead_letter
-from tests.faults.rotation import IN_USE, REFUSED, Rotation, ready, wait_logged, wait_replaced
+from tests.faults.ledger import Background, Ledger
+from tests.faults.rotation import IN_USE, REFUSED, Rotation, wait_logged, wait_replaced
 
 CLIENTS = 8
 """Of one process: each gets its own tokens."""
-DEAD_LETTERS = 3000
 
 
 @pytest.fixture
@@ -38,13 +36,11 @@ def rotation(
     return Rotation(kafka_secured, headrace, backend, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "member",
-    [
-        pytest.param({}, id="member"),
-        pytest.param({"properties": {"group.instance.id": "one"}}, id="static", marks=pytest.mark.long),
-        pytest.param({"properties": {"group.protocol": "consumer"}}, id="kip-848", marks=pytest.mark.long),
-    ],
+    [{}, {"properties": {"group.instance.id": "one"}}, {"properties": {"group.protocol": "consumer"}}],
+    ids=["member", "static", "kip-848"],
 )
 def test_a_new_certificate_of_another_user_is_taken_up(rotation: Rotation, member: dict[str, Any]) -> None:
     """The old user loses every right as soon as the clients are replaced; the new one has them."""
@@ -127,20 +123,6 @@ def test_a_new_secret_is_taken_up_while_the_old_one_is_valid(rotation: Rotation,
     rotation.connect_again(process)
 
 
-@pytest.mark.long
-def test_a_secret_that_is_revoked_too_early_loses_nothing(rotation: Rotation, tokens: Tokens) -> None:
-    """Callers get errors when the last token has ended; the new secret in the file ends that."""
-    with rotation.under_load(rotation.oauth(tokens.server)) as (process, poster):
-        tokens.take("new-secret")
-        Ledger.wait_until(lambda: not ready(process), "the end of the last token")
-        rotation.mount.put(secret="new-secret")
-        wait_logged(process, IN_USE)
-        poster.wait_for_more(20)
-        wait_replaced(process)
-        poster.wait_for_more(500)
-    rotation.check_nothing_lost(poster)
-
-
 @pytest.fixture
 def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
     """The broker's certificate, which is there again after the test."""
@@ -166,25 +148,6 @@ def test_a_new_authority_of_the_brokers_is_taken_up(rotation: Rotation, server_s
     rotation.mount.put(ca_pem=new.certificate)
     wait_replaced(process, 2)
     rotation.connect_again(process)
-
-
-@pytest.mark.long
-def test_a_rotation_while_the_broker_is_down_is_taken_up_when_it_is_back(rotation: Rotation) -> None:
-    """The user that Kafka knows after the outage is another one, and the old one has no right."""
-    new = rotation.operator.certificate(f"{rotation.name}-new")
-    with rotation.under_load(rotation.tls(), producer={"properties": {"delivery.timeout.ms": 55_000}}) as (
-        process,
-        poster,
-    ):
-        rotation.secured.cluster.kill(1)
-        rotation.mount.put(**new)
-        wait_logged(process, REFUSED)
-        rotation.secured.cluster.restart(1)
-        wait_replaced(process)
-        rotation.operator.deny(f"{rotation.name}-old")
-        poster.wait_for_more(500)
-    assert poster.with_outcome("unknown") == []
-    rotation.check_nothing_lost(poster)
 
 
 class Reads(Background):
@@ -272,43 +235,3 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     except AssertionError as failure:
         process.kill()
         raise AssertionError(f"{failure}; {process.communicate()[1].decode()}") from failure
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("exactly_once", [False, True], ids=["plain", "exactly-once"])
-def test_a_redrive_ends_though_the_user_of_its_lease_loses_every_right(rotation: Rotation, exactly_once: bool) -> None:
-    """Its lease and its session keep the old user; what that costs is another run, and no dead letter."""
-    topic, dead = f"{rotation.name}-redriven", f"{rotation.name}-redriven.dlq"
-    for name in (topic, dead):
-        rotation.secured.cluster.create_topic(name, 2)
-    rotation.ledger.write(dead, *(dead_letter(topic, dead, number) for number in range(DEAD_LETTERS)))
-    control = {"control": {"topic": f"{rotation.name}-control"}}
-    with rotation.under_load(rotation.tls(), **control) as (process, poster):
-        body = {"rate": 100, "exactlyOnce": exactly_once}
-        began = send("POST", f"{process.url}/adm/dead-letters/{dead}/redrive", body)
-        assert began.status == 202, began
-        Ledger.wait_until(lambda: rotation.ledger.records(topic), "redriven records")
-        with rotation.user_replaced(process, poster):
-            pass
-        job = end_of(process.url, began.body["id"])
-        while job["state"] != "done":
-            assert job["state"] == "failed", job
-            assert "no right" in job["message"] or "session is over" in job["message"], job
-            again = send("POST", f"{process.url}/adm/dead-letters/{dead}/redrive", {"exactlyOnce": exactly_once})
-            job = end_of(process.url, again.body["id"])
-    rotation.check(poster)
-    times = Counter(int(record.value or b"") for record in rotation.ledger.records(topic))
-    assert set(times) == set(range(DEAD_LETTERS))
-    assert sum(times.values()) - DEAD_LETTERS <= (0 if exactly_once else REPEATS_AT_MOST), job
-
-
-def end_of(url: str, job: str) -> dict[str, Any]:
-    """Wait until a job has ended, and return it."""
-    found: dict[str, Any] = {}
-
-    def ended() -> bool:
-        found.update(send("GET", f"{url}/adm/jobs/{job}").body)
-        return found["state"] in ("done", "failed", "stopped")
-
-    Ledger.wait_until(ended, f"the end of {job}")
-    return found

@@ -54,8 +54,9 @@ def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
     return dict(places)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "processes"), [(3, 2), *(pytest.param(10, count, marks=pytest.mark.long) for count in (1, 2))]
+)
 def test_a_key_writes_once_though_the_process_is_killed(
     ledger: Ledger, headrace: StartHeadrace, kills: int, processes: int
 ) -> None:
@@ -146,7 +147,9 @@ def test_transactions_are_whole_though_brokers_fail(
     assert not failed & set(ids_in(ledger, first))
 
 
-@pytest.mark.parametrize("is_guarded", [True, False], ids=["guard", "no-guard"])
+@pytest.mark.parametrize(
+    "is_guarded", [pytest.param(True, id="guard"), pytest.param(False, id="no-guard", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(
     ("late", "is_committed", "harm"),
     [
@@ -205,7 +208,8 @@ def test_a_request_that_arrives_in_the_next_transaction(
     member.close()
 
 
-@pytest.mark.parametrize("keyed", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("keyed", [False, True])
 def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: StartHeadrace, keyed: bool) -> None:
     """What was acknowledged is there once, and the run starts the killed one again; none outlives the run."""
     name = ledger.new_topic(3)

@@ -127,13 +127,6 @@ def test_bytes_that_were_cut_or_changed_end_as_a_decode_error_or_a_value(data: s
             assert "Avro" in str(error) or str(error).startswith("$")  # or the path of a value
 
 
-def test_a_type_that_holds_itself_goes_both_ways() -> None:
-    """Recursive schemas take another reader, with the same result."""
-    value = {"b": "\u00ff", "next": {"L": {"b": "", "next": None}}}
-    schema = AvroCodec(LIST)
-    assert json.loads(schema.decode(encode(schema, value))) == value
-
-
 def test_a_million_nested_values_do_not_end_the_process() -> None:
     """The compiled reader would overflow the C stack on this payload."""
     with pytest.raises(DecodeError):

@@ -13,7 +13,6 @@ import yaml
 from headrace import errors
 from headrace.formats.choice import Codecs, SchemaChoice, SchemaRules
 from headrace.formats.plain import header_of
-from headrace.formats.registry import Reference
 from tests.unit.formats.conftest import Setting
 
 CHOICES = yaml.safe_load(Path(__file__).with_name("schema_choice.yaml").read_text())
@@ -91,67 +90,14 @@ async def test_records_are_read_by_the_schema_they_name(
         assert len(it.server.requests) == 6
 
 
-PLACES = '{"name":"at","type":"x.Place"},{"name":"b","type":["null","x.Place"]}'
-PERSON = '{"type":"record","name":"x.Person","fields":[' + PLACES + "]}"
 PLACE = '{"type":"record","name":"x.Place","fields":[{"name":"s","type":"string"}]}'
-PROTO = (
-    'syntax = "proto3"; package x; import "place.proto"; message Person { Place at = 1; } message Pet { int32 a = 1; }'
-)
 PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string s = 1; }'
-JSON = '{"title":"Person","properties":{"at":{"$ref":"place.json"}}}'
-
-
-def fill(server: Any) -> None:
-    """Person, in three formats, each of which refers to a place."""
-    server.add("place-avro", 1, PLACE)
-    server.add("place-json", 2, '{"required":["s"]}', "JSON")
-    server.add("place-proto", 3, PLACE_PROTO, "PROTOBUF")
-    server.add("a-value", 11, PERSON, "AVRO", [("x.Place", "place-avro")])
-    server.add("j-value", 12, JSON, "JSON", [("place.json", "place-json")])
-    server.add("p-value", 13, PROTO, "PROTOBUF", [("place.proto", "place-proto")])
-
-
-@pytest.mark.parametrize(
-    ("topic", "schema_id", "text"),
-    [
-        ("a", 11, b'{"at":{"s":"x"},"b":{"x.Place":{"s":"y"}}}'),
-        ("j", 12, b'{"at":{"s":"x"}}'),
-        ("p", 13, b'{"at":{"s":"x"}}'),
-    ],
-)
-async def test_references_are_followed_in_each_format_both_ways(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]], topic: str, schema_id: int, text: bytes
-) -> None:
-    """The format is that of the schema which is found; the reader goes by the id in the bytes."""
-    async with serving() as it:
-        fill(it.server)
-        codecs = Codecs(it.client)
-        writing = await codecs.for_writing(SchemaChoice("jsonschema"), "json", f"{topic}-value")
-        stored = writing.codec.encode(text)
-        assert (writing.schema_id, stored[:5]) == (schema_id, header_of(schema_id))
-        reader = Codecs(it.client).for_reading("protobuf")
-        await reader.prepare([stored])
-        assert reader.decode(stored) == text
-
-
-async def test_text_is_registered_with_its_references_and_as_its_type(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]],
-) -> None:
-    """The registry's word for JSONSCHEMA is JSON."""
-    async with serving() as it:
-        fill(it.server)
-        choice = SchemaChoice("jsonschema", text=JSON, references=(Reference("place.json", "place-json", 1),))
-        writing = await Codecs(it.client).for_writing(choice, "json", "new-value")
-        with pytest.raises(errors.EncodeError, match=r"\$\.at"):
-            writing.codec.encode(b'{"at":{}}')
-        reference = {"name": "place.json", "subject": "place-json", "version": 1}
-        assert it.server.bodies == [{"schema": JSON, "schemaType": "JSON", "references": [reference]}]
 
 
 async def test_references_in_a_circle_end(serving: Callable[..., AbstractAsyncContextManager[Setting]]) -> None:
     """A registry that holds such a thing does not stop Headrace."""
     async with serving() as it:
-        it.server.add("t-value", 1, JSON, "JSON", [("place.json", "place")])
+        it.server.add("t-value", 1, '{"$ref":"place.json"}', "JSON", [("place.json", "place")])
         it.server.add("place", 2, '{"$ref":"root"}', "JSON", [("root", "t-value"), ("place.json", "place")])
         await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
 
@@ -204,19 +150,6 @@ async def test_without_auto_register_text_is_only_looked_up(
         assert it.server.versions == {"t-value": [(1, INT)]}
 
 
-async def test_a_request_may_name_the_message_type_of_a_protobuf_schema(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]],
-) -> None:
-    """Two types of one schema id live side by side."""
-    async with serving() as it:
-        fill(it.server)
-        codecs = Codecs(it.client)
-        first = await codecs.for_writing(SchemaChoice("protobuf"), "json", "p-value")
-        second = await codecs.for_writing(SchemaChoice("protobuf", message="x.Pet"), "json", "p-value")
-        assert first.codec.encode(b"{}") == header_of(13) + b"\x00"
-        assert second.codec.encode(b'{"a":1}') == header_of(13) + b"\x02\x02\x08\x01"
-
-
 async def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
     serving: Callable[..., AbstractAsyncContextManager[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +158,6 @@ async def test_a_format_whose_library_is_not_installed_says_how_to_get_it(
 
     monkeypatch.setitem(sys.modules, "headrace.formats.protobuf", None)
     async with serving() as it:
-        fill(it.server)
+        it.server.add("p-value", 1, PLACE_PROTO, "PROTOBUF")
         with pytest.raises(errors.EnvironmentProblem, match=r"headrace\[protobuf\]"):
             await Codecs(it.client).for_writing(SchemaChoice("protobuf"), "json", "p-value")

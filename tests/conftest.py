@@ -55,9 +55,26 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker:  # a port that one worker has seen free is given to no other one before its server listens
         ports._CANDIDATES = ports._CANDIDATES[int(worker["workerid"][2:]) :: worker["workercount"]]
+    if config.getoption("numprocesses", None) and not worker:
+        config.pluginmanager.register(Failures(config))
     if worker or config.getoption("numprocesses", None):
         folder = worker["servers"] if worker else tempfile.mkdtemp(prefix="headrace-tests-")
         config.stash[SERVERS] = SharedServers(Path(folder))
+
+
+class Failures:
+    """Shows each failure when it happens: a part of `make test-all` takes up to 40 minutes to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:  # for good: a first try is reported as a rerun
+            terminal = self._config.get_terminal_writer()
+            terminal.line()
+            terminal.sep("-", f"{report.when} of {report.nodeid} failed")
+            terminal.line(report.longreprtext)
+            terminal.flush()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -25,6 +25,9 @@ PARTS: Final = {
     "secured": ["--secured", "tests/integration", "tests/conformance"],
 }
 """Options of pytest by part. Each part fits into about 40 minutes on two processors."""
+_WORKERS: Final = {"unit": "2"}
+"""Unit tests compute. All others wait for servers and processes most of the time, so they have more workers."""
+_MOST_WORKERS: Final = "6"
 _SUMMARY: Final = re.compile(r"^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s")
 _SECOND_TRIES: Final = re.compile(r"^\d+ second tries")
 
@@ -38,7 +41,8 @@ def main(names: list[str]) -> int:
 
 
 def _run(name: str) -> int:
-    command = [sys.executable, "-m", "pytest", *PARTS[name], "-n", "3", "--dist", "loadgroup"]
+    workers = _WORKERS.get(name, _MOST_WORKERS)
+    command = [sys.executable, "-u", "-m", "pytest", *PARTS[name], "-n", workers, "--dist", "loadgroup"]
     begun, said = time.monotonic(), list[str]()
     commit = _git("rev-parse", "--short", "HEAD") + (
         "+" if _git("status", "--porcelain", "--", ":!tests/LONG.md") else ""
@@ -47,6 +51,7 @@ def _run(name: str) -> int:
         assert tests.stdout
         for line in tests.stdout:
             sys.stdout.write(line)
+            sys.stdout.flush()
             if found := _SUMMARY.match(line) or _SECOND_TRIES.match(line):
                 said.append(found[found.lastindex or 0])
     result = ", ".join(reversed(said[-2:])) or f"ended with {tests.returncode}"

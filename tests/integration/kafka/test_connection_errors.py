@@ -127,23 +127,17 @@ async def test_every_login_works(kafka_secured: SecuredCluster, way: str) -> Non
     assert isinstance(await Admin(settings(section)).list_topics(), list)
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 def test_a_wrong_password(kafka_secured: SecuredCluster, mechanism: str) -> None:
-    """Each mechanism says the same; an unknown user too."""
+    """Each mechanism says the same."""
     section = changed(kafka_secured.login(mechanism), security__sasl__password=WRONG)
     assert_refused(section, "password", user="app", mechanism=mechanism)
-    assert_refused(
-        changed(section, security__sasl__username="unknown"), "password", user="unknown", mechanism=mechanism
-    )
 
 
 def test_certificates_of_the_broker(kafka_secured: SecuredCluster) -> None:
     """Unknown authority, expired, and another host name; the client does not say which."""
     folder, section = kafka_secured.security.folder, kafka_secured.login("PLAIN")
     assert_refused(changed(section, security__tls__ca=str(folder / "other-ca.pem")), UNVERIFIED)
-    pem = (folder / "other-ca.pem").read_text()
-    assert_refused(changed(section, security__tls__ca=pem), UNVERIFIED)
-    assert_refused(changed(section, security__tls=None), UNVERIFIED)
     with expired_server(folder) as address:
         assert_refused(changed(section, bootstrap_servers=address), UNVERIFIED)
     by_number = section["bootstrap_servers"].replace("localhost", "127.0.0.1")
@@ -154,11 +148,6 @@ def test_certificates_of_the_client(kafka_secured: SecuredCluster) -> None:
     """Expired, of another authority, and none where one is required."""
     section = kafka_secured.certificate()
     assert_refused(kafka_secured.certificate("expired"), "certificate's dates")
-    store = {"keystore": str(kafka_secured.security.folder / "expired.p12"), "keystore_password": STORE_PASSWORD}
-    assert_refused(
-        kafka_secured.certificate("expired") | {"security": {"tls": {**store, "ca": section["security"]["tls"]["ca"]}}},
-        "certificate's dates",
-    )
     assert_refused(kafka_secured.certificate("stranger"), "client certificate")
     none = changed(section, security__tls__certificate=None, security__tls__key=None)
     assert_refused(none, "no certificate")
@@ -169,17 +158,12 @@ def test_a_wrong_listener(kafka_secured: SecuredCluster) -> None:
     plain, sasl = kafka_secured.cluster.bootstrap_servers, kafka_secured.login("PLAIN")
     certificate = kafka_secured.certificate()
     tls_port = certificate["bootstrap_servers"]
-    assert_refused({"bootstrap_servers": sasl["bootstrap_servers"]}, "other kind", protocol="plaintext")
     assert_refused({"bootstrap_servers": tls_port}, "other kind", protocol="plaintext")
     assert_refused(changed(certificate, bootstrap_servers=plain), "other kind", protocol="ssl")
     assert_refused(changed(sasl, bootstrap_servers=plain), "other kind", protocol="sasl_ssl")
     assert_refused(changed(sasl, bootstrap_servers=tls_port), "no certificate")
     both = changed(sasl, bootstrap_servers=tls_port, security__tls=certificate["security"]["tls"])
     assert_refused(both, "no login")
-    assert_refused(changed(certificate, bootstrap_servers=sasl["bootstrap_servers"]), "other kind", protocol="ssl")
-    naked = changed(sasl, security__protocol="sasl_plaintext", security__tls=None)
-    assert_refused(naked, "other kind", protocol="sasl_plaintext")
-    assert_refused(changed(naked, bootstrap_servers=plain), "no login")
 
 
 def test_a_wrong_token_server(kafka_secured: SecuredCluster) -> None:
@@ -191,8 +175,6 @@ def test_a_wrong_token_server(kafka_secured: SecuredCluster) -> None:
     assert_refused(wrong, "client secret", token_url=url, oauth_error=" (invalid_client)")
     other = changed(section, security__sasl__oauth__ca=str(kafka_secured.security.folder / "other-ca.pem"))
     assert_refused(other, "token server's certificate", token_url=url)
-    system = changed(section, security__sasl__oauth__ca=None)
-    assert_refused(system, "token server's certificate", token_url=url)
 
 
 @pytest.mark.parametrize("way", ["certificate", "login"])

@@ -58,8 +58,11 @@ async def fill(kafka: KafkaConfig, topic: str, count: int, **fields: Any) -> lis
     return results
 
 
-@pytest.mark.parametrize("bad", [{30}, {*range(0, 500, 7)}], ids=len)
-@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"message_timestamp_before_max_ms": 60_000}])
+@pytest.mark.parametrize(
+    ("settings", "bad"),
+    [({"cleanup_policy": "compact"}, {30}), ({"message_timestamp_before_max_ms": 60_000}, {*range(0, 500, 7)})],
+    ids=["one", "several"],
+)
 async def test_a_record_that_a_topic_refuses_fails_alone(
     kafka: Cluster, topic: MakeTopic, settings: dict[str, Any], bad: set[int]
 ) -> None:

@@ -44,24 +44,6 @@ class Backend:
         return [ACK] * len(delivery.records)
 
 
-@staged(with_member, policy=CONTINUE, flow=FlowControl(max_records=10), fixtures=("monkeypatch",))
-async def test_a_log_that_is_cut_while_its_partition_is_paused_is_read_from_its_start(member: Member, /) -> None:
-    """What was in flight is forgotten, so nothing would ever complete and resume it."""
-    client, heard = member.client, member.listener
-    member.cluster.log(*P0).fixed_end = 50
-    member.assign(P0)
-    client.give(*(Message(P0, offset) for offset in range(10)))
-    await member.until(lambda: P0 in client.paused, "the pause of a full partition")
-    member.cluster.log(*P0).fixed_end = 3
-    client.give(Message(P0, 10, TRUNCATED))
-    await member.until(lambda: heard.lost == [P0], "the partition to begin anew")
-    await member.turns()
-    assert (client.paused, member.consumer.pause_reason(P0), member.consumer.trouble(P0)) == (set(), "", "")
-    client.give(Message(P0, 1))
-    await member.until(lambda: heard.records[-1] == (P0, heard.epochs[P0], 1), "a record of the new log")
-    await member.until(lambda: (P0, 0) in client.commits, "the commit of the start")
-
-
 @pytest.mark.parametrize("on_gap", ["stop", "continue"])
 def test_a_truncated_log_is_a_gap_and_its_records_are_delivered_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_gap: Any
@@ -113,26 +95,6 @@ async def test_an_assignment_without_a_revoke_before_lets_go_of_what_is_there(me
     await member.until(lambda: len(heard.assigned) == 2, "the second assignment")
     await member.until(seek.done, "the response of the seek")
     assert (seek.result(), member.consumer._flow.records, client.paused) == (False, 0, set())
-
-
-@staged(with_member, fixtures=("monkeypatch",))
-async def test_what_ended_in_an_assignment_before_gives_back_no_room_of_this_one(member: Member, /) -> None:
-    """The loop may be late with it; else more would be held than `flow` says."""
-    client, heard, taken = member.client, member.listener, threading.Event()
-    member.assign(P0)
-    client.give(*(Message(P0, offset) for offset in range(10)))
-    await member.until(lambda: len(heard.records) == 10, "the records")
-
-    def release() -> None:
-        member.consumer.release(P0, 10, 20)
-        taken.set()
-
-    member.assign(P0)
-    client.give(*(Message(P0, offset) for offset in range(5)))
-    client.do(release)
-    assert taken.wait(10), "and the loop has not heard of the second assignment"
-    await member.turns()
-    assert member.consumer._flow.records == 5
 
 
 @staged(with_member, fixtures=("monkeypatch",))

@@ -69,16 +69,6 @@ def harness() -> Harness:
     return Harness()
 
 
-def test_one_is_under_way_and_the_newest_follows(harness: Harness) -> None:
-    """What comes meanwhile is sent when the report is there."""
-    for offset in (5, 6, 7):
-        harness.request(offset, 1)
-    assert harness.sent == [5]
-    harness.report(5)
-    harness.commits.send_due(harness)
-    assert harness.sent == [5, 7]
-
-
 def test_what_failed_is_sent_again_after_a_pause_unless_there_is_a_newer_one(harness: Harness) -> None:
     """Also what the client refuses in the middle of a rebalance. The retry never sets back what was reached since."""
     harness.refuses = True

@@ -70,25 +70,6 @@ def entry(value: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(value)
 
 
-def test_watchers_get_what_is_there_once_it_is_read_and_then_each_change_in_order() -> None:
-    """What was taken away before the table was read is never seen by anybody."""
-    log, seen = Cluster(), []
-    view = table(log)
-    view.watch("seek/", lambda key, value: seen.append((key, value)))
-    log.put(b"seek/a", entry({"id": 1}))
-    log.put(b"seek/b", entry({"id": 2}))
-    log.put(b"seek/a", None)
-    log.put(b"hold/a", entry({}))
-    assert seen == []
-    view.loaded(len(log.log(TOPIC)))
-    log.put(b"seek/c", entry({"id": 3}))
-    log.put(b"seek/b", None)
-    log.put(b"seek/never", None)
-    view.loaded(len(log.log(TOPIC)))  # after an interruption
-    assert seen == [("seek/b", {"id": 2}), ("seek/c", {"id": 3}), ("seek/b", None)]
-    assert view.items("") == {"hold/a": {}, "seek/c": {"id": 3}}
-
-
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,15 +72,6 @@ def change_user(security: KafkaSecurity, *, after_refusal: bool = False) -> None
     security.use(KafkaSecurity.model_validate({"sasl": sasl}), after_refusal=after_refusal)
 
 
-def tasks() -> int:
-    """Return the number of threads of this process, those of its clients included."""
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def is_replaced(producer: Producer, client: object) -> bool:
-    return producer._client._client is not client
-
-
 async def until(condition: Callable[[], object]) -> None:
     while not condition():  # noqa: ASYNC110 the state is that of another thread
         await asyncio.sleep(0.01)
@@ -133,19 +122,3 @@ async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatc
     await asyncio.sleep(0.05)
     assert len(responses) == 2
     assert [client.taken for client in Client.made] == [[b"1", b"2"], []]
-
-
-async def test_twenty_replacements_leave_no_client() -> None:
-    """With real clients: neither threads nor objects of those that were replaced stay."""
-    security = KafkaSecurity.model_validate({"sasl": {"mechanism": "PLAIN", "username": "0", "password": "p"}})
-    producer = Producer(KafkaConfig(bootstrap_servers="127.0.0.1:9", security=security), ProducerConfig())
-    await producer.start()
-    threads = tasks()
-    for number in range(1, 21):
-        before = producer._client._client
-        sasl = {"mechanism": "PLAIN", "username": str(number), "password": "p"}
-        security.use(KafkaSecurity.model_validate({"sasl": sasl}))
-        await until(functools.partial(is_replaced, producer, before))
-    del before
-    await until(lambda: tasks() <= threads)
-    await producer.stop()

@@ -85,19 +85,6 @@ def tls_harness(folder: Path, *, store: bool = False) -> Harness:
     return Harness(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
 
 
-def test_a_password_that_a_broker_accepts_is_given_to_the_living_client(tmp_path: Path) -> None:
-    """Nothing is tried while nothing changes, and the client is not replaced."""
-    harness = Harness(tmp_path, sasl={"username": "app"})
-    assert not harness.look()
-    harness.write("password", "new\n")
-    assert harness.look()
-    assert harness.owner.replacement(harness.client) is None
-    assert harness.client.logins == [("app", "new")]
-    assert harness.owner.replacement(harness.client) is None
-    assert not harness.look()
-    assert (harness.attempts, harness.client.logins) == (1, [("app", "new")])
-
-
 def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The broker may learn the password after the file; until then the old one stays in use."""
     harness = Harness(tmp_path, sasl={"username": "app"})

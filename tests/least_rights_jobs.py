@@ -99,31 +99,13 @@ def write_dead_letters(scenario: RightsScenario, number: int, *statuses: int) ->
     scenario.site.write(scenario("orders.dlq"), *written)
 
 
-class Drop(Job):
-    """One dead letter of each use is dropped."""
+class Redrive(Job):
+    """Of each use one dead letter goes back, one goes back exactly once, one is quarantined, and one is dropped."""
 
-    titles = ("Drop dead letters",)
-
-    def prepare(self, number: int) -> None:
-        write_dead_letters(self.scenario, number, 400)
-
-    def requests(self, number: int) -> list[tuple[str, Any]]:
-        return [(f"/adm/dead-letters/{self.scenario('orders.dlq')}/drop", {"reason": "paid", "errors": ["HTTP 400"]})]
-
-    def done(self, number: int) -> bool:
-        if not super().done(number):
-            return False
-        topics = send("GET", f"{self.scenario.url}/adm/dead-letters").body["topics"]
-        return any((one["topic"], one["left"]) == (self.scenario("orders.dlq"), 0) for one in topics)
-
-
-class Redrive(Drop):
-    """One dead letter of each use goes back, one goes back exactly once, and one is moved to quarantine."""
-
-    titles = (*Drop.titles, "Redrive and quarantine dead letters")
+    titles = ("Drop dead letters", "Redrive and quarantine dead letters")
 
     def prepare(self, number: int) -> None:
-        write_dead_letters(self.scenario, number, 400, 404, 500)
+        write_dead_letters(self.scenario, number, 400, 404, 410, 500)
 
     def requests(self, number: int) -> list[tuple[str, Any]]:
         path = f"/adm/dead-letters/{self.scenario('orders.dlq')}"
@@ -131,10 +113,14 @@ class Redrive(Drop):
             (f"{path}/redrive", {"errors": ["HTTP 400"]}),
             (f"{path}/quarantine", {"errors": ["HTTP 500"]}),
             (f"{path}/redrive", {"errors": ["HTTP 404"], "exactlyOnce": True}),
+            (f"{path}/drop", {"reason": "paid", "errors": ["HTTP 410"]}),
         ]
 
     def done(self, number: int) -> bool:
         if not super().done(number):
+            return False
+        topics = send("GET", f"{self.scenario.url}/adm/dead-letters").body["topics"]
+        if not any((one["topic"], one["left"]) == (self.scenario("orders.dlq"), 0) for one in topics):
             return False
         back = [record.value for record in self.scenario.site.records(self.scenario("orders"))]
         expected = {b"%d-%d" % (use, status) for use in range(number + 1) for status in (400, 404)}

@@ -123,6 +123,7 @@ def test_a_refused_record_keeps_its_whole_batch_out(
     site.wait_until(lambda: visible(site, name) == ["b"], "the second attempt alone")
 
 
+@pytest.mark.long
 def test_a_batch_larger_than_the_queue_waits_for_it(
     site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
 ) -> None:

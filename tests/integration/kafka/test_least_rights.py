@@ -20,7 +20,7 @@ from headrace_devkit.testing import PlannedResponse, RecordingBackend, StartHead
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
 from tests.least_rights import Feature, Posted, RightsScenario, Written, assert_named, rows_of
-from tests.least_rights_jobs import Drop, Redrive, Registration, Replay
+from tests.least_rights_jobs import Redrive, Registration, Replay
 
 
 class Produce(Posted):
@@ -205,13 +205,12 @@ class Doctor(Feature):
 
 
 class Pipeline(Written):
-    titles: tuple[str, ...] = ("Pipelines",)
-    delivery = "at_least_once"
+    titles = ("Pipelines", "Pipelines with exactly-once sinks")
     limit_seconds = 240.0
 
     def start(self) -> None:
         name, source = self.scenario("headrace.scale").removeprefix("headrace."), self.scenario("orders")
-        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.scenario("weights"), "delivery": self.delivery}}
+        flow = {"sql": "SELECT n FROM a", "sink": {"topic": self.scenario("weights"), "delivery": "exactly_once"}}
         spec = {"name": name, "sources": {"a": {"topic": source, "schema": "n INT"}}, "flows": {"copy": flow}}
         (self.scenario.folder / "pipeline.yaml").write_text(yaml.safe_dump(spec))
         more = {
@@ -237,26 +236,21 @@ class Pipeline(Written):
         return "; ".join(one for one in missing if one in self.scenario.process.output)
 
 
-class ExactlyOncePipeline(Pipeline):
-    titles = ("Pipelines", "Pipelines with exactly-once sinks")
-    delivery = "exactly_once"
-
-
-FEATURES: tuple[type[Feature], ...] = (Produce, Transaction, Push, Active)
+FEATURES: tuple[type[Feature], ...] = (Produce, Active)
 LONG: tuple[type[Feature], ...] = (
     Keyed,
+    Transaction,
+    Push,
     Function,
     CreatedTopics,
     Control,
     Audit,
     Doctor,
     Replay,
-    Drop,
     Redrive,
     Registration,
     Tables,
     Pipeline,
-    ExactlyOncePipeline,
 )
 
 

@@ -140,6 +140,7 @@ def test_all_say_the_same_in_an_outage(
     assert scenario.process.terminate() == 0
 
 
+@pytest.mark.long
 def test_following_a_topic_says_that_kafka_is_away_and_back(site: Scenario, tmp_path: Path) -> None:
     """On standard error, beside the records; records that come later are printed."""
     with Cluster(tmp_path / "kafka") as cluster:

@@ -99,6 +99,7 @@ def assert_refused(process: Any, topic: str) -> None:
         assert "retry-after" in response.headers
 
 
+@pytest.mark.long
 def test_a_refused_login_heals(
     short_logins: SecuredCluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
 ) -> None:
@@ -135,12 +136,12 @@ def test_a_refused_login_heals(
 
 
 @pytest.mark.parametrize("words", ["topics list", "groups describe g", "produce t", "consume t", "doctor"])
-def test_commands_end_with_the_fix(short_logins: SecuredCluster, tmp_path: Path, words: str) -> None:
+def test_commands_end_with_the_fix(kafka_secured: SecuredCluster, tmp_path: Path, words: str) -> None:
     """A refused login is no outage, so they do not wait for the time limit of a request."""
-    section = short_logins.login("PLAIN")
+    section = kafka_secured.login("PLAIN")
     section["security"]["sasl"]["password"] = WRONG
     write_file(tmp_path / "headrace.yaml", json.dumps({"kafka": section}).encode(), 0o600)
-    scenario = Scenario(short_logins.cluster.bootstrap_servers, tmp_path)
+    scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     done = scenario.cli(*words.split(), given="v\n", code=1)
     text = " ".join((done.stdout + done.stderr).split())
     assert REFUSED.replace("SCRAM-SHA-512", "PLAIN") in text or words == "doctor"

@@ -17,14 +17,12 @@ from tests.faults.push_scenario import PushScenario
 from yaml_table import table
 
 JOURNAL = table(__file__, "journal")
-QUICK = "def act(context, event): pass\n"
-SLOW = "def act(context, event): time.sleep(0.002)\n"
 
 
 class FunctionScenario(PushScenario):
     """A topic, its dead letter topic, a function with a journal, and Headrace processes of its group."""
 
-    def __init__(self, cluster: Any, start: Any, folder: Path, code: str = QUICK, **given: Any) -> None:
+    def __init__(self, cluster: Any, start: Any, folder: Path, code: str, **given: Any) -> None:
         """`code` defines `act(context, event)`; `attributes`, `trigger` and `spec` add keys to the file."""
         super().__init__(cluster, start, folder, backend=RecordingBackend(), partitions=given.get("partitions", 4))
         self.settings = {"ordering": given.get("ordering", "partition")}
@@ -53,15 +51,6 @@ class FunctionScenario(PushScenario):
         self.write(
             self.topic, *(OutgoingRecord(self.topic, b"k%d" % (n % 7), v.encode()) for n, v in enumerate(values))
         )
-
-    @property
-    def ended(self) -> int:
-        """How many calls have ended."""
-        return self.journal.read_bytes().count(b'"ended"')
-
-    def wait_handled(self, records: int) -> None:
-        """Wait until so many calls have ended."""
-        self.wait_until(lambda: self.ended >= records, f"{records} calls")
 
     def fault_since(self, begin: float, most: float) -> None:
         """Record that until now so many records may be called again."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import time
 import urllib.error
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from tests.faults.push_scenario import SHORT_SESSION, PushScenario
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"auto_offset_reset": "earliest", "consumer": SHORT_SESSION}
 INSTANCE = {"auto.commit.interval.ms": 100, "keyFormat": "string", "valueFormat": "string"}
-BOTH = pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 
 
 class ReadScenario(PushScenario):
@@ -105,21 +103,3 @@ def test_headrace_is_killed_while_it_is_read(scenario: ReadScenario, auto: bool)
     assert scenario.check() == []
     assert reader.sessions >= 2
     assert running[-1].terminate() == 0
-
-
-@pytest.mark.long
-@BOTH
-def test_a_paused_process_comes_back_after_its_session(scenario: ReadScenario, auto: bool) -> None:
-    """Another process takes over meanwhile; what the first one still commits counts for nothing."""
-    paused, peer = scenario.run(), scenario.run()
-    scenario.fill(600)
-    with Reader(scenario, lambda: paused.url, auto=auto) as first:
-        first.wait_more(100)
-        paused.server.signal(signal.SIGSTOP)
-        with Reader(scenario, lambda: peer.url, auto=auto) as second:
-            second.wait_more(50)
-            scenario.fill(100)
-            paused.server.signal(signal.SIGCONT)
-            scenario.wait_done()
-    assert scenario.check() == []
-    assert (paused.terminate(), peer.terminate()) == (0, 0)

@@ -121,26 +121,6 @@ def test_a_process_dies_of_a_seek(scenario: Steered, point: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(500)
-def test_a_skip_outlives_the_process_that_did_it(scenario: Steered) -> None:
-    """One record hangs and all others wait behind it; whoever skips it dies before it can commit that."""
-    scenario.backend.response = lambda request: PlannedResponse(
-        delay_seconds=600 if request.body[0]["offset"] == 0 else 0.01
-    )
-    scenario.fill_each(60, keys=1)  # first, because the end of an empty partition would be committed
-    process = scenario.run("commit.before=crash")
-    scenario.wait_until(lambda: scenario.journal.exists() and scenario.journal.stat().st_size, "the record that hangs")
-    begin = time.time()
-    with scenario.fault():
-        ask(process, "skip", partition=0, offset=0, reason="the handler hangs on it")
-        scenario.crashed(process, "commit.before")
-        process = scenario.run()
-        scenario.operations[0].append(Skip(begin, time.time(), 0))
-    scenario.check_done()
-    assert process.terminate() == 0
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("scenario", [4], indirect=True)
 @pytest.mark.parametrize("changes", [3, pytest.param(20, marks=pytest.mark.long)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace_devkit.testing import Cluster, HeadraceProcess, StartHeadrace
-from tests.faults.function_scenario import SLOW, FunctionScenario, alive, children, descriptors
+from headrace_devkit.testing import Cluster, StartHeadrace
+from tests.faults.function_scenario import FunctionScenario, alive, children, descriptors
 from yaml_table import table
 
 pytestmark = pytest.mark.timeout(500)
@@ -52,40 +52,3 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     workers = children(process)
     assert process.terminate() == 0
     assert alive(workers) == []
-
-
-@pytest.mark.long
-def test_rolling_restarts_under_load_repeat_nothing(kafka: Cluster, headrace: StartHeadrace, tmp_path: Path) -> None:
-    """Three processes are replaced one after the other, twice; every call is the only one of its record."""
-    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, partitions=6)
-    processes: list[HeadraceProcess] = [scenario.run() for _ in range(3)]
-    for _ in range(6):
-        had = scenario.ended
-        scenario.fill(1500)
-        scenario.wait_handled(had + 300)
-        assert processes.pop(0).terminate() == 0
-        processes.append(scenario.run())
-    scenario.check_done()
-    assert scenario.dead_letters == 0
-    assert [process.terminate() for process in processes] == [0, 0, 0]
-
-
-@pytest.mark.long
-def test_runtimes_that_are_killed_lose_nothing(kafka: Cluster, headrace: StartHeadrace, tmp_path: Path) -> None:
-    """Kill -9 of the process in the middle of its frames: its workers end with it, and a peer has its partitions."""
-    times = {"sessionTimeout": "3s", "heartbeatInterval": "500ms"}
-    scenario = FunctionScenario(kafka, headrace, tmp_path, SLOW, attributes=times, ordering="key")
-    peer = scenario.run()
-    for _ in range(3):
-        victim = scenario.run()
-        scenario.wait_members(2)
-        had = scenario.ended
-        scenario.fill(1000)
-        scenario.wait_handled(had + 100)
-        begin, workers = time.time(), children(victim)
-        victim.kill()
-        scenario.wait_until(lambda workers=workers: not alive(workers), "the workers' end")
-        scenario.wait_done()
-        scenario.fault_since(begin, most=2 * 2 * 2000)
-    assert scenario.check() == []
-    assert peer.terminate() == 0

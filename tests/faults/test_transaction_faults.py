@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.records import TopicPartition
-from headrace_devkit.testing import Cluster, Fault, StartHeadrace
+from headrace_devkit.testing import Cluster, StartHeadrace
 from headrace_devkit.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
-from tests.faults.ledger import Ledger, Poster
+from tests.faults.ledger import Ledger
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
@@ -206,24 +205,3 @@ def test_a_request_that_arrives_in_the_next_transaction(
 
     ledger.wait_until(lambda: found() == expected, f"{expected}, not {found()}")
     member.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("keyed", [False, True])
-def test_one_of_two_processes_is_killed_under_load(ledger: Ledger, headrace: StartHeadrace, keyed: bool) -> None:
-    """What was acknowledged is there once, and the run starts the killed one again; none outlives the run."""
-    name = ledger.new_topic(3)
-    run = headrace({**ledger.config, "processes": 2, "producer": {"idempotency": {"topic": f"{name}-keys"}}})
-    with Poster(run.url, name, 5, clients=8, keyed=keyed) as clients:
-        clients.wait_for_more(300)
-        begin = time.monotonic()
-        for victim in (0, 1):
-            os.kill(children_of(run)[victim], signal.SIGKILL)
-            clients.wait_for_more(300)
-            ledger.wait_until(lambda: run.output.count("ready after") == 3 + victim, "it to be ready again")  # noqa: B023
-        end = time.monotonic()
-        clients.wait_for_more(300)
-    ledger.check_acknowledged(name, clients, [Fault(begin, end)])
-    children = children_of(run)
-    run.kill()
-    ledger.wait_until(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children), "their end")

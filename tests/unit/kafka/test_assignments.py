@@ -25,7 +25,6 @@ from headrace_devkit.testing.memory_consumer import Message, where
 from tests.group_member import P0, P1, Member, with_member
 from tests.staged import staged
 
-CONTINUE = ReadPolicy(on_gap="continue")
 TRUNCATED = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
 BROKEN = confluent_kafka.KafkaError._BAD_MSG
 

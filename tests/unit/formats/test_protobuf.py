@@ -101,25 +101,6 @@ def test_old_syntax_keeps_its_rules() -> None:
         encode({"id": 1, "e": 4}, codec)
 
 
-@pytest.mark.parametrize(
-    ("message", "way"),
-    [
-        (None, b"\x00"),
-        ("shop.Order", b"\x00"),
-        ("Other", b"\x02\x02"),
-        ("Other.Inner", b"\x04\x02\x00"),
-        ("shop.Order.Line", b"\x04\x00\x00"),
-        ("Order.Line.Note", b"\x06\x00\x00\x00"),
-    ],
-)
-def test_the_place_of_a_message_type_goes_before_it(message: str | None, way: bytes) -> None:
-    """Indexes as zigzag varints; every codec of the schema reads what any other wrote."""
-    codec = ProtobufCodec(ALL, {}, message)
-    data = encode({}, codec)
-    assert data == way
-    assert CODEC.decode(data) == codec.decode(data)
-
-
 def test_places_above_63_take_two_bytes() -> None:
     """The varint of a zigzag number."""
     text = rest("".join(f"message M{index} {{ int32 a = 1; }}" for index in range(200)))

@@ -18,6 +18,19 @@ def flow(records: int = 10_000, size: int = 10_000_000) -> FetchFlowControl:
     return made
 
 
+def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> None:
+    """With every partition paused a poll brings no records, so the membership lives."""
+    made = flow()
+    made.fetched(A, 10_000, 10, 0)
+    made.changes(0.0)
+    assert made.changes(1.0) == ([A, B], [])
+    assert not made.must_wait
+    made.released(A, 1000, 1, 2)
+    assert made.changes(2) == ([], [B])
+    made.released(A, 7000, 5, 3)
+    assert made.changes(3) == ([], [A])
+
+
 def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
     """However fast it filled up: the other one goes on, is paused when its own part is full, and goes on again."""
     made = flow()

@@ -43,12 +43,6 @@ def starts(client: MemoryConsumer, partitions: list[TopicPartition], policy: Rea
     return {partition: start._replace(epoch=0) for partition, start in found.items()}
 
 
-def test_a_group_resumes_at_its_committed_offset_with_its_metadata() -> None:
-    """Whatever the policy is for groups without committed offsets."""
-    for policy in (ReadPolicy("earliest"), ReadPolicy("latest")):
-        assert starts(client({0: 50}), [P0], policy) == {P0: StartPosition(50, Committed(50, "note"))}
-
-
 def test_latest_is_a_number_that_is_to_be_committed_now() -> None:
     """So that a restart before the first record does not choose a later one. One request asks for all partitions, and
     what has no number in the response is not known."""

@@ -109,16 +109,3 @@ async def test_records_of_a_client_whose_login_was_refused_do_not_wait(monkeypat
         producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], responses.append)
         await until(lambda: len(responses) == 2)
         assert len(Client.made) == 2
-
-
-async def test_what_waits_for_the_new_client_at_the_stop_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is purged with what the old client holds, so each request is answered."""
-    responses: list[list[Any]] = []
-    async with producing(monkeypatch) as (producer, security):
-        producer.send([OutgoingRecord("t", None, b"1", [], 0, 0)], responses.append)
-        change_user(security)
-        await until(lambda: producer._client._replacement.waiting is not None)
-        producer.send([OutgoingRecord("t", None, b"2", [], 0, 0)], responses.append)
-    await asyncio.sleep(0.05)
-    assert len(responses) == 2
-    assert [client.taken for client in Client.made] == [[b"1", b"2"], []]

@@ -61,10 +61,6 @@ class Harness:
         assert self.files.due
         return self.files.look(self._attempt) is not None
 
-    def look_again(self) -> bool:
-        """Look before it is time, because brokers refuse what is in use."""
-        return self.files.look(self._attempt, refused=True) is not None
-
     def _attempt(self, kafka: KafkaConfig) -> Client:
         self.attempts += 1
         confluent_kafka.Producer({**client_properties(kafka, "attempt"), "log_level": 0})
@@ -85,6 +81,19 @@ def tls_harness(folder: Path, *, store: bool = False) -> Harness:
     return Harness(folder, tls={"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"})
 
 
+def test_a_password_that_a_broker_accepts_is_given_to_the_living_client(tmp_path: Path) -> None:
+    """Nothing is tried while nothing changes, and the client is not replaced."""
+    harness = Harness(tmp_path, sasl={"username": "app"})
+    assert not harness.look()
+    harness.write("password", "new\n")
+    assert harness.look()
+    assert harness.owner.replacement(harness.client) is None
+    assert harness.client.logins == [("app", "new")]
+    assert harness.owner.replacement(harness.client) is None
+    assert not harness.look()
+    assert (harness.attempts, harness.client.logins) == (1, [("app", "new")])
+
+
 def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The broker may learn the password after the file; until then the old one stays in use."""
     harness = Harness(tmp_path, sasl={"username": "app"})
@@ -100,19 +109,6 @@ def test_what_is_refused_is_tried_again_and_warned_of_once(tmp_path: Path, caplo
     assert "canary" not in caplog.text
     harness.accepts = True
     assert harness.look()
-
-
-def test_while_the_login_is_refused_a_change_is_found_at_once(tmp_path: Path) -> None:
-    """What is refused as well is tried again only when it is due."""
-    harness = Harness(tmp_path, sasl={"username": "app"})
-    harness.accepts = False
-    harness.write("password", "wrong")
-    assert [harness.look_again() for _ in range(5)] == [False] * 5
-    assert harness.attempts == 1
-    harness.accepts = True
-    harness.write("password", "new-password")
-    assert harness.look_again()
-    assert harness.security.after_refusal
 
 
 @pytest.mark.parametrize("names", [("client.pem", "client.key"), ("client.p12",)])

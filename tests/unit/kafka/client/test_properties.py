@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from headrace.config.kafka import KafkaConfig
-from headrace.config.kafka_security import KafkaSasl, KafkaSecurity
+from headrace.config.kafka_security import KafkaSecurity
 from headrace.kafka.client.properties import client_log, client_properties
-
-
-def test_allowed_properties_reach_the_client() -> None:
-    """Secrets are opened only here."""
-    sasl = KafkaSasl(mechanism="PLAIN", username="a", password=SecretStr("s3"))
-    kafka = KafkaConfig(security=KafkaSecurity(sasl=sasl), properties={"socket.timeout.ms": 5000})
-    found = client_properties(kafka, "me")
-    assert (found["sasl.password"], found["socket.timeout.ms"], found["client.id"]) == ("s3", 5000, "me")
 
 
 def test_consumer_properties_stay_out_of_producers() -> None:

@@ -117,11 +117,3 @@ def test_the_round_trip_is_that_of_the_last_request_that_was_answered() -> None:
     for seconds in (0.25, 0.125):
         assert harness.seen.probe._request(client, threading.Event())
         assert harness.seen.probe.round_trip == seconds
-
-
-def test_an_address_without_a_port_is_named() -> None:
-    """The client takes 9092 for it, which may not be what was meant."""
-    harness = Harness("kafka")
-    harness.attempt(False, 3)
-    assert harness.seen.outage
-    assert harness.seen.outage.why.endswith("(kafka has no port, so 9092 is used)")

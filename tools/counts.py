@@ -63,9 +63,15 @@ def files() -> list[Path]:
 
 
 @functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return a Python file, parsed once for all who look at it."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def trees() -> dict[Path, ast.Module]:
     """Return each Python file of the product, parsed."""
-    return {path: ast.parse(path.read_text()) for path in files()}
+    return {path: parsed(path) for path in files()}
 
 
 def is_guest(path: Path) -> bool:
@@ -127,7 +133,7 @@ def definitions() -> dict[str, set[Path]]:
     """Return the files of each definition of the product and the tests, by its name: `Class.method`."""
     found: dict[str, set[Path]] = {}
     tests = sorted((ROOT / "tests").rglob("*.py"))
-    for path, tree in [*trees().items(), *((path, ast.parse(path.read_text())) for path in tests)]:
+    for path, tree in [*trees().items(), *((path, parsed(path)) for path in tests)]:
         for name in _definitions(tree):
             found.setdefault(name, set()).add(path)
             found.setdefault(f"{_module(path)}:{name}", set()).add(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import sys
 import tomllib
@@ -20,11 +19,14 @@ from headrace.app.documents import every_endpoint
 from headrace.config.format_list import FORMATS
 from headrace.extras import MODULES, extra_of
 
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+from tools.counts import files, parsed, trees  # noqa: E402 a plain folder, found from the repository's root
+
 pytestmark = pytest.mark.xdist_group("house")
 
-ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / "packages"
-FILES = sorted(PACKAGES.glob("*/src/**/*.py"))
+FILES = files()
 ERRORS = PACKAGES / "headrace/src/headrace/errors.py"
 
 BIRTHS = {
@@ -45,12 +47,6 @@ BIRTHS = {
     "start_new_thread",
 }
 DOORS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("doors.yaml").read_text())
-
-
-@functools.cache
-def trees() -> dict[Path, ast.Module]:
-    """Return each file of the product, parsed."""
-    return {path: ast.parse(path.read_text()) for path in FILES}
 
 
 def room(path: Path) -> str:
@@ -94,7 +90,7 @@ def test_tests_import_public_names_only() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {alias.name}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace")
         for alias in node.names
         if alias.name.startswith("_") or "._" in (node.module or "").replace(".__main__", "")
@@ -273,7 +269,7 @@ def test_the_licence_is_in_the_repository_and_in_the_package() -> None:
 
 def fixtures_without_a_type(path: Path, known: set[str]) -> Iterator[str]:
     """Yield where a test or a fixture takes or makes a fixture as `Any`."""
-    for node in functions(ast.parse(path.read_text())):
+    for node in functions(parsed(path)):
         marks = [ast.unparse(mark) for mark in node.decorator_list]
         is_fixture = any("fixture" in mark for mark in marks)
         if is_fixture or node.name.startswith("test_"):
@@ -294,6 +290,6 @@ def test_fixtures_have_types() -> None:
     ]
     known = {"monkeypatch", "tmp_path", "capsys", "caplog", "request", "server", "opened"}
     for path in paths:
-        nodes = functions(ast.parse(path.read_text()))
+        nodes = functions(parsed(path))
         known |= {node.name for node in nodes if any("fixture" in ast.unparse(mark) for mark in node.decorator_list)}
     assert [found for path in paths for found in fixtures_without_a_type(path, known)] == []

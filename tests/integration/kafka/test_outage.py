@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,32 +86,17 @@ def scenario(
         yield made
 
 
-@pytest.mark.parametrize(
-    ("break_it", "mend", "why", "limit_seconds"),
-    [
-        pytest.param(
-            Cluster.kill, Cluster.restart, "connection refused by 127.0.0.1", SOON_SECONDS, marks=pytest.mark.long
-        ),
-        (Cluster.pause, Cluster.resume, "neither a response nor an error arrived", 2 * SOON_SECONDS),
-    ],
-    ids=["killed", "hanging"],
-)
-def test_all_say_the_same_in_an_outage(
-    scenario: OutageScenario,
-    break_it: Callable[[Cluster, int], None],
-    mend: Callable[[Cluster, int], None],
-    why: str,
-    limit_seconds: float,
-) -> None:
+def test_all_say_the_same_in_an_outage(scenario: OutageScenario) -> None:
     """List, status, top, readiness and metrics, of a consumer and of a function; and the log has a line at each end."""
-    break_it(scenario.cluster, 1)
+    scenario.cluster.pause(1)
     began = time.monotonic()
     scenario.site.wait_until(
         lambda: scenario.site.ask(f"{scenario.process.url}/health/readiness").status != 200, "no 200"
     )
-    assert time.monotonic() - began < 2 * limit_seconds, "with room for a machine that is busy"
+    assert time.monotonic() - began < 4 * SOON_SECONDS, "with room for a machine that is busy"
     says = scenario.says()
-    sentence = re.compile(rf"Kafka at {scenario.cluster.bootstrap_servers} has not answered for \d+ s: {why}")
+    away = rf"Kafka at {scenario.cluster.bootstrap_servers} has not answered for \d+ s"
+    sentence = re.compile(f"{away}: neither a response nor an error arrived")
     for told in (says["readiness"], *says["list"], *says["needs"]):
         assert sentence.match(told), says
     for told in says["status"]:
@@ -128,7 +113,7 @@ def test_all_say_the_same_in_an_outage(
         assert "nothing of this request was sent" in refused.body["description"]
         assert refused.body["metadata"]["retriable"] is True
         assert "requestStatus" not in refused.body
-    mend(scenario.cluster, 1)
+    scenario.cluster.resume(1)
     scenario.site.wait_until(scenario.is_well, "all to be well again", LATE_SECONDS)
     assert scenario.produce().status == 200
     lines = [line for line in scenario.process.output.splitlines() if "answer" in line]

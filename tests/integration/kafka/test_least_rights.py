@@ -19,6 +19,7 @@ from headrace.records import TopicPartition
 from headrace_devkit.testing import PlannedResponse, RecordingBackend, StartHeadrace
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Instance, send
+from tests.function_calls import function_file
 from tests.least_rights import Feature, Posted, RightsScenario, Written, assert_named, rows_of
 from tests.least_rights_jobs import Redrive, Registration, Replay
 
@@ -95,14 +96,11 @@ class Function(Written):
 
     def start(self) -> None:
         code = "def handler(context, event):\n    if event.body['n'] % 2:\n        raise ValueError('odd')\n"
-        (self.scenario.folder / "work.py").write_text(code + "    return event.body\n")
         names = {"topics": [self.scenario("orders")], "consumerGroup": self.scenario("tracking"), "valueFormat": "json"}
         attributes = {**names, "outputTopic": self.scenario("weights"), "retry": {"attempts": 1}}
         trigger = {"kind": "kafka-cluster", "numWorkers": 1, "attributes": attributes}
-        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-        file = self.scenario.folder / "function.yaml"
-        file.write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
-        self.scenario.run(functions=[str(file)])
+        file = function_file(self.scenario.folder, f"{code}    return event.body\n", {"in": trigger})
+        self.scenario.run(functions=[file])
 
     def trigger(self, number: int) -> None:
         self.scenario.site.write_json(self.scenario("orders"), {"n": 2 * number}, {"n": 2 * number + 1})

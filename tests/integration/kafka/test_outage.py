@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headrace_devkit.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
+from tests.function_calls import function_file
 
 RECORD = {"records": [{"key": "k", "value": {"n": 1}}]}
 SOON_SECONDS = 3.0
@@ -28,17 +28,15 @@ class OutageScenario:
 
     def __init__(self, cluster: Cluster, folder: Path, site: Any, headrace: Any, backend: Any) -> None:
         self.cluster, self.site = cluster, site
-        (folder / "work.py").write_text("def handler(context, event):\n    return None\n")
         trigger = {"kind": "kafka-cluster", "attributes": {"topics": ["orders"], "consumerGroup": "work"}}
-        spec = {"handler": "work:handler", "triggers": {"in": trigger}}
-        (folder / "function.yaml").write_text(yaml.safe_dump({"metadata": {"name": "work"}, "spec": spec}))
+        function = function_file(folder, "def handler(context, event):\n    return None\n", {"in": trigger})
         self.process: HeadraceProcess = headrace(
             {
                 "kafka": {"bootstrap_servers": cluster.bootstrap_servers},
                 "reactive_consumers": {
                     "push": {"topics": ["orders"], "group": "push", "backend": {"url": backend.url}}
                 },
-                "functions": [str(folder / "function.yaml")],
+                "functions": [function],
             }
         )
 

@@ -183,12 +183,6 @@ def test_the_readme_has_the_lines_behind_every_target() -> None:
     assert [name for name, _ in targets if f"`make {name}`" not in readme] == []
 
 
-def test_these_tests_share_a_worker(request: pytest.FixtureRequest) -> None:
-    """The plug-in tells the scheduler by the end of the id; without it three tests of Spark would share two cores."""
-    if getattr(request.config.option, "loadgroup", False):
-        assert request.node.nodeid.endswith("@test_docs.py")
-
-
 def test_targets_named_in_the_pages_exist() -> None:
     """Nobody is sent to a target that is not there."""
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))

@@ -9,7 +9,6 @@ import msgspec
 
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import HeadraceError, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.runtime import run_blocking
@@ -18,6 +17,7 @@ from headrace_pipelines.connector import ConnectorSecurity, connector_options, f
 from headrace_pipelines.driver_process import Toolchain, find_toolchain
 from headrace_pipelines.graph import require_cores, topics_written
 from headrace_pipelines.secrets_file import KAFKA, with_secrets
+from headrace_pipelines.sinks.batch_transactions import BATCHES_TOPIC
 from headrace_pipelines.spec import PipelineKafka, PipelineSpec
 
 

@@ -17,9 +17,9 @@ from pyspark.sql import functions as f
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
-from headrace.kafka.transactions.batch_transactions import BatchTransactions
 from headrace_pipelines.driver.batch_decision import decide
 from headrace_pipelines.secrets_file import KAFKA, secret
+from headrace_pipelines.sinks.batch_transactions import BatchTransactions
 
 
 class TaskWriter(NamedTuple):

@@ -153,8 +153,8 @@ class KafkaSink(Sink):
         """Return what writes each micro-batch in a transaction, or in one for each task."""
         if self.delivery != "exactly_once":
             return None
-        from headrace.kafka.transactions.batch_transactions import BatchTransactions
         from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink, query_of
+        from headrace_pipelines.sinks.batch_transactions import BatchTransactions
 
         limit, accepts = self.transaction_timeout_seconds, self.accept_unknown_batch
 

@@ -8,8 +8,6 @@ from typing import Final, Literal
 Kind = Literal["", "state", "retry", "dead_letter"]
 """`state`: audit, control, idempotency keys, locks, completed offsets, and topics of Kafka; empty: not internal."""
 
-BATCHES_TOPIC: Final = "_headrace-eos"
-"""It never has records. Groups commit offsets on its only partition to count the batches of exactly-once sinks."""
 _STATE: Final = ("__", "_headrace-")
 _RETRY: Final = re.compile(r".+\.retry\.\d+s")
 _DEAD_LETTERS: Final = re.compile(r".+\.(dlq|quarantine)")

@@ -1,1 +1,1 @@
-"""Transactions: of requests, of a group with its offsets, and of numbered batches."""
+"""Transactions of requests, and of a group with its offsets."""

@@ -13,13 +13,12 @@ import confluent_kafka
 import pyarrow
 import pytest
 
-from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.errors import ConfigError, FatalKafkaError, KafkaUnavailable, RecordTooLarge, TransactionAborted
-from headrace.kafka.transactions import batch_transactions
-from headrace.kafka.transactions.batch_transactions import BatchTransactions
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import kafka_settings
+from headrace_pipelines.sinks import batch_transactions
+from headrace_pipelines.sinks.batch_transactions import BATCHES_TOPIC, BatchTransactions
 
 
 @pytest.fixture

@@ -17,13 +17,14 @@ import confluent_kafka
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer import ProducerConfig
-from headrace.config.topic_names import BATCHES_TOPIC
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import ClientErrors, to_error, write_error
 from headrace.kafka.client.properties import client_properties
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.runtime.failpoints import reach
 
+BATCHES_TOPIC: Final = "_headrace-eos"
+"""It never has records. Groups commit offsets on its only partition to count the batches of exactly-once sinks."""
 _LIMIT_SECONDS: Final = 30.0
 _RESPONSE_SECONDS: Final = 10.0
 _FULL_QUEUE_SECONDS: Final = 0.1

@@ -17,6 +17,7 @@ from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import hanging_consumers
 from headrace.kafka.loop_proxy import LoopProxy
+from headrace.kafka.poll_thread import PollThread
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
@@ -212,6 +213,22 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
 
     monkeypatch.setattr(LoopProxy, "wait_for", asking)
     with_member(monkeypatch, test)
+
+
+@staged(with_member, fixtures=("monkeypatch",))
+async def test_partitions_assigned_by_hand_while_the_consumer_leaves_are_not_looked_up(member: Member, /) -> None:
+    """Kafka may not answer, and the time to leave is needed for what is in flight."""
+    requested: list[Any] = []
+    member.client.committed = lambda items, timeout: requested.append(items) or items  # type: ignore[method-assign, func-returns-value]
+
+    def leave_and_assign(poll: PollThread) -> None:
+        member.consumer.begin_drain(Deadline(member.clock, 5))
+        poll.partitions.assign([P0])
+
+    member.consumer._command(leave_and_assign, wakes=True)
+    assert member.consumer._running
+    await member.consumer._running.thread.wait_ended()
+    assert (requested, member.listener.assigned) == ([], [])
 
 
 def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

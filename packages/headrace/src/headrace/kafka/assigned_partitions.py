@@ -17,7 +17,7 @@ from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition
 from headrace.kafka.positions import client_partitions as _plain
 from headrace.records import Committed, Epochs, Offsets, TopicPartition
-from headrace.runtime import Clock
+from headrace.runtime import Clock, Deadline
 from headrace.runtime.failpoints import reach
 from headrace.runtime.telemetry.log_fields import record_fields
 
@@ -40,14 +40,16 @@ class AssignedPartitions:
     ) -> None:
         """Begin without partitions; `client` is that of the thread."""
         # Settings
-        self._name = name
-        self._loop = loop
-        self._flow = flow
-        self._resolver = resolver
-        self._problems = problems
+        self.name = name
+        self.loop = loop
+        self.flow = flow
+        self.resolver = resolver
+        self.problems = problems
         # The group
         self.by_hand: list[TopicPartition] = []
         """Partitions that are assigned without a subscription."""
+        self.leave_by: Deadline | None = None
+        """When the group must be left; set by the loop."""
         # These assignments
         self.epochs: dict[TopicPartition, int] = {}
         self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)
@@ -60,15 +62,18 @@ class AssignedPartitions:
     def use(self, client: Any) -> None:
         """Read with another client, which has no partitions yet."""
         self.client = client
-        self.assignment = Assignment(client, whole=self._resolver.policy.member.is_eager)
+        self.assignment = Assignment(client, whole=self.resolver.policy.member.is_eager)
 
     def add(self, assigned: list[Any]) -> None:
         """Read partitions that are assigned now, where the group continues."""
+        if self.leave_by:  # the client is closing, and revokes them at once
+            self.assignment.add(assigned)
+            return
         reach("assign.before")
         client = self.client
         partitions = [TopicPartition(p.topic, p.partition) for p in assigned]
         self.forget(partitions)
-        starts = self._resolver.starts(client, partitions)
+        starts = self.resolver.starts(client, partitions)
         for item, partition in zip(assigned, partitions, strict=True):
             item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
         self.assignment.add(assigned)
@@ -77,13 +82,18 @@ class AssignedPartitions:
         if unknown := [partition for partition in partitions if partition not in starts]:
             client.pause(_plain(unknown))
         for about in {"", *(f"topic {partition.topic}" for partition in partitions)}:
-            self._problems.report(about, "")
+            self.problems.report(about, "")
         self._pass_assigned(starts)
-        log.info("%s: assigned %s", self._name, names_of(partitions))
+        log.info("%s: assigned %s", self.name, names_of(partitions))
         reach("assign.after")
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly these partitions, at the group's committed offsets, without membership in the group."""
+        """Read exactly these partitions, at the group's committed offsets, without membership in the group.
+
+        A consumer that is leaving begins no further partition.
+        """
+        if self.leave_by:
+            return
         current = set(self.by_hand)
         required = set(partitions)
         removed = [partition for partition in self.by_hand if partition not in required]
@@ -91,7 +101,7 @@ class AssignedPartitions:
         self.by_hand, self.commits.is_by_hand = list(partitions), True
         if removed:
             self.forget(removed)
-            self._loop.post(self._loop.listener.on_lost, removed)
+            self.loop.post(self.loop.listener.on_lost, removed)
             self.assignment.remove(_plain(removed))
         if added:
             self.add(_plain(added))
@@ -102,10 +112,10 @@ class AssignedPartitions:
             response(False)
             return
         self.forget([partition])
-        start = StartPosition(to.offset, to, epoch=self._resolver.new_epoch())
+        start = StartPosition(to.offset, to, epoch=self.resolver.new_epoch())
         self._seeks[partition] = response
         self.epochs[partition] = start.epoch
-        self._resolver.wait_for_commit(partition, start)
+        self.resolver.wait_for_commit(partition, start)
         self.client.pause(_plain([partition]))
         self.commits.request({partition: to}, {partition: start.epoch})
 
@@ -114,12 +124,12 @@ class AssignedPartitions:
 
         A revoke cannot happen between the check and the changes, because it is a call of this thread.
         """
-        gone = [p for p in offsets if p not in self.epochs and not self._resolver.is_open(p)]
+        gone = [p for p in offsets if p not in self.epochs and not self.resolver.is_open(p)]
         if not gone:
             for partition, offset in offsets.items():
-                start = StartPosition(offset, epoch=self._resolver.new_epoch())
+                start = StartPosition(offset, epoch=self.resolver.new_epoch())
                 self.commits.renew(partition, start.epoch)  # what was requested before is still committed
-                self._resolver.forget([partition])
+                self.resolver.forget([partition])
                 self._pass_assigned({partition: start})
                 self.fetch_from(partition, offset)
         response(gone)
@@ -129,18 +139,18 @@ class AssignedPartitions:
         partitions = [partition for partition, epoch in epochs.items() if self.epochs.get(partition) == epoch]
         self.forget(partitions)
         self.client.pause(_plain(partitions))
-        for partition, start in self._resolver.starts(self.client, partitions).items():
+        for partition, start in self.resolver.starts(self.client, partitions).items():
             self._start_at(partition, start)
 
     def restart_topic(self, topic: str, after: float) -> None:
         """Read a recreated topic from its start, even if its offsets have already passed the current positions."""
         for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:
-            log.warning("%s, %s: resuming at the start of the new topic", self._problems.group, partition)
+            log.warning("%s, %s: resuming at the start of the new topic", self.problems.group, partition)
             self._restart_at(partition, confluent_kafka.OFFSET_BEGINNING, 0)
 
     def resolve(self) -> None:
         """Resume partitions whose position was not known before."""
-        for partition, found in self._resolver.resolve(self.client):
+        for partition, found in self.resolver.resolve(self.client):
             if isinstance(found, OffsetGap):
                 self._on_gap(partition, found)
             elif isinstance(found, StartPosition):
@@ -151,17 +161,17 @@ class AssignedPartitions:
     def fetch_from(self, partition: TopicPartition, offset: int) -> None:
         """Fetch a partition from another offset, unless it is paused or its position is not resolved."""
         for each in self.assignment.reassign_at(partition, offset):
-            waits = self._flow.is_paused(each) or self._resolver.is_open(each)
+            waits = self.flow.is_paused(each) or self.resolver.is_open(each)
             (self.client.pause if waits else self.client.resume)(_plain([each]))
 
     def forget(self, partitions: Sequence[TopicPartition]) -> None:
         """End the assignments of partitions."""
-        self._flow.revoked(partitions)
+        self.flow.revoked(partitions)
         self.commits.forget(partitions)
-        self._resolver.forget(partitions)
+        self.resolver.forget(partitions)
         for partition in partitions:
             self.epochs.pop(partition, None)
-            self._problems.refused.pop(partition, None)
+            self.problems.refused.pop(partition, None)
             if sought := self._seeks.pop(partition, None):
                 sought(False)
 
@@ -169,11 +179,11 @@ class AssignedPartitions:
         """Report an assignment to the listener, before its records."""
         epochs = {partition: start.epoch for partition, start in starts.items()}
         self.epochs.update(epochs)
-        self._flow.assigned(epochs)
+        self.flow.assigned(epochs)
         committed = {partition: start.committed for partition, start in starts.items() if start.committed}
         self.commits.request({p: committed[p] for p, start in starts.items() if start.is_new}, epochs)
-        self._resolver.read_to({partition: start.offset for partition, start in starts.items()})
-        loop = self._loop
+        self.resolver.read_to({partition: start.offset for partition, start in starts.items()})
+        loop = self.loop
 
         def assigned() -> None:  # one call: a commit of the old epoch must not count for the new one
             loop.epochs.update(epochs)
@@ -193,13 +203,13 @@ class AssignedPartitions:
 
     def _on_gap(self, partition: TopicPartition, gap: OffsetGap) -> None:
         """Stall or resume at the start of the log, as the policy says about missing offsets."""
-        if self._resolver.policy.on_gap == "stop":
-            text = f"{partition}: {gap}; it is stalled: {self._resolver.policy.advice}"
-            self._problems.stall(str(partition), InvalidOffset(text, **partition._asdict()))
+        if self.resolver.policy.on_gap == "stop":
+            text = f"{partition}: {gap}; it is stalled: {self.resolver.policy.advice}"
+            self.problems.stall(str(partition), InvalidOffset(text, **partition._asdict()))
             return
-        fields = record_fields(group := self._problems.group, partition, gap.start, consumer=self._name)
+        fields = record_fields(group := self.problems.group, partition, gap.start, consumer=self.name)
         log.warning("%s, %s: %s; resuming at %d, as on_gap says", group, partition, gap, gap.start, extra=fields)
-        self._loop.post(self._loop.listener.on_gap, partition, gap.end - gap.first)
+        self.loop.post(self.loop.listener.on_gap, partition, gap.end - gap.first)
         if gap.is_cut_off:  # offsets from here on were used before, so it is another assignment
             self._restart_at(partition, gap.start, gap.start)
         else:
@@ -208,7 +218,7 @@ class AssignedPartitions:
     def _restart_at(self, partition: TopicPartition, start: int, committed: int) -> None:
         """Begin another assignment of an assigned partition, without a rebalance."""
         self.forget([partition])
-        self._loop.post(self._loop.listener.on_lost, [partition])
-        epoch = self._resolver.new_epoch()
+        self.loop.post(self.loop.listener.on_lost, [partition])
+        epoch = self.resolver.new_epoch()
         self._pass_assigned({partition: StartPosition(start, Committed(committed), is_new=True, epoch=epoch)})
         self.fetch_from(partition, start)  # last: before, flow control may know a pause of the old assignment

@@ -16,6 +16,7 @@ import confluent_kafka
 from headrace.config.consumers import FlowControl
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, TopicRecreated
 from headrace.kafka.admin import Admin
+from headrace.kafka.assigned_partitions import AssignedPartitions
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.properties import member_properties
 from headrace.kafka.cluster_admin import rebalance_of
@@ -114,16 +115,17 @@ class Consumer(Service):
             in_task = functools.partial(loop.post, self.keep)
             store = _OffsetStore(self._policy.stored_offsets, self._group, resolver, self._commands, in_task)
             resolver.request_stored = store.request
-        poll = PollThread(
+        security = ClientSecurity(self._admin.config.security, lambda: confluent_kafka.Consumer(self._properties()))
+        partitions = AssignedPartitions(
             self.name,
-            ClientSecurity(self._admin.config.security, lambda: confluent_kafka.Consumer(self._properties())),
+            security.make(),
             loop=loop,
-            commands=self._commands,
             flow=self._flow,
             resolver=resolver,
             problems=self._problems,
             clock=self._clock,
         )
+        poll = PollThread(partitions, security, self._commands, self._clock)
         thread = OwnedThread(self.name, poll.run, self.die)
         self._running = _Running(poll, thread)
         thread.start()
@@ -141,7 +143,7 @@ class Consumer(Service):
     def begin_drain(self, deadline: Deadline) -> None:
         """Have the thread leave the group: what is in flight is completed and committed first, as on a revoke."""
         if running := self._running:
-            running.poll.leave_by = deadline
+            running.poll.partitions.leave_by = deadline
             running.thread.stop_requested.set()
             if running.closed_by is None:  # the first time counts: many consumers are stopped one after the other
                 closed_by = Deadline(self._clock, deadline.remaining_seconds + _CLOSE_SECONDS)
@@ -164,7 +166,7 @@ class Consumer(Service):
     def hangs(self) -> bool:
         """Whether its thread does not return from Kafka's client, which only a restart of the process cures."""
         running = self._running
-        if self.death or running is None or running.poll.leave_by:
+        if self.death or running is None or running.poll.partitions.leave_by:
             return False
         return self._clock.monotonic() - running.poll.turned_at > _HANGS_SECONDS + self._policy.drain_seconds
 

@@ -18,11 +18,10 @@ from headrace.kafka.client.access import is_refused, refusal_in
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.commits import commit_now
-from headrace.kafka.fetch_flow import FetchFlowControl
-from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, LoopProxy
+from headrace.kafka.loop_proxy import CommandQueue
 from headrace.kafka.names import names_of
-from headrace.kafka.positions import PositionResolver, committed_offsets
 from headrace.kafka.positions import client_partitions as _plain
+from headrace.kafka.positions import committed_offsets
 from headrace.kafka.reader import to_batches
 from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
@@ -56,33 +55,19 @@ class PollThread:
     """What runs on the consumer's thread. `subscribe`, `committed` and `group_metadata` are commands of the loop."""
 
     def __init__(
-        self,
-        name: str,
-        security: ClientSecurity[Any],
-        *,
-        loop: LoopProxy,
-        commands: CommandQueue,
-        flow: FetchFlowControl,
-        resolver: PositionResolver,
-        problems: ConsumerProblems,
-        clock: Clock,
+        self, partitions: AssignedPartitions, security: ClientSecurity[Any], commands: CommandQueue, clock: Clock
     ) -> None:
         """Prepare; `security` makes the clients, which this thread closes, and `commands` run before each poll."""
         # Settings
-        self._name = name
         self._security = security
-        self.loop = loop
         self._commands = commands
-        self._flow = flow
-        self._resolver = resolver
-        self._problems = problems
         self._clock = clock
         # The group
-        self.partitions = AssignedPartitions(
-            name, security.make(), loop=loop, flow=flow, resolver=resolver, problems=problems, clock=clock
-        )
-        self.leave_by: Deadline | None = None
-        """When the group must be left; set by the loop."""
+        self.partitions = partitions
+        self.loop = partitions.loop
+        self._flow = partitions.flow
+        self._resolver = partitions.resolver
+        self._problems = partitions.problems
         self.member: tuple[bytes, Epochs] = b"", {}
         """For transactions: the client's metadata of the last turn, and the epochs then; for any thread."""
         # This turn
@@ -122,7 +107,7 @@ class PollThread:
         if client is None:
             return
         why = "Kafka refuses its group" if refused else "files of kafka.security have changed"
-        log.info("%s: its client is being replaced, because %s", self._name, why)
+        log.info("%s: its client is being replaced, because %s", self.partitions.name, why)
         at = self.partitions.assignment.positions() if self.partitions.by_hand else []
         if not at:
             self._drain_and_commit(list(self.partitions.epochs))
@@ -293,10 +278,7 @@ class PollThread:
             self.partitions.client.resume(_plain(resume))
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
-        if self.leave_by:  # the client is closing, and revokes them at once
-            self.partitions.assignment.add(assigned)
-        else:
-            self.partitions.add(assigned)
+        self.partitions.add(assigned)
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
         partitions = [TopicPartition(p.topic, p.partition) for p in revoked]
@@ -305,7 +287,7 @@ class PollThread:
         self.partitions.assignment.remove(revoked)
         if not self.partitions.epochs:
             self._problems.without_partitions()
-        log.info("%s: revoked %s", self._name, names_of(partitions))
+        log.info("%s: revoked %s", self.partitions.name, names_of(partitions))
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
         reach("lost.before")
@@ -314,7 +296,7 @@ class PollThread:
         self.loop.post(self.loop.listener.on_lost, partitions)
         self.partitions.assignment.remove(lost)
         self._problems.report("", f"group {self._problems.group}: partitions were lost; joining again")
-        log.warning("%s: lost %s", self._name, names_of(partitions))
+        log.warning("%s: lost %s", self.partitions.name, names_of(partitions))
         reach("lost.after")
 
     def _drain_and_commit(self, partitions: Sequence[TopicPartition]) -> None:
@@ -325,12 +307,14 @@ class PollThread:
         self.partitions.forget(partitions)
         if offsets and (failure := commit_now(self.partitions.client, offsets)):
             why = self._problems.explain(failure, {p.topic for p in offsets})
-            log.warning("%s: commit on revoke failed; completed records will be delivered again: %s", self._name, why)
+            log.warning(
+                "%s: commit on revoke failed; completed records will be delivered again: %s", self.partitions.name, why
+            )
         reach("revoke.committed")
 
     def _drain(self, partitions: Sequence[TopicPartition]) -> CommitOffsets:
         """Wait until the loop has drained partitions; return what may be committed."""
-        leave_by = self.leave_by
+        leave_by = self.partitions.leave_by
         seconds = min(_DRAIN_SECONDS, leave_by.remaining_seconds) if leave_by else self._resolver.policy.drain_seconds
         deadline = Deadline(self._clock, seconds)  # from now on: the loop may be late
         listener = self.loop.listener
@@ -342,5 +326,5 @@ class PollThread:
         response = self.loop.wait_for(drain, "revoke", seconds + 1)
         if response is None and not self.loop.is_dead:
             text = "%s: group %s: draining %s took over %.0f s: records in flight will be delivered again"
-            log.warning(text, self._name, self._problems.group, names_of(partitions), seconds)
+            log.warning(text, self.partitions.name, self._problems.group, names_of(partitions), seconds)
         return response or {}

@@ -13,7 +13,7 @@ import msgspec
 from headrace.config.format_list import STRINGS
 from headrace.errors import EncodeError, HeadraceError, InvalidRequest
 from headrace.formats.choice import Codecs, SchemaChoice
-from headrace.formats.plain import BinaryCodec, Codec, JsonCodec
+from headrace.formats.plain import BinaryCodec, JsonCodec, ValueEncoder
 from headrace.kafka.timestamps import milliseconds, parse_time
 from headrace.records import Header, OutgoingRecord
 from headrace.runtime import run_blocking
@@ -59,7 +59,7 @@ def _plain(value: bytes) -> bytes:
     return msgspec.json.decode(value, type=str).encode() if value[:1] == b'"' else value
 
 
-def _encoded(codec: Codec, is_text: bool, text: bytes) -> bytes:
+def _encoded(codec: ValueEncoder, is_text: bool, text: bytes) -> bytes:
     return codec.encode(msgspec.json.encode(_checked_text(text).decode()) if is_text else JsonCodec().decode(text))
 
 

@@ -7,7 +7,7 @@ from cachetools import LRUCache
 
 from headrace import errors
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
-from headrace.formats.plain import Codec, header_of, schema_id_of, unframe
+from headrace.formats.plain import Codec, ValueEncoder, header_of, schema_id_of, unframe
 from headrace.formats.registry import Reference, RegisteredSchema, SchemaRegistry
 from headrace.formats.schema_codec import PLAIN_CODECS, SchemaCodec, compile_schema
 
@@ -49,7 +49,7 @@ _RULES: Final = SchemaRules()
 class Encoder(NamedTuple):
     """A codec for the records of a request, and the id of its schema if it has one."""
 
-    codec: Codec
+    codec: ValueEncoder
     schema_id: int | None = None
 
 
@@ -66,7 +66,7 @@ class Codecs:
         self._problems: LRUCache[int, errors.FormatError] = LRUCache(_PROBLEMS)
         """Why schemas could not be loaded, by id."""
 
-    def without_schema(self, choice: SchemaChoice, default_format: str, rules: SchemaRules = _RULES) -> Codec | None:
+    def without_schema(self, choice: SchemaChoice, default_format: str) -> Codec | None:
         """Return the codec of a request that needs no schema; None if `for_writing` must look one up.
 
         Raises:
@@ -90,7 +90,7 @@ class Codecs:
             SchemaInvalid: The text is not a valid schema, or the registry refuses it.
             RegistryUnavailable: The registry is needed and does not answer.
         """
-        if codec := self.without_schema(choice, default_format, rules):
+        if codec := self.without_schema(choice, default_format):
             return Encoder(codec)
         name = format_name(choice.format or default_format)
         if choice.format is None and choice.text is not None and name not in SCHEMA_TYPES:
@@ -247,15 +247,12 @@ class Reader:
 class _Framed:
     """Puts the schema's id before each payload."""
 
-    def __init__(self, schema_id: int, inner: Codec) -> None:
+    def __init__(self, schema_id: int, inner: ValueEncoder) -> None:
         self._header = header_of(schema_id)
         self._inner = inner
 
     def encode(self, text: bytes) -> bytes:
         return self._header + self._inner.encode(text)
-
-    def decode(self, data: bytes) -> bytes:
-        return self._inner.decode(unframe(data)[1])
 
 
 def _subject(choice: SchemaChoice, subject: str, rules: SchemaRules, codec: SchemaCodec | None = None) -> str:

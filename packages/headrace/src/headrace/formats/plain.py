@@ -25,8 +25,8 @@ Convert = Callable[[Any], Any]
 """Checks one decoded JSON value and returns what a format's writer takes; raises `Misfit`."""
 
 
-class Codec(Protocol):
-    """One format, or one format with its schema."""
+class ValueEncoder(Protocol):
+    """Writes one format, or one format with its schema."""
 
     def encode(self, text: bytes) -> bytes:
         """Return the stored bytes of one JSON value.
@@ -34,6 +34,10 @@ class Codec(Protocol):
         Raises:
             EncodeError: The value does not fit; the message names the cause and never the value.
         """
+
+
+class Codec(ValueEncoder, Protocol):
+    """Writes and reads one format, or one format with its schema."""
 
     def decode(self, data: bytes) -> bytes:
         """Return stored bytes as JSON text.

@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer import ProducerConfig
 from headrace.formats.choice import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
-from headrace.formats.plain import Codec, JsonCodec
+from headrace.formats.plain import JsonCodec, ValueEncoder
 from headrace.kafka import Producer, TopicDirectory
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, OutgoingRecord, Produced, is_reserved
@@ -205,7 +205,7 @@ class ProduceService:
         """Return what encodes the records of a request; None if a schema must be looked up."""
         settings = self._settings
         keys, values = (
-            self._codecs.without_schema(choice_of(choices, part, settings.format_codes), default, self._rules)
+            self._codecs.without_schema(choice_of(choices, part, settings.format_codes), default)
             for part, default in zip(_PARTS, (settings.key_format, settings.value_format), strict=True)
         )
         return Encoders(partitions, Encoder(keys), Encoder(values)) if keys and values else None
@@ -299,7 +299,7 @@ def _is_given(raw: bytes) -> bool:
     return bool(raw) and bytes(raw) != b"null"
 
 
-def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[bytes | None]:
+def _encoded(part: Part, raws: list[Any], codec: ValueEncoder, first: int) -> list[bytes | None]:
     texts = [None if not raw or (text := bytes(raw)) == b"null" else text for raw in raws]
     check_depth(texts, first)
     if type(codec) is JsonCodec:
@@ -310,7 +310,7 @@ def _encoded(part: Part, raws: list[Any], codec: Codec, first: int) -> list[byte
         _name_misfits(part, texts, codec, first)
 
 
-def _encoded_one(part: Part, raw: Any, codec: Codec) -> bytes | None:
+def _encoded_one(part: Part, raw: Any, codec: ValueEncoder) -> bytes | None:
     text = bytes(raw)
     if not text or text == b"null":
         return None
@@ -324,7 +324,7 @@ def _encoded_one(part: Part, raw: Any, codec: Codec) -> bytes | None:
         _name_misfits(part, [text], codec, 0)
 
 
-def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: Codec, first: int) -> NoReturn:
+def _name_misfits(part: Part, texts: Sequence[bytes | None], codec: ValueEncoder, first: int) -> NoReturn:
     """Raise an error that names all records of a slice whose key or value does not fit."""
     misfits: dict[int, errors.EncodeError] = {}
     for index, text in enumerate(texts, first):

@@ -15,7 +15,7 @@ from headrace.records import TopicPartition
 from headrace.runtime import Deadline, Service
 from headrace_devkit.testing import ManualClock
 from headrace_jvm import ClassArchive, Java
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import ConnectorSecurity, write_secrets
 from headrace_pipelines.driver_process import Toolchain
 from headrace_pipelines.runs import PipelineRun
@@ -37,10 +37,10 @@ def document(sink: Mapping[str, Any] | None = None, **more: Any) -> dict[str, An
     return {"name": "p", "sources": {"a": {"topic": "t", "schema": "x INT"}}, "flows": {"f": flow}, **more}
 
 
-def plan_of(spec: PipelineSpec, **more: Any) -> protocol.DriverPlan:
+def plan_of(spec: PipelineSpec, **more: Any) -> driver_protocol.DriverPlan:
     """Return a plan to run a pipeline in the folder `/s/p`, with two jars."""
     usual = {"bootstrap_servers": "b:1", "folder": Path("/s/p"), "jars": (Path("/j/a.jar"), Path("/j/b.jar"))}
-    return protocol.DriverPlan(spec=spec, **(usual | more))
+    return driver_protocol.DriverPlan(spec=spec, **(usual | more))
 
 
 TOOLCHAIN = Toolchain((), ClassArchive(Java(Path("/java"), Path("/java/bin/java"), 17, ""), Path("/jars")))
@@ -83,10 +83,10 @@ class FakeTarget:
         self.closed += 1
 
 
-READY = [protocol.SessionReady(4.0), protocol.FlowRunning("by_carrier")]
+READY = [driver_protocol.SessionReady(4.0), driver_protocol.FlowRunning("by_carrier")]
 
 
-def progress(batch_id: int, **values: Any) -> protocol.FlowProgress:
+def progress(batch_id: int, **values: Any) -> driver_protocol.FlowProgress:
     fields = {
         "input_records": 10,
         "records_per_second": 5.0,
@@ -97,7 +97,7 @@ def progress(batch_id: int, **values: Any) -> protocol.FlowProgress:
         "lag_records": 0,
         "positions": {"flights": {0: 10 * (batch_id + 1)}},
     }
-    return protocol.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
+    return driver_protocol.FlowProgress(flow="by_carrier", batch_id=batch_id, **(fields | values))
 
 
 def delayed(work: Callable[..., Awaitable[T]]) -> tuple[asyncio.Event, Callable[..., Awaitable[T]]]:
@@ -117,13 +117,13 @@ class FakeDriver:
     pid = 4711
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[protocol.AnyEvent | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[driver_protocol.AnyEvent | None] = asyncio.Queue()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stops = 0
-        self.last: list[protocol.AnyEvent] = []
+        self.last: list[driver_protocol.AnyEvent] = []
         self.output = ""
 
-    def report(self, *events: protocol.AnyEvent) -> None:
+    def report(self, *events: driver_protocol.AnyEvent) -> None:
         for event in events:
             self.queue.put_nowait(event)
 
@@ -132,7 +132,7 @@ class FakeDriver:
         if not self.ended.done():
             self.ended.set_result(code)
 
-    async def events(self) -> AsyncIterator[protocol.AnyEvent]:
+    async def events(self) -> AsyncIterator[driver_protocol.AnyEvent]:
         while (event := await self.queue.get()) is not None:
             yield event
 
@@ -160,7 +160,7 @@ class Harness:
     def __init__(self, folder: Path, kafka: KafkaConfig, spec: PipelineSpec | None = None) -> None:
         self.clock = ManualClock()
         self.drivers: list[FakeDriver] = []
-        self.plans: list[protocol.DriverPlan] = []
+        self.plans: list[driver_protocol.DriverPlan] = []
         self.missing: dict[str, Exception] = {}
         self.topic_id = "1"
         self.created: list[tuple[str, str]] = []
@@ -186,7 +186,7 @@ class Harness:
         self.published.append((group, dict(offsets)))
 
     async def start_driver(
-        self, owner: Service, plan: protocol.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
+        self, owner: Service, plan: driver_protocol.DriverPlan, toolchain: Toolchain, security: ConnectorSecurity
     ) -> FakeDriver:
         self.plans.append(plan)
         plan.folder.mkdir(exist_ok=True)
@@ -194,7 +194,7 @@ class Harness:
         self.drivers.append(FakeDriver())
         return self.drivers[-1]
 
-    async def report(self, *events: protocol.AnyEvent) -> None:
+    async def report(self, *events: driver_protocol.AnyEvent) -> None:
         """Let the newest driver report events, and the run handle them."""
         self.drivers[-1].report(*events)
         await self.clock.settle()

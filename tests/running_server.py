@@ -30,7 +30,7 @@ from headrace.commands.routes import ControlEndpoints
 from headrace.config.active import ActiveConsumersConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.config.producer_config import IdempotencyConfig, ProducerConfig
 from headrace.config.topic_names import kind_by_name
 from headrace.config.whole_file import WholeFile
 from headrace.delivery.status import SettingsInForce

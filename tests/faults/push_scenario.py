@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import TopicNotFound
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord

@@ -19,7 +19,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.transactions.transactional_client import BROKEN, TransactionalClient, transactional_properties
 from headrace.records import TopicPartition
 from headrace_devkit.testing import Cluster, StartHeadrace

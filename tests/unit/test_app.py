@@ -11,7 +11,7 @@ import pytest
 
 from headrace.app.app import App
 from headrace.app.ready_announcer import ReadyAnnouncer
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.whole_file import WholeFile
 from headrace.errors import ConfigError
 from headrace.process_context import inner_settings

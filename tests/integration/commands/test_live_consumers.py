@@ -15,7 +15,7 @@ import yaml
 
 from headrace.config.consumers import BatchConfig, DeliveryConfig, FlowControl, Ordering
 from headrace.config.membership import ConsumerConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.delivery.outcomes import ACK, Delivery, Reply
 from headrace.delivery.pump import Pump
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy

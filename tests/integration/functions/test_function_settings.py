@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing import HeadraceProcess, MakeTopic

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from headrace import errors
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
 from headrace.kafka.client.properties import client_properties

@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import Admin, Producer, TopicDirectory, TransactionalProducers, read_records
 from headrace.kafka.client.properties import client_properties
 from headrace.records import TopicPartition

@@ -19,7 +19,7 @@ from headrace.runtime import Deadline, SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.pipelines import PipelineRows
 from headrace_pipelines.checkpoints import Frozen, discard, preview
-from headrace_pipelines.protocol import DriverTask
+from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spec import PipelineSpec
 from tests.integration.pipelines.test_pipelines import QUICK, SCHEMA, produce_flights, read, rows, running, until

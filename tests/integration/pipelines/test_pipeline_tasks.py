@@ -15,9 +15,9 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import PipelineInvalid
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.pipelines import PipelineRows
+from headrace_pipelines.driver_protocol import DriverTask, Rows
 from headrace_pipelines.driver_tasks import TaskDriver
 from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.protocol import DriverTask, Rows
 from tests.wrong_pipelines import KNOWN_TO_SPARK, said_of, write_wrong
 from yaml_table import table
 

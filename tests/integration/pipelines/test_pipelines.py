@@ -22,7 +22,7 @@ from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from headrace_pipelines.connector import ConnectorSecurity
 from headrace_pipelines.driver_process import DriverProcess, find_toolchain
-from headrace_pipelines.protocol import DriverPlan, FolderInUse
+from headrace_pipelines.driver_protocol import DriverPlan, FolderInUse
 from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document

@@ -13,8 +13,8 @@ from headrace.errors import PipelineInvalid
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.pipelines import PipelineRows
 from headrace_devkit.testing.secured import kafka_settings
+from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.protocol import DriverTask
 from tests.integration.pipelines.test_pipelines import produce, records_of, rows, running, until
 from yaml_table import table
 

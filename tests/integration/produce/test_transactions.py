@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaUnavailable, ProducerQueueFull
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord

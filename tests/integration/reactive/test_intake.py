@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from headrace.config.consumers import FlowControl
 from headrace.config.membership import ConsumerConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.section import fits_any
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy, Subscription
 from headrace.records import Committed, OutgoingRecord, Record, TopicPartition

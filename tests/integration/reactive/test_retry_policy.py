@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import Producer
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace_devkit.devcluster import Received

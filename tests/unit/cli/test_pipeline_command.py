@@ -17,8 +17,8 @@ import pytest
 from headrace.records import TopicPartition
 from headrace_pipelines import pipeline_command as commands
 from headrace_pipelines.checkpoints import Frozen, check, discard
+from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.protocol import DriverTask
 from tests.command_line import headrace
 from yaml_table import table
 

@@ -12,7 +12,7 @@ from headrace.config.explain import known_keys
 from headrace.config.kafka import CONSUMER_KEYS, PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_java import PROPERTIES_ALONE
 from headrace.config.model import HeadraceConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.section import Section
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.section import compile_pattern, fits_any
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.producer import Producer
 from headrace.records import OutgoingRecord, Produced
 

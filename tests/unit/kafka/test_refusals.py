@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka import Admin, Producer, Reachability, TransactionalProducers
 from headrace.records import OutgoingRecord

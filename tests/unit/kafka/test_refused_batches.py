@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaUnavailable
 from headrace.kafka.producer import Producer
 from headrace.records import OutgoingRecord, Produced

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaTimeout, RecordRefused
 from headrace.kafka import Admin
 from headrace.kafka.producer import Producer

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from headrace.errors import PipelineInvalid, RecordTooLarge
 from headrace_pipelines.driver.failures import failure_event
 from headrace_pipelines.driver.session import JvmEnded
-from headrace_pipelines.protocol import KAFKA_REFUSES
+from headrace_pipelines.driver_protocol import KAFKA_REFUSES
 from yaml_table import table
 
 FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "

@@ -18,7 +18,7 @@ from headrace_pipelines.driver.progress import ProgressReader, to_event
 from headrace_pipelines.driver.session import send_code, settings
 from headrace_pipelines.driver.source_tables import kafka_options
 from headrace_pipelines.driver_process import DriverProcess, Toolchain
-from headrace_pipelines.protocol import DriverPlan, FlowFinished, FlowProgress
+from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished, FlowProgress
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from tests.pipeline_harness import TOOLCHAIN, document, plan_of
 from yaml_table import table

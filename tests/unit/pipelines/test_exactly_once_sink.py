@@ -15,9 +15,9 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnauthorized, PipelineInvalid
 from headrace_pipelines.driver.exactly_once_sink import ExactlyOnceSink
 from headrace_pipelines.driver.session import settings
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.graph import problems_of
 from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.protocol import DriverPlan
 from headrace_pipelines.sinks.topic_sink import KafkaSink
 from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import FakeTarget, document, plan_of

@@ -11,7 +11,7 @@ import pytest
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, TopicNotFound
 from headrace.records import TopicPartition
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from tests.pipeline_harness import READY, FakeDriver, Harness, Started, delayed, progress
 
 
@@ -74,7 +74,7 @@ async def test_nothing_starts_while_a_pipeline_is_paused(started: Started, tmp_p
 async def test_a_pipeline_that_failed_for_good_waits_for_a_resume(started: Started) -> None:
     """Another start would fail too. After an operator mended the cause, no restart of Headrace is needed."""
     async with started() as harness:
-        harness.drivers[0].report(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+        harness.drivers[0].report(driver_protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
         await harness.end(1, 100)
         assert (len(harness.drivers), harness.state, harness.run.death) == (1, "failed", None)
         assert "UNRESOLVED_COLUMN: no column x" in harness.reason

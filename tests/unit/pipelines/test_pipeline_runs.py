@@ -16,7 +16,7 @@ from headrace.records import TopicPartition
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace_devkit.testing import ManualClock
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.driver_process import check_heaps, require_spark
 from headrace_pipelines.graph import require_cores
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
@@ -50,7 +50,7 @@ async def test_progress_and_failures_are_in_the_status(started: Started, caplog:
             *READY,
             progress(0, lag_records=7),
             progress(1, corrupt_records=2, tombstone_records=1),
-            protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"),
+            driver_protocol.Failed("CAST_INVALID_INPUT", "cannot cast", True, "flows.by_carrier"),
         )
         await harness.end(1)
         assert harness.reason == (
@@ -92,7 +92,7 @@ async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Start
 async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: Started) -> None:
     """Each attempt may write rows again, so there are five. A micro-batch that ends begins the count anew."""
     async with started() as harness:
-        failed = protocol.Failed(protocol.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
+        failed = driver_protocol.Failed(driver_protocol.PYTHON_FAILED, "ValueError", True, "flows.by_carrier")
         for attempt in range(8):
             harness.drivers[-1].report(*READY, *([progress(attempt)] if attempt == 3 else []), failed)
             await harness.end(1, 31)
@@ -109,7 +109,7 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
     """Its neighbour runs on, also when the driver is lost and started again. Readiness names the flow."""
     flows = {name: SPEC.flows["by_carrier"].model_dump() for name in ("by_carrier", "edited")}
     spec = PipelineSpec.model_validate(SPEC.model_dump() | {"flows": flows})
-    refused = protocol.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
+    refused = driver_protocol.FlowFailed("edited", "CHECKPOINT_UNUSABLE", "the query does not fit")
     async with started(spec=spec) as harness:
         for number in range(2):
             await harness.report(READY[0], refused, READY[1], progress(number))
@@ -121,7 +121,7 @@ async def test_a_flow_whose_checkpoint_is_refused_fails_alone(started: Started) 
             assert len(harness.drivers) == number + 1
             await harness.end(-9, 2)
         harness.drivers[-1].report(
-            refused, protocol.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier")
+            refused, driver_protocol.Failed("CHECKPOINT_UNUSABLE", "it fits neither", False, "flows.by_carrier")
         )
         await harness.end(1, 60)
         assert (harness.state, len(harness.drivers)) == ("failed", 3)
@@ -158,7 +158,7 @@ async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Start
         assert [plan.topic_ids for plan in harness.plans] == [{"flights": "1"}, {"flights": "2"}]
         assert (harness.drivers[0].stops, harness.drivers[0].ended.result()) == (0, -9)
         harness.drivers[1].report(
-            protocol.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier")
+            driver_protocol.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier")
         )
         await harness.end(1, 60)
         assert (harness.state, len(harness.drivers)) == ("failed", 2)
@@ -236,7 +236,7 @@ async def test_a_driver_that_cannot_be_started_is_tried_again(
 async def test_a_pipeline_that_has_finished_stays_ready(started: Started) -> None:
     """With `once`, the end of all flows is the end of the work, not a failure."""
     async with started() as harness:
-        harness.drivers[0].report(*READY, progress(0), protocol.FlowFinished("by_carrier"))
+        harness.drivers[0].report(*READY, progress(0), driver_protocol.FlowFinished("by_carrier"))
         await harness.end(0, 100)
         assert len(harness.drivers) == 1
         assert harness.state == "finished"
@@ -264,7 +264,7 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
     replaces the driver. Ended tasks and idle reports without lag count as progress."""
     async with started() as harness:
         await harness.report(*READY)
-        for event in (protocol.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
+        for event in (driver_protocol.FlowWorking("by_carrier"), progress(-1, input_records=0), progress(0)):
             await harness.clock.advance(299)
             assert harness.run.readiness().ready
             await harness.report(event)
@@ -285,11 +285,11 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
 
 @pytest.mark.parametrize("reported", [[], READY[:1]])
 async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
-    started: Started, reported: list[protocol.AnyEvent]
+    started: Started, reported: list[driver_protocol.AnyEvent]
 ) -> None:
     """Where Java hangs, or a source; not while another process has its folder."""
     async with started() as harness:
-        harness.drivers[0].report(protocol.FolderInUse("process 7"))
+        harness.drivers[0].report(driver_protocol.FolderInUse("process 7"))
         await harness.clock.advance(1000)
         assert len(harness.drivers) == 1
         harness.drivers[0].report(*READY[:1])

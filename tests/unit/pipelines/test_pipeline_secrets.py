@@ -13,7 +13,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.runtime import Deadline, Service
 from headrace_devkit.devcluster.certificates import Authority
-from headrace_pipelines import driver_inputs, protocol
+from headrace_pipelines import driver_inputs, driver_protocol
 from headrace_pipelines.connector import ConnectorSecurity, write_secrets
 from headrace_pipelines.driver_process import Toolchain
 from tests.pipeline_harness import READY, Started
@@ -63,13 +63,17 @@ async def test_no_secret_is_left_without_a_driver(
     async with started(kafka) as harness:
 
         async def failing(function: Callable[[], Any]) -> Any:
-            harness.drivers[0].report(protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier"))
+            harness.drivers[0].report(
+                driver_protocol.Failed("UNRESOLVED_COLUMN", "no column x", False, "flows.by_carrier")
+            )
             harness.drivers[0].end(1)
             await harness.clock.settle()
             assert harness.state == "failed"
             return function()
 
-        async def endless(owner: Service, plan: protocol.DriverPlan, _: Toolchain, security: ConnectorSecurity) -> None:
+        async def endless(
+            owner: Service, plan: driver_protocol.DriverPlan, _: Toolchain, security: ConnectorSecurity
+        ) -> None:
             write_secrets(plan.folder, security.secrets)
             await asyncio.Event().wait()
 
@@ -100,13 +104,13 @@ async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started
     async with started(KafkaConfig(security=_login("c4nary"))) as harness:
         harness.drivers[0].report(*READY)
         assert secrets.exists()
-        harness.drivers[0].report(protocol.FolderInUse("process 1 on here"))  # as if this were the second
+        harness.drivers[0].report(driver_protocol.FolderInUse("process 1 on here"))  # as if this were the second
         await harness.clock.settle()
         await harness.end(0)
         assert secrets.exists()
         await harness.clock.advance(1)
         secrets.unlink()
-        await harness.report(protocol.FolderInUse("process 1 on here"), *READY)
+        await harness.report(driver_protocol.FolderInUse("process 1 on here"), *READY)
         assert secrets.exists()
         await harness.end(0)
         assert not secrets.exists()

@@ -14,27 +14,29 @@ import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
-from headrace_pipelines import driver_tasks, protocol
+from headrace_pipelines import driver_protocol, driver_tasks
 from headrace_pipelines.driver import tasks
 from tests.pipeline_harness import SPEC, FakeDriver, plan_of, toolchain
 
 FILE = "name: delays\nsources: {}\nflows: {}\n"
-LOST = protocol.Failed("ConnectionRefusedError", "[Errno 111] Connection refused", retriable=True)
+LOST = driver_protocol.Failed("ConnectionRefusedError", "[Errno 111] Connection refused", retriable=True)
 
 
 class RequestedDriver(FakeDriver):
     """A driver that responds to each request with what the test gives."""
 
-    def __init__(self, responses: list[protocol.AnyEvent | None]) -> None:
+    def __init__(self, responses: list[driver_protocol.AnyEvent | None]) -> None:
         super().__init__()
         self.responses = responses
-        self.plans: list[protocol.DriverPlan] = []
+        self.plans: list[driver_protocol.DriverPlan] = []
 
-    def request(self, plan: protocol.DriverPlan) -> None:
+    def request(self, plan: driver_protocol.DriverPlan) -> None:
         self.plans.append(plan)
         while self.responses and (event := self.responses.pop(0)):
             self.report(event)
-            if isinstance(event, protocol.TaskResult) or (isinstance(event, protocol.Failed) and event.stack):
+            if isinstance(event, driver_protocol.TaskResult) or (
+                isinstance(event, driver_protocol.Failed) and event.stack
+            ):
                 return
         self.end(1)
 
@@ -46,13 +48,13 @@ Run = Callable[..., tuple[list[Any], list[RequestedDriver]]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run this number of tasks with drivers that respond as given. Returns their results, and the drivers."""
 
-    def go(count: int, *drivers: list[protocol.AnyEvent | None]) -> tuple[list[Any], list[RequestedDriver]]:
+    def go(count: int, *drivers: list[driver_protocol.AnyEvent | None]) -> tuple[list[Any], list[RequestedDriver]]:
         (tmp_path / "p.yaml").write_text(FILE)
         started: list[RequestedDriver] = []
 
         class Starter:
             @staticmethod
-            async def start(owner: Any, plan: protocol.DriverPlan, *_: Any) -> RequestedDriver:
+            async def start(owner: Any, plan: driver_protocol.DriverPlan, *_: Any) -> RequestedDriver:
                 started.append(RequestedDriver(drivers[len(started)]))
                 started[-1].request(plan)
                 return started[-1]
@@ -66,7 +68,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             async with driver_tasks.TaskDriver.opened() as driver:
                 for _ in range(count):
                     try:
-                        show = protocol.DriverTask(kind="show")
+                        show = driver_protocol.DriverTask(kind="show")
                         found.append(await driver.run_task(tmp_path / "p.yaml", SPEC, KafkaConfig(), show))
                     except (PipelineInvalid, EnvironmentProblem, DriverLost) as cause:
                         found.append(type(cause))
@@ -78,16 +80,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("end", [[None], [LOST, None]], ids=["process", "its JVM"])
-def test_a_task_is_not_lost_with_the_session_of_the_task_before(run: Run, end: list[protocol.AnyEvent | None]) -> None:
+def test_a_task_is_not_lost_with_the_session_of_the_task_before(
+    run: Run, end: list[driver_protocol.AnyEvent | None]
+) -> None:
     """The session died between two tasks: a new one gets the same request."""
-    found, drivers = run(3, [protocol.TaskResult(1), *end], [protocol.TaskResult(2), protocol.TaskResult(3)])
+    found, drivers = run(
+        3, [driver_protocol.TaskResult(1), *end], [driver_protocol.TaskResult(2), driver_protocol.TaskResult(3)]
+    )
     assert found == [1, 2, 3]
     assert [len(driver.plans) for driver in drivers] == [2, 2]
 
 
 def test_a_task_that_ends_its_session_is_tried_once_more_at_most(run: Run) -> None:
     """With a session of its own; the task after it has the next one."""
-    found, drivers = run(3, [protocol.TaskResult(1), None], [None], [protocol.TaskResult(3)])
+    found, drivers = run(3, [driver_protocol.TaskResult(1), None], [None], [driver_protocol.TaskResult(3)])
     assert found == [1, DriverLost, 3]
     assert [len(driver.plans) for driver in drivers] == [2, 1, 1]
     assert run(1, [LOST, None])[0] == [PipelineInvalid]
@@ -95,19 +101,19 @@ def test_a_task_that_ends_its_session_is_tried_once_more_at_most(run: Run) -> No
 
 def test_a_task_that_fails_keeps_the_session(run: Run) -> None:
     """The error is one of the task."""
-    refused = protocol.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
-    found, drivers = run(2, [refused, protocol.TaskResult(2)])
+    refused = driver_protocol.Failed("UNRESOLVED_COLUMN", "no column x", retriable=False, stack="Traceback")
+    found, drivers = run(2, [refused, driver_protocol.TaskResult(2)])
     assert (found, len(drivers)) == ([PipelineInvalid, 2], 1)
-    busy = msgspec.structs.replace(refused, error=protocol.MACHINE_SHORT)
+    busy = msgspec.structs.replace(refused, error=driver_protocol.MACHINE_SHORT)
     assert run(1, [busy])[0] == [EnvironmentProblem], "it is no mistake of the file"
 
 
 def test_a_response_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that requested it could not read it; the session continues."""
     row = {"text": "ä" * 1_000_000}
-    for count, kind in ((10, protocol.TaskResult), (40, protocol.Failed)):
+    for count, kind in ((10, driver_protocol.TaskResult), (40, driver_protocol.Failed)):
         monkeypatch.setattr(tasks, "kept_rows", lambda *_, count=count: {"stores": [row] * count})
-        plan = plan_of(SPEC, task=protocol.DriverTask(kind="state"))
+        plan = plan_of(SPEC, task=driver_protocol.DriverTask(kind="state"))
         events: list[Any] = []
         tasks.serve_requests(SimpleNamespace(), plan, io.StringIO(), events.append)  # type: ignore[arg-type]
         assert [type(event) for event in events] == [kind]

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.runtime import SystemClock
 from headrace_queries.engine_child import EngineChild
-from headrace_queries.protocol import ToParent
+from headrace_queries.engine_protocol import ToParent
 from headrace_queries.query_sections import QuerySections
 from tests.raw_server import until
 

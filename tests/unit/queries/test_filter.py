@@ -15,7 +15,7 @@ from headrace.formats.registry import SchemaRegistry
 from headrace.runtime import SystemClock
 from headrace_queries.engine.filter import Filters, statement_problem
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import Filter, Filtered, Form, RequestFailed
+from headrace_queries.engine_protocol import Filter, Filtered, Form, RequestFailed
 from headrace_queries.push_statement import read_push
 from headrace_queries.table_config import TableConfig
 from yaml_table import table

@@ -15,7 +15,7 @@ from headrace_devkit.testing import ManualClock
 from headrace_queries.callers import Caller, CallerEnds
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, encode_message
+from headrace_queries.engine_protocol import MOST_FRAME_BYTES, Lookup, RequestFailed, Row, ToParent, encode_message
 
 LIMIT_SECONDS = 20.0
 

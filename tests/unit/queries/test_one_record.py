@@ -30,7 +30,7 @@ from headrace_queries.engine.push import Pushes
 from headrace_queries.engine.statements import Statements
 from headrace_queries.engine.table_feed import TableFeed
 from headrace_queries.engine.table_file import TableFile
-from headrace_queries.protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
+from headrace_queries.engine_protocol import Changes, Ended, Filter, Filtered, Lookup, PushBegun, Subscribe
 from headrace_queries.push_statement import read_push
 from headrace_queries.query_sections import QuerySections
 from headrace_queries.record_filter import RecordFilter

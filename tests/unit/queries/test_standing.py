@@ -14,8 +14,8 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import ACK, HANDED_OFF, Delivery, Reply
 from headrace.errors import ConfigError, DestinationUnavailable, QueriesUnavailable, StatementRejected
 from headrace.records import Record
+from headrace_queries.engine_protocol import Filtered, Problem
 from headrace_queries.filtered_destination import FilteredDestination
-from headrace_queries.protocol import Filtered, Problem
 from headrace_queries.push_statement import PushStatement
 from headrace_queries.standing import StandingQuery, problems_of, with_standing_queries
 from yaml_table import table

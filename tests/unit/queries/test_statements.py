@@ -17,7 +17,7 @@ import yaml
 from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable
 from headrace_queries.engine.pull import Pulls
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import Ask, Rows
+from headrace_queries.engine_protocol import Ask, Rows
 from yaml_table import table
 
 HOSTILE = yaml.safe_load((Path(__file__).parents[2] / "hostile_statements.yaml").read_text())

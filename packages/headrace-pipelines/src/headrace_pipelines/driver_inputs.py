@@ -12,7 +12,7 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.errors import HeadraceError, TopicNotFound
 from headrace.kafka import Admin, InternalTopic
 from headrace.runtime import run_blocking
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import ConnectorSecurity, connector_options, for_server, refusal, with_registry
 from headrace_pipelines.driver_process import Toolchain, find_toolchain
 from headrace_pipelines.graph import require_cores, topics_written
@@ -24,7 +24,7 @@ from headrace_pipelines.spec import PipelineKafka, PipelineSpec
 class DriverInputs(NamedTuple):
     """The inputs of one driver."""
 
-    plan: protocol.DriverPlan
+    plan: driver_protocol.DriverPlan
     toolchain: Toolchain
     security: ConnectorSecurity
     in_use: KafkaSecurity
@@ -73,7 +73,7 @@ class InputSource:
             security = with_registry(security, self._registry)
         if spec.driver.remote:
             security = for_server(security, self.folder)
-        plan = protocol.DriverPlan(
+        plan = driver_protocol.DriverPlan(
             spec=spec.model_copy(update={"kafka": PipelineKafka()}),
             bootstrap_servers=kafka.bootstrap_servers,
             security=security.options,
@@ -105,9 +105,9 @@ class InputSource:
         """
         await _read_security(self.security_now())
 
-    def explained(self, event: protocol.AnyEvent) -> protocol.AnyEvent:
+    def explained(self, event: driver_protocol.AnyEvent) -> driver_protocol.AnyEvent:
         """Return an event of the driver; if Kafka rejected the driver, its text has the cause and the remedy."""
-        if isinstance(event, protocol.Failed) and event.error == protocol.KAFKA_REFUSES:
+        if isinstance(event, driver_protocol.Failed) and event.error == driver_protocol.KAFKA_REFUSES:
             return msgspec.structs.replace(event, text=refusal(event.text, self._kafka, self._spec))
         return event
 

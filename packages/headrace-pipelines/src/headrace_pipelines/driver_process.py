@@ -21,7 +21,7 @@ from headrace.runtime import ChildProcess, Deadline, Service, child_environment,
 from headrace.runtime.memory import machine_bytes
 from headrace_jvm import ClassArchive, Progress, ensure_artifacts, find_java
 from headrace_pipelines.connector import ConnectorSecurity, write_secrets
-from headrace_pipelines.protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
+from headrace_pipelines.driver_protocol import MOST_RESPONSE_BYTES, AnyEvent, DriverPlan
 from headrace_pipelines.spec import PipelineSpec
 
 log = logging.getLogger(__name__)

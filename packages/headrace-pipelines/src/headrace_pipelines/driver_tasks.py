@@ -11,7 +11,7 @@ from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.yaml_tree import Problems, read_text, read_tree
 from headrace.errors import DriverLost, EnvironmentProblem, PipelineInvalid
 from headrace.runtime import Service, run_blocking
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import connector_options, refusal, with_registry, write_secrets
 from headrace_pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace_pipelines.load import sql_files_of
@@ -56,7 +56,7 @@ class TaskDriver(Service):
         file: Path,
         spec: PipelineSpec,
         kafka: KafkaConfig,
-        task: protocol.DriverTask,
+        task: driver_protocol.DriverTask,
         registry: SchemaRegistryConfig | None = None,
     ) -> Any:
         """Return the result of a task with the pipeline of a file.
@@ -79,7 +79,7 @@ class TaskDriver(Service):
             driver = self._driver = await DriverProcess.start(self, plan, self._toolchain, security)
             self._session = spec.driver, security
         response = await self._response(driver)
-        if isinstance(response, protocol.TaskResult):
+        if isinstance(response, driver_protocol.TaskResult):
             return response.result
         if not (response and response.stack):  # the process has ended
             code, output = await driver.exit_code(), driver.last_output()
@@ -89,21 +89,21 @@ class TaskDriver(Service):
             if not response:
                 text = f"The Spark driver ended with exit code {code}. Its last output: {output}"
                 raise DriverLost(text, exit_code=code)
-        if response.error == protocol.MACHINE_SHORT:
+        if response.error == driver_protocol.MACHINE_SHORT:
             raise EnvironmentProblem(response.text)
-        text = refusal(response.text, kafka, spec) if response.error == protocol.KAFKA_REFUSES else response.text
+        text = refusal(response.text, kafka, spec) if response.error == driver_protocol.KAFKA_REFUSES else response.text
         raise PipelineInvalid(self.sentence(file, {"part": response.part, "text": text, "stack": response.stack}))
 
     def _plan(
         self,
         spec: PipelineSpec,
         kafka: KafkaConfig,
-        task: protocol.DriverTask,
+        task: driver_protocol.DriverTask,
         toolchain: Toolchain,
         security: dict[str, str],
-    ) -> protocol.DriverPlan:
+    ) -> driver_protocol.DriverPlan:
         own_jvm = spec.driver.model_copy(update={"remote": None})  # also for a pipeline of a Connect server
-        return protocol.DriverPlan(
+        return driver_protocol.DriverPlan(
             spec=spec.model_copy(update={"kafka": PipelineKafka(), "driver": own_jvm}),
             bootstrap_servers=kafka.bootstrap_servers,
             security=security,
@@ -113,13 +113,13 @@ class TaskDriver(Service):
             task=task,
         )
 
-    async def _response(self, driver: DriverProcess) -> protocol.TaskResult | protocol.Failed | None:
+    async def _response(self, driver: DriverProcess) -> driver_protocol.TaskResult | driver_protocol.Failed | None:
         """Return the response to a task. A failure without a stack trace, or none at all, ends the process."""
-        failed: protocol.Failed | None = None
+        failed: driver_protocol.Failed | None = None
         async for event in driver.events():
-            if isinstance(event, protocol.TaskResult):
+            if isinstance(event, driver_protocol.TaskResult):
                 return event
-            if isinstance(event, protocol.Failed):
+            if isinstance(event, driver_protocol.Failed):
                 failed = event
                 if event.stack:
                     break

@@ -3,7 +3,7 @@
 import msgspec
 
 from headrace.runtime import Clock
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.spec import PipelineSpec
 from headrace_pipelines.status import RunStatus
 
@@ -48,26 +48,32 @@ class FlowWatch:
         began = self._began.get(flow)
         return None if began is None else self._clock.monotonic() - began
 
-    def on_event(self, event: protocol.AnyEvent) -> None:
+    def on_event(self, event: driver_protocol.AnyEvent) -> None:
         """Apply an event of the driver."""
-        if isinstance(event, protocol.FlowRunning):
+        if isinstance(event, driver_protocol.FlowRunning):
             self._began[event.flow] = self._clock.monotonic()
-        elif isinstance(event, protocol.FlowProgress):
+        elif isinstance(event, driver_protocol.FlowProgress):
             self._began.pop(event.flow, None)
             self._python_failures.pop(f"flows.{event.flow}", None)
         match event:
-            case protocol.FolderInUse():  # another process may have it for as long as it lives
+            case driver_protocol.FolderInUse():  # another process may have it for as long as it lives
                 self._moved.clear()
-            case protocol.SessionReady():
+            case driver_protocol.SessionReady():
                 self.driver_started()
-            case protocol.FlowFinished(flow=name) | protocol.FlowFailed(flow=name):
+            case driver_protocol.FlowFinished(flow=name) | driver_protocol.FlowFailed(flow=name):
                 self._moved.pop(name, None)
                 self._began.pop(name, None)
-            case protocol.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if lag and name in self._moved:
+            case driver_protocol.FlowProgress(flow=name, input_records=0, lag_records=int(lag)) if (
+                lag and name in self._moved
+            ):
                 pass  # there are records, and none was read
-            case protocol.FlowRunning(flow=name) | protocol.FlowProgress(flow=name) | protocol.FlowWorking(flow=name):
+            case (
+                driver_protocol.FlowRunning(flow=name)
+                | driver_protocol.FlowProgress(flow=name)
+                | driver_protocol.FlowWorking(flow=name)
+            ):
                 self._moved[name] = self._clock.monotonic()
-                if isinstance(event, protocol.FlowRunning):  # flows are started one after the other
+                if isinstance(event, driver_protocol.FlowRunning):  # flows are started one after the other
                     self._moved |= {each: self._moved[name] for each in self._moved if not self._runs(each)}
 
     def look(self) -> bool:
@@ -88,12 +94,12 @@ class FlowWatch:
             self.stall = f"flow {flow} is still starting, without progress for {seconds}"
         return late >= 2
 
-    def bounded(self, failure: protocol.Failed) -> protocol.Failed:
+    def bounded(self, failure: driver_protocol.Failed) -> driver_protocol.Failed:
         """Return the failure; one of Python code is permanent after too many attempts at the same micro-batch.
 
         Each further attempt could write the rows of the micro-batch again.
         """
-        if failure.error != protocol.PYTHON_FAILED:
+        if failure.error != driver_protocol.PYTHON_FAILED:
             return failure
         failures = self._python_failures[failure.part] = self._python_failures.get(failure.part, 0) + 1
         if failures < _PYTHON_ATTEMPTS:

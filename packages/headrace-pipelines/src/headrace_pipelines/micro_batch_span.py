@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from headrace.runtime.telemetry import tracing
-from headrace_pipelines.protocol import FlowProgress
+from headrace_pipelines.driver_protocol import FlowProgress
 
 
 def trace_micro_batch(pipeline: str, progress: FlowProgress) -> None:

@@ -36,12 +36,12 @@ from headrace.kafka import Admin
 from headrace.kafka.timestamps import milliseconds
 from headrace.runtime import Deadline, SystemClock, run_blocking
 from headrace_pipelines.checkpoints import Frozen, discard, preview
+from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.driver_tasks import TaskDriver
 from headrace_pipelines.graph import paths_read, resolved_sql
 from headrace_pipelines.lineage import as_text, lineage_graph
 from headrace_pipelines.load import load_pipeline, load_pipelines
 from headrace_pipelines.prepare import prepare as prepare_pipelines
-from headrace_pipelines.protocol import DriverTask
 from headrace_pipelines.routes import PipelineEndpoints
 from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spec import PipelineSpec

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import EnvironmentProblem
 from headrace.runtime import Deadline, Service, SystemClock
 from headrace_jvm import Progress
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import ConnectorSecurity
 from headrace_pipelines.driver_process import DriverProcess, Toolchain, find_toolchain, require_spark
 from headrace_pipelines.spec import PipelineSpec
@@ -24,7 +24,7 @@ _PIPELINE = {
     "views": {"loaded": {"python": f"{__name__}:with_clients", "reads": ["events"]}},
     "flows": {"sums": {"sql": "SELECT name, sum(value) AS n FROM loaded GROUP BY name", "sink": {"topic": "sums"}}},
 }
-_TASK = protocol.DriverTask(
+_TASK = driver_protocol.DriverTask(
     kind="test", given={"events": [[{"name": "a", "value": 1}]]}, expect={"sums": None}, streaming=True
 )
 
@@ -54,7 +54,7 @@ def with_clients(rows: Any) -> Any:
 
 async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -> None:
     spec, owner = PipelineSpec.model_validate(_PIPELINE), Service("preparation")
-    plan = protocol.DriverPlan(
+    plan = driver_protocol.DriverPlan(
         spec=spec,
         bootstrap_servers="localhost:1",
         folder=scratch,
@@ -63,13 +63,13 @@ async def _exercise(toolchain: Toolchain, flags: Sequence[str], scratch: Path) -
         task=_TASK,
     )
     driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
-    response: protocol.DriverEvent | None = None
+    response: driver_protocol.DriverEvent | None = None
     async for event in driver.events():
-        if isinstance(event, protocol.TaskResult | protocol.Failed):
+        if isinstance(event, driver_protocol.TaskResult | driver_protocol.Failed):
             response = event
             break
     await driver.stop(Deadline(SystemClock(), _END_SECONDS))
     await owner.stop()
-    if not isinstance(response, protocol.TaskResult):
-        reason = response.text if isinstance(response, protocol.Failed) else driver.last_output()
+    if not isinstance(response, driver_protocol.TaskResult):
+        reason = response.text if isinstance(response, driver_protocol.Failed) else driver.last_output()
         raise EnvironmentProblem(f"Spark failed to run on this machine: {reason}")

@@ -15,7 +15,7 @@ from headrace.extras import require
 from headrace.kafka import Admin
 from headrace.runtime import Clock, Deadline, Readiness, RestartPauses, Service
 from headrace.runtime.gauge_registry import register_gauge
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.connector import write_secrets
 from headrace_pipelines.driver_inputs import DriverInputs, InputSource
 from headrace_pipelines.driver_process import DriverProcess, require_spark
@@ -284,7 +284,7 @@ class PipelineRun(Service):
         self._status.driver_started(planned=self._replacing)
         self._driver_ended.clear()
         self._replacing = False
-        failure: protocol.Failed | None = None
+        failure: driver_protocol.Failed | None = None
         try:
             try:
                 driver = self._driver = await DriverProcess.start(self, inputs.plan, inputs.toolchain, inputs.security)
@@ -296,14 +296,16 @@ class PipelineRun(Service):
             async for reported in driver.events():
                 event = self._source.explained(reported)
                 self._status.apply(event)
-                if isinstance(event, protocol.SessionReady):  # until now another process may have used the folder
+                if isinstance(
+                    event, driver_protocol.SessionReady
+                ):  # until now another process may have used the folder
                     write_secrets(self._source.folder, inputs.security.secrets, shared=self._spec.driver.on_cluster)
                 self._flows.on_event(event)
-                if isinstance(event, protocol.FlowProgress):
+                if isinstance(event, driver_protocol.FlowProgress):
                     trace_micro_batch(self._spec.name, event)
                     self._check_growth(event, driver, inputs)
                     self._publisher.add(self._spec.group(event.flow), event.positions)
-                if isinstance(event, protocol.Failed):
+                if isinstance(event, driver_protocol.Failed):
                     failure = self._flows.bounded(event)
             code = await driver.exit_code()
         except OSError as cause:
@@ -322,7 +324,7 @@ class PipelineRun(Service):
             raise DriverLost(f"The Spark driver was replaced: {self._flows.stall}", pipeline=self._spec.name)
         raise _as_error(self._spec.name, failure, code, driver.last_output())
 
-    def _check_growth(self, event: protocol.FlowProgress, driver: DriverProcess, inputs: DriverInputs) -> None:
+    def _check_growth(self, event: driver_protocol.FlowProgress, driver: DriverProcess, inputs: DriverInputs) -> None:
         """Replace a driver in real-time mode when a topic has new partitions, which it may not read."""
         grown = [topic for topic, found in event.positions.items() if len(found) > inputs.partitions.get(topic, 0)]
         if grown and self._spec.trigger.realtime and not self._replacing:
@@ -331,7 +333,7 @@ class PipelineRun(Service):
             driver.kill()
 
 
-def _as_error(pipeline: str, failure: protocol.Failed | None, code: int, last_output: str) -> HeadraceError:
+def _as_error(pipeline: str, failure: driver_protocol.Failed | None, code: int, last_output: str) -> HeadraceError:
     if failure is None:
         text = f"The Spark driver of pipeline {pipeline} ended with exit code {code}."
         text += f" Its last output: {last_output}" if last_output else ""

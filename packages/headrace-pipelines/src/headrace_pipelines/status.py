@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 from headrace.runtime.gauge_registry import register_gauge
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.report import FlowStatus, State
 
 log = logging.getLogger(__name__)
@@ -57,25 +57,25 @@ class RunStatus:
                 if flow.state != "finished":
                     flow.state = state
 
-    def apply(self, event: protocol.AnyEvent) -> None:
+    def apply(self, event: driver_protocol.AnyEvent) -> None:
         """Apply an event of the driver."""
-        self.waits_for_folder = isinstance(event, protocol.FolderInUse)
+        self.waits_for_folder = isinstance(event, driver_protocol.FolderInUse)
         match event:
-            case protocol.FolderInUse(owner=owner):
+            case driver_protocol.FolderInUse(owner=owner):
                 self.reason = f"{owner} runs this pipeline with the same state_dir: stop it, or wait for its end"
-            case protocol.SessionReady():
+            case driver_protocol.SessionReady():
                 self.reason = self.reason and "its flows are being started"
-            case protocol.FlowRunning(flow=name):
+            case driver_protocol.FlowRunning(flow=name):
                 self.flows[name].state = "running"
-            case protocol.FlowFinished(flow=name):
+            case driver_protocol.FlowFinished(flow=name):
                 self.flows[name].state = "finished"
-            case protocol.FlowFailed(flow=name, error=error, text=text):
+            case driver_protocol.FlowFailed(flow=name, error=error, text=text):
                 self.flows[name].state = "failed"
                 self.flows[name].last_error = f"{error}: {text}"
                 log.error("pipeline %s: %s. Its other flows continue", self.pipeline, self._failures())
-            case protocol.FlowProgress(flow=name):
+            case driver_protocol.FlowProgress(flow=name):
                 self._progress(self.flows[name], event)
-            case protocol.Failed(part=part):
+            case driver_protocol.Failed(part=part):
                 if (flow := self.flows.get(part.removeprefix("flows."))) is not None:
                     flow.last_error = f"{event.error}: {event.text}"
         states = {flow.state for flow in self.flows.values()}
@@ -96,7 +96,7 @@ class RunStatus:
         )
         return "; ".join(failed)
 
-    def _progress(self, flow: FlowStatus, event: protocol.FlowProgress) -> None:
+    def _progress(self, flow: FlowStatus, event: driver_protocol.FlowProgress) -> None:
         if event.corrupt_records and not flow.corrupt_records:
             count = f"{event.corrupt_records} of {event.input_records} records"
             what = "that do not match the schema of their source; more will only be counted (corrupt_records)"

@@ -11,7 +11,7 @@ from headrace.config.explain import validated
 from headrace.config.section import Seconds, Section
 from headrace.config.yaml_tree import MAX_BYTES, Problems, read_text, read_tree
 from headrace.errors import PipelineInvalid
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 
 
 class TestCase(Section):
@@ -30,12 +30,12 @@ class TestCase(Section):
     ordered: bool = False
     """Whether the order of the rows counts."""
 
-    def task(self, folder: Path) -> protocol.DriverTask:
+    def task(self, folder: Path) -> driver_protocol.DriverTask:
         """Return the task, with the rows of the files in a folder."""
         given = {name: steps_of(value, folder) for name, value in self.given.items()}
         steps = {name: steps_of(value, folder) for name, value in self.expect.items()}
         expect = {name: [row for step in found for row in step] for name, found in steps.items()}
-        return protocol.DriverTask(
+        return driver_protocol.DriverTask(
             kind="test", given=given, expect={**expect}, streaming=self.streaming, step_seconds=self.step_seconds
         )
 
@@ -54,7 +54,7 @@ def load_test_case(file: Path) -> TestCase:
     return spec
 
 
-def steps_of(value: list[Any] | str, folder: Path) -> list[protocol.Rows]:
+def steps_of(value: list[Any] | str, folder: Path) -> list[driver_protocol.Rows]:
     """Return rows, or what names them, as a list of steps."""
     if isinstance(value, str):
         text = read_text(folder / value, PipelineInvalid, "Correct the name")

@@ -14,7 +14,7 @@ from headrace.errors import Forbidden, HeadraceError, QueriesUnavailable, Statem
 from headrace.framing import ProtocolBroken
 from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service
 from headrace.runtime.memory import memory_bytes
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     Ask,
     Cancel,
     EngineSetup,

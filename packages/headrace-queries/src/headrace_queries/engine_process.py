@@ -16,7 +16,7 @@ from headrace.records import RecordBatch
 from headrace.runtime import Clock, Readiness, Service
 from headrace_queries.callers import Caller, CallerEnds
 from headrace_queries.engine_child import GRACE_SECONDS, EngineChild
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     Ask,
     Changes,
     Ended,

@@ -8,7 +8,7 @@ from headrace.delivery.outcomes import HANDED_OFF, Delivery, Destination, Reply
 from headrace.errors import DestinationUnavailable, HeadraceError, StatementRejected
 from headrace.records import RecordBatch, TopicPartition
 from headrace_queries.engine_process import QueryEngine
-from headrace_queries.protocol import Problem
+from headrace_queries.engine_protocol import Problem
 from headrace_queries.standing import StandingQuery
 
 _ENDINGS: Final = 3

@@ -8,9 +8,9 @@ from uuid import uuid4
 from headrace.errors import Forbidden, StatementRejected
 from headrace_queries.callers import Caller
 from headrace_queries.engine_process import QueryEngine
+from headrace_queries.engine_protocol import Positions
 from headrace_queries.ksqldb import BLANK_SECONDS, KsqlColumn, result_columns, starts_at_earliest
 from headrace_queries.ksqldb_server import KsqldbServer
-from headrace_queries.protocol import Positions
 from headrace_queries.push_query import PushQuery
 from headrace_queries.push_statement import PushStatement, read_push
 from headrace_queries.statement_text import StatementText, read_statement

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from headrace.errors import HeadraceError, QueriesUnavailable
-from headrace_queries.protocol import ColumnType, Positions
+from headrace_queries.engine_protocol import ColumnType, Positions
 
 MOST_WAITING_BYTES: Final = 16 * 1024 * 1024
 _SLOW: Final = (

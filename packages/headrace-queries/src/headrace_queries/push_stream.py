@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InvalidRequest
 from headrace.http.request import UNREAD_SECONDS, HttpRequest
-from headrace_queries.protocol import Positions
+from headrace_queries.engine_protocol import Positions
 from headrace_queries.push_query import PushQuery
 
 EVENTS: Final = "text/event-stream"

@@ -15,10 +15,10 @@ from headrace.http.messages import HttpResponse, decode_body, decode_query
 from headrace.http.request import ClientGone, HttpRequest
 from headrace.runtime import run_while
 from headrace_queries.engine_process import QueryEngine
+from headrace_queries.engine_protocol import Form, Rows, TableStatus
 from headrace_queries.ksqldb import KSQL_JSON, QueryBody
 from headrace_queries.ksqldb_routes import caller_of, read_statement_body, readable_of, run_ksqldb
 from headrace_queries.ksqldb_statements import KsqldbStatements
-from headrace_queries.protocol import Form, Rows, TableStatus
 from headrace_queries.push_stream import EVENTS, LAST_EVENT_ID, positions_of, stream_events
 from headrace_queries.statement_text import read_statement
 from headrace_queries.table_config import MAX_TIMEOUT_SECONDS, SqlConfig

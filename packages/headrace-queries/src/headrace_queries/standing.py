@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from headrace.config.spelling import hint
 from headrace.config.yaml_tree import KeyPath
 from headrace.errors import ConfigError, StatementRejected
-from headrace_queries.protocol import Form
+from headrace_queries.engine_protocol import Form
 from headrace_queries.push_statement import PushStatement, read_push
 from headrace_queries.query_sections import QuerySections
 from headrace_queries.standing_query import StandingQueryConfig

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import ProcessShare
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.delivery.outcomes import OnCompleted, Outcome, Reply
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import SchemaRegistry

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.kafka.client.properties import check_properties, producer_properties
 from yaml_table import table

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
 from headrace.kafka import Admin
 from headrace.kafka.transactions import producers as transactional

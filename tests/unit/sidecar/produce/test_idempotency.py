@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from headrace import errors
-from headrace.config.producer import IdempotencyConfig, ProducerConfig
+from headrace.config.producer_config import IdempotencyConfig, ProducerConfig
 from headrace.kafka import compacted_table
 from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.correlation import caller

@@ -13,7 +13,7 @@ import yaml
 
 from headrace import errors
 from headrace.config.kafka import SchemaRegistryConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.formats.avro import AvroCodec
 from headrace.formats.choice import Codecs, Encoder
 from headrace.formats.registry import SchemaRegistry

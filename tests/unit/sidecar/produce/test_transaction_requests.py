@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import errors
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.records import OutgoingRecord
 from headrace.sidecar.produce.produce import RequestIds
 from headrace.sidecar.produce.produce_response import Prepared

@@ -52,8 +52,8 @@ class PipelineRows:
             PipelineInvalid: The file is wrong, or Spark refuses it.
         """
         require("pipelines", "the fixture pipeline_rows")
+        from headrace_pipelines.driver_protocol import DriverTask
         from headrace_pipelines.load import load_pipeline
-        from headrace_pipelines.protocol import DriverTask
         from headrace_pipelines.test_cases import steps_of
 
         path = Path(file)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import confluent_kafka
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import Admin, Producer, read_records
 from headrace.records import OutgoingRecord, Record, TopicPartition
 from headrace_devkit.testing.forked import run_command

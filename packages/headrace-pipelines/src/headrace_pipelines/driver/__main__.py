@@ -18,7 +18,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from headrace.errors import CheckpointUnusable
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.checkpoints import progressed
 from headrace_pipelines.driver.failures import PartFailed, failure_event, part
 from headrace_pipelines.driver.flows import start_flow
@@ -39,10 +39,10 @@ def main() -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     send = _events(_take_standard_output())
-    plan = protocol.DriverPlan.model_validate_json(sys.stdin.readline())
+    plan = driver_protocol.DriverPlan.model_validate_json(sys.stdin.readline())
     try:
-        with spark_session(plan, lambda owner: send(protocol.FolderInUse(owner))) as spark:
-            send(protocol.SessionReady(round(time.monotonic() - began, 2)))
+        with spark_session(plan, lambda owner: send(driver_protocol.FolderInUse(owner))) as spark:
+            send(driver_protocol.SessionReady(round(time.monotonic() - began, 2)))
             if plan.task.kind == "run":
                 _register(spark, plan)
                 run_flows(spark, plan, send)
@@ -65,16 +65,16 @@ def _take_standard_output() -> IO[bytes]:
     return events
 
 
-def _events(stream: IO[bytes]) -> protocol.SendEvent:
+def _events(stream: IO[bytes]) -> driver_protocol.SendEvent:
     encoder = msgspec.json.Encoder()
 
-    def send(event: protocol.DriverEvent) -> None:
+    def send(event: driver_protocol.DriverEvent) -> None:
         stream.write(encoder.encode(event) + b"\n")
 
     return send
 
 
-def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.SendEvent) -> None:
+def run_flows(spark: SparkSession, plan: driver_protocol.DriverPlan, send: driver_protocol.SendEvent) -> None:
     """Run the flows until SIGTERM, or until none is left.
 
     Raises:
@@ -90,7 +90,7 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
         if failure.event.error != CheckpointUnusable.message:
             raise failure
         failed.append(failure)
-        send(protocol.FlowFailed(name, failure.event.error, failure.event.text))
+        send(driver_protocol.FlowFailed(name, failure.event.error, failure.event.text))
 
     for name in plan.spec.running:
         try:
@@ -111,7 +111,7 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
                 if (cause := reader.failure) is not None:
                     fail(name, PartFailed(cause, f"flows.{name}"))
                 else:
-                    send(protocol.FlowFinished(name))
+                    send(driver_protocol.FlowFinished(name))
         if time.monotonic() >= next_look and not plan.spec.driver.remote:
             next_look = time.monotonic() + _WORK_SECONDS
             for reader in active.values():
@@ -122,7 +122,7 @@ def run_flows(spark: SparkSession, plan: protocol.DriverPlan, send: protocol.Sen
     _stop(active)
 
 
-def _register(spark: SparkSession, plan: protocol.DriverPlan) -> None:
+def _register(spark: SparkSession, plan: driver_protocol.DriverPlan) -> None:
     """Register the sources, then the views of the file."""
     for name in plan.spec.sources:
         with part(f"sources.{name}"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from headrace.errors import ConfigError, FunctionError, HeadraceError, PipelineInvalid, RecordRefused, RecordTooLarge
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.checkpoints import CHOICES, RESTORE
 
 _LINES = 4
@@ -94,10 +94,10 @@ def _refused(traces: list[str]) -> str:
     """Return what Java's exceptions report, in one line, if Kafka rejects this client; otherwise an empty text."""
     reports = [found[1] for trace in traces for line in trace.splitlines() if (found := _REPORT.match(line))]
     text = "; ".join(dict.fromkeys(reports))
-    return text[found.start() :][:_REPORT_LENGTH] if (found := protocol.REFUSED.search(text)) else ""
+    return text[found.start() :][:_REPORT_LENGTH] if (found := driver_protocol.REFUSED.search(text)) else ""
 
 
-def failure_event(cause: Exception, part: str) -> protocol.Failed:
+def failure_event(cause: Exception, part: str) -> driver_protocol.Failed:
     """Return the event of an error: its first lines, without values of records."""
     name = type(cause).__name__
     if isinstance(cause, PySparkException):
@@ -105,37 +105,39 @@ def failure_event(cause: Exception, part: str) -> protocol.Failed:
             name = cause.getCondition() or name
     if isinstance(cause, HeadraceError):
         lasting = isinstance(cause, _OWN_LASTING)
-        return protocol.Failed(cause.message, cause.description, retriable=not lasting, part=part)
+        return driver_protocol.Failed(cause.message, cause.description, retriable=not lasting, part=part)
     if _LOST.search(str(cause)):
         details = next(iter(_DETAILS.findall(str(cause))), "it was started again")
-        return protocol.Failed("SERVER_LOST", f"the Spark Connect server was lost: {details}", retriable=True, part="")
+        return driver_protocol.Failed(
+            "SERVER_LOST", f"the Spark Connect server was lost: {details}", retriable=True, part=""
+        )
     whole = _OF_QUERY.sub("", str(cause).partition("=== Streaming Query ===")[0])
     lines = [line for line in whole.splitlines() if line.strip() and not line.startswith("\tat ")]
     if isinstance(cause, AnalysisException):  # the query's plan comes after its first line, if it was parsed
         most = _LINES if isinstance(cause, ParseException) else 1
-        return protocol.Failed(name, "\n".join(lines[:most]), retriable=False, part=part)
+        return driver_protocol.Failed(name, "\n".join(lines[:most]), retriable=False, part=part)
     if own := _OWN.search(str(cause)):  # raised by the product's code in a Python worker of Spark
-        return protocol.Failed(
+        return driver_protocol.Failed(
             own[1], own[2], retriable=own[1] not in {each.__name__ for each in _OWN_LASTING}, part=part
         )
     if raised := _RAISED.search(str(cause)):  # by `corrupt: fail`, by a rule, or by the SQL of the pipeline itself
-        return protocol.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
+        return driver_protocol.Failed(raised[1], raised[2].strip(), retriable=False, part=part)
     traces = _traces(cause)
     # Spark quotes values of records in single quotes.
     text = "\n".join(re.sub(r"'.*'", "'...'", line) for line in lines[:_LINES])
     for sign, sentence in _MACHINE:
         if sign.search("\n".join([whole, *traces])):
-            return protocol.Failed(protocol.MACHINE_SHORT, sentence, retriable=True, part=part)
+            return driver_protocol.Failed(driver_protocol.MACHINE_SHORT, sentence, retriable=True, part=part)
     for known, own_name, advice in _LASTING:
         if found := known.search("\n".join([whole, *traces])):
             text, flow = found.groupdict().get("text", text), part.removeprefix("flows.")
-            return protocol.Failed(
+            return driver_protocol.Failed(
                 own_name or found[1], f"{text}\n{advice.format(flow=flow)}", retriable=False, part=part
             )
     if refused := _refused(traces):
-        return protocol.Failed(protocol.KAFKA_REFUSES, refused, retriable=True, part=part)
+        return driver_protocol.Failed(driver_protocol.KAFKA_REFUSES, refused, retriable=True, part=part)
     if _PYTHON.search("\n".join([whole, *traces])):
-        name = protocol.PYTHON_FAILED
+        name = driver_protocol.PYTHON_FAILED
         if found := _TRACEBACK.search(whole):  # its last lines, without the error's text, which may have values
             text = f"{lines[0]}\n{found[1]}{found[2]}"
-    return protocol.Failed(name, text, retriable=True, part=part)
+    return driver_protocol.Failed(name, text, retriable=True, part=part)

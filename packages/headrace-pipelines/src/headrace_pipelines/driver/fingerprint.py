@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace_pipelines.checkpoints import Frozen
 from headrace_pipelines.driver.source_tables import RAW
-from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.sources import CORRUPT_RECORDS
 from headrace_pipelines.spec import FlowSpec
 

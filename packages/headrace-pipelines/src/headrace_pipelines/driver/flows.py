@@ -11,8 +11,8 @@ from headrace_pipelines.driver.kafka_rows import as_records, with_rules
 from headrace_pipelines.driver.late_rows import take_out
 from headrace_pipelines.driver.source_tables import register_source
 from headrace_pipelines.driver.views import register_view, rows_of
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.graph import ordered_views, topics_read
-from headrace_pipelines.protocol import DriverPlan
 from headrace_pipelines.sinks.sink import BatchWriter, FlowInDriver
 
 

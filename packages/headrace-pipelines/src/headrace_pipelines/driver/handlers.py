@@ -31,8 +31,8 @@ from headrace.functions.worker.loop import prepare
 from headrace.records import Header, RecordBatch, TopicPartition, is_reserved
 from headrace_pipelines.driver.source_tables import RAW
 from headrace_pipelines.driver.value_codecs import HEADERS, RECORD, FailurePolicy, Row, batch_of, counted, registry_of
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.handler_setup import setup_of
-from headrace_pipelines.protocol import DriverPlan
 from headrace_pipelines.sources import KafkaSource
 from headrace_pipelines.spec import FlowSpec
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from headrace_pipelines.driver.kafka_rows import HEADERS, history_headers, to_json
 from headrace_pipelines.driver.source_tables import RECORD_COLUMNS, rows_with_records
-from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.sources import KafkaSource
 from headrace_pipelines.spec import LateRowsSpec
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace_pipelines.driver.kafka_rows import FAILED, FAILED_CALLS, RULES
 from headrace_pipelines.driver.late_rows import LATE
-from headrace_pipelines.protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
+from headrace_pipelines.driver_protocol import DriverPlan, FlowProgress, FlowRunning, FlowWorking, SendEvent
 from headrace_pipelines.sinks.sink import BatchWriter
 
 _GETTING_OFFSETS = "Getting offsets"

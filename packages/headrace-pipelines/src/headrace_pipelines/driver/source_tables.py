@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType, 
 from headrace.config.format_list import SCHEMA_TYPES, STRINGS
 from headrace.errors import PipelineInvalid
 from headrace_pipelines.driver.kafka_rows import HEADERS, history_headers
-from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.sources import (
     CORRUPT_FLOW,
     CORRUPT_RECORDS,

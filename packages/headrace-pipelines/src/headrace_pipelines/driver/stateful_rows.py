@@ -13,8 +13,8 @@ from headrace_pipelines.driver.processor_runner import FAILED_ROW, ProcessorPlan
 from headrace_pipelines.driver.python_names import imported
 from headrace_pipelines.driver.source_tables import ORDER_COLUMNS, rows_with_records
 from headrace_pipelines.driver.value_codecs import FailurePolicy
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.processors import Processor, states_of
-from headrace_pipelines.protocol import DriverPlan
 from headrace_pipelines.sources import KafkaSource
 from headrace_pipelines.spec import FlowSpec
 

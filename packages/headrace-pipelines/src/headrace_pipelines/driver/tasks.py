@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructType
 
 from headrace.errors import PipelineInvalid
-from headrace_pipelines import protocol
+from headrace_pipelines import driver_protocol
 from headrace_pipelines.driver.failures import PartFailed, failure_event, part
 from headrace_pipelines.driver.fingerprint import frozen_of, kept_rows, state_of
 from headrace_pipelines.driver.flows import rows_of_flow
@@ -32,23 +32,25 @@ from headrace_pipelines.spec import QuerySpec
 from headrace_pipelines.sql import without_streaming
 
 
-def serve_requests(spark: SparkSession, plan: protocol.DriverPlan, requests: IO[str], send: protocol.SendEvent) -> None:
+def serve_requests(
+    spark: SparkSession, plan: driver_protocol.DriverPlan, requests: IO[str], send: driver_protocol.SendEvent
+) -> None:
     """Answer a request and all that follow it, until there are no more."""
     while True:
         send(_response_of(spark, plan))
         if not (line := requests.readline()):
             return
-        plan = protocol.DriverPlan.model_validate_json(line)
+        plan = driver_protocol.DriverPlan.model_validate_json(line)
 
 
-def _response_of(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.DriverEvent:
+def _response_of(spark: SparkSession, plan: driver_protocol.DriverPlan) -> driver_protocol.DriverEvent:
     before = set(sys.modules)
     try:
         work = {"describe": _describe, "show": _show, "test": _test, "state": kept_rows}[plan.task.kind]
         result = work(spark, plan)
-        if len(msgspec.json.encode(result)) > protocol.MOST_RESPONSE_BYTES:
+        if len(msgspec.json.encode(result)) > driver_protocol.MOST_RESPONSE_BYTES:
             raise PipelineInvalid("the rows are larger than 64 MB: show fewer of them (--limit), or fewer columns")
-        return protocol.TaskResult(result)
+        return driver_protocol.TaskResult(result)
     except PartFailed as failure:
         return msgspec.structs.replace(failure.event, stack=traceback.format_exc())
     except Exception as cause:  # boundary: the command shows this text
@@ -65,7 +67,7 @@ def _response_of(spark: SparkSession, plan: protocol.DriverPlan) -> protocol.Dri
                 del sys.modules[name]
 
 
-def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
+def _describe(spark: SparkSession, plan: driver_protocol.DriverPlan) -> dict[str, Any]:
     """Return the columns of each part, the state that each flow keeps, what its checkpoint would freeze, and what
     Spark rejects."""
     java: Any = spark._jvm
@@ -94,7 +96,7 @@ def _describe(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
     return {"parts": parts, "problems": problems, "frozen": frozen}
 
 
-def _show(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
+def _show(spark: SparkSession, plan: driver_protocol.DriverPlan) -> dict[str, Any]:
     register = functools.partial(register_source, spark, plan, bounded=True)
     for path, make in _parts(spark, plan, register, paths_read(plan.spec, [plan.task.name])):
         with part(path):
@@ -103,7 +105,7 @@ def _show(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
         return {"columns": frame.columns, "rows": [json.loads(line) for line in _lines(frame, plan.task.limit)]}
 
 
-def _test(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
+def _test(spark: SparkSession, plan: driver_protocol.DriverPlan) -> dict[str, Any]:
     """Return for each expected part its rows and the expected ones, as JSON texts with the same columns and types."""
     task = plan.task
     folder = plan.scratch / "test"
@@ -147,7 +149,7 @@ def _test(spark: SparkSession, plan: protocol.DriverPlan) -> dict[str, Any]:
 
 def _parts(
     spark: SparkSession,
-    plan: protocol.DriverPlan,
+    plan: driver_protocol.DriverPlan,
     register: Callable[[str], None],
     selected: Collection[tuple[str, str]] = (),
 ) -> Iterator[tuple[str, Callable[[], DataFrame]]]:
@@ -184,7 +186,7 @@ def _parts(
             yield ".".join(path), make
 
 
-def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
+def _streamed(spark: SparkSession, plan: driver_protocol.DriverPlan, name: str, frame: DataFrame) -> DataFrame:
     """Return all rows that a streaming query has written after its last micro-batch."""
     table = f"headrace_test_{name}".replace("-", "_")
     mode, folder = plan.spec.flows[name].sink.mode if name in plan.spec.flows else "append", plan.scratch / "test"
@@ -196,7 +198,7 @@ def _streamed(spark: SparkSession, plan: protocol.DriverPlan, name: str, frame: 
 
 
 def _typed(
-    spark: SparkSession, plan: protocol.DriverPlan, given: protocol.Rows, schema: StructType, where: str
+    spark: SparkSession, plan: driver_protocol.DriverPlan, given: driver_protocol.Rows, schema: StructType, where: str
 ) -> list[str]:
     """Return rows as JSON texts, as Spark writes values of these types; PipelineInvalid for a row that does not fit."""
     known = schema.fieldNames()

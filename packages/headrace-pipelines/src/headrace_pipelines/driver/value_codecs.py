@@ -30,7 +30,7 @@ from headrace.functions.sdk import print_line
 from headrace.records import Header, Record
 from headrace.runtime import SystemClock
 from headrace_pipelines.driver.kafka_rows import FAILED
-from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.secrets_file import REGISTRY, secret
 from headrace_pipelines.sinks.topic_sink import KafkaSink
 

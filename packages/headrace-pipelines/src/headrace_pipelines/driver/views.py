@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import PipelineInvalid
 from headrace_pipelines.driver.python_names import imported
-from headrace_pipelines.protocol import DriverPlan
+from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.spec import FlowSpec, QuerySpec
 
 

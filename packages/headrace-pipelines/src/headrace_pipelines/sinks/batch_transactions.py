@@ -16,7 +16,7 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import ClientErrors, to_error, write_error
 from headrace.kafka.client.properties import client_properties

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime import Supervisor, SystemClock
 from headrace.runtime.telemetry.logs import configure_logging
 from headrace_queries.engine.engine import Engine
-from headrace_queries.protocol import EngineSetup, Messages, decode_to_engine
+from headrace_queries.engine_protocol import EngineSetup, Messages, decode_to_engine
 from headrace_queries.query_sections import QuerySections
 
 log = logging.getLogger(__name__)

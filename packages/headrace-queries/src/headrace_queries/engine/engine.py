@@ -18,7 +18,7 @@ from headrace_queries.engine.push import Pushes
 from headrace_queries.engine.statements import Statements
 from headrace_queries.engine.table_feed import TableFeed
 from headrace_queries.engine.table_file import TableFile
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     Ask,
     Cancel,
     Changes,

@@ -11,7 +11,7 @@ from headrace.errors import QueriesUnavailable
 from headrace.framing import ProtocolBroken
 from headrace.runtime import ChildProcess, Service
 from headrace_queries.engine.evaluator import EVALUATION_SECONDS
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     Evaluate,
     Evaluated,
     EvaluationBatch,

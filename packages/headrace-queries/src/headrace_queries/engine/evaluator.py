@@ -27,7 +27,7 @@ from headrace_queries.engine.batch_rows import FITTING, count_fitting, part_of_f
 from headrace_queries.engine.database import empty_database
 from headrace_queries.engine.pull import RowWriter, failure
 from headrace_queries.engine.statements import Statements
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     ColumnType,
     Evaluate,
     Evaluated,

@@ -26,7 +26,7 @@ from headrace_queries.engine.decoding import Decoder
 from headrace_queries.engine.pull import RowWriter, failure
 from headrace_queries.engine.statements import Statements, refused
 from headrace_queries.engine.table_feed import TableFeed
-from headrace_queries.protocol import Filter, Filtered, Form, Problem, RequestFailed, ToParent
+from headrace_queries.engine_protocol import Filter, Filtered, Form, Problem, RequestFailed, ToParent
 from headrace_queries.push_statement import PushStatement
 from headrace_queries.query_sections import QuerySections
 from headrace_queries.standing import standing_queries

@@ -19,7 +19,7 @@ from headrace.runtime import Service, ThreadPool
 from headrace_queries.columns import quoted
 from headrace_queries.engine.database import end_if_broken
 from headrace_queries.engine.statements import Statements, refused
-from headrace_queries.protocol import Ask, ColumnType, Form, Lookup, RequestFailed, Row, Rows, ToParent
+from headrace_queries.engine_protocol import Ask, ColumnType, Form, Lookup, RequestFailed, Row, Rows, ToParent
 
 _AT_A_TIME: Final = 4
 _CHUNK: Final = 500

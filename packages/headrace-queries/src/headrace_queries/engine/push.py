@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError, QueriesUnavailable
 from headrace_queries.engine.evaluations import OUTLIVED, Evaluations
 from headrace_queries.engine.pull import MOST_BYTES, failure
 from headrace_queries.engine.table_feed import TableFeed
-from headrace_queries.protocol import (
+from headrace_queries.engine_protocol import (
     Changes,
     ColumnType,
     Ended,

@@ -21,7 +21,7 @@ from headrace_queries.columns import Column, declared, needs_registry
 from headrace_queries.engine.database import end_if_broken
 from headrace_queries.engine.decoding import Decoder
 from headrace_queries.engine.table_file import Applied, TableFile
-from headrace_queries.protocol import Positions, TableStatus
+from headrace_queries.engine_protocol import Positions, TableStatus
 from headrace_queries.registered_columns import registered_columns
 from headrace_queries.table_config import TableConfig
 

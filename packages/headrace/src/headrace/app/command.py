@@ -10,7 +10,7 @@ import msgspec
 from headrace.app.topic_requirements import topic_requirements
 from headrace.config.audit_config import AuditConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import InvalidRequest
 from headrace.kafka import Producer
 from headrace.kafka.internal_topics import InternalTopics

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from headrace.cli.cluster_options import ClusterSettings
 from headrace.cli.options import PAIR
 from headrace.config.kafka import ClientProperties
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import ConfigError
 from headrace.kafka.client.properties import check_properties
 

@@ -22,7 +22,7 @@ from headrace.config.dev_endpoints import ENDPOINTS, environment
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig, check_servers
 from headrace.config.load import load_config
 from headrace.config.model import HeadraceConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.whole_file import WholeFile
 from headrace.config.yaml_tree import KeyPath
 from headrace.consumers.feature_checks import completed, feature_checks

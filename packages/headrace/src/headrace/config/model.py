@@ -13,7 +13,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.section import Number, PositiveSeconds, Section, TopicName
 

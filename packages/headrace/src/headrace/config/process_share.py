@@ -12,7 +12,7 @@ from headrace.config.consumers import FlowControl, ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.model import HeadraceConfig
 from headrace.config.peer_processes import ClusterConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 
 _MOST_OF_AUTO: Final = 4
 _LEAST_READ_BYTES: Final = 1_048_576

@@ -14,7 +14,7 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.producer_client import (
     SEVERAL,

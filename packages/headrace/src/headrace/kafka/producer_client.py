@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import confluent_kafka
 
 from headrace import errors
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import is_refused, principal_of, refusal_in
 from headrace.kafka.client.credentials import ClientReplacement

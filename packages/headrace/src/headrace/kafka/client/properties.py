@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
 from headrace.config.kafka_security import KafkaSasl, KafkaSecurity, KafkaTls, is_pem
 from headrace.config.membership import RECEIVE_BYTES, ConsumerConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.errors import ConfigError
 
 client_log = logging.getLogger("headrace.kafka.librdkafka")

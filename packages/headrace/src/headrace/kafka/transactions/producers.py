@@ -25,7 +25,7 @@ import confluent_kafka
 
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig, TransactionsConfig
+from headrace.config.producer_config import ProducerConfig, TransactionsConfig
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity

@@ -9,7 +9,7 @@ import confluent_kafka
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.client.properties import producer_properties
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from headrace import errors
-from headrace.config.producer import IdempotencyConfig
+from headrace.config.producer_config import IdempotencyConfig
 from headrace.http.request_checks import check_key
 from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.records import OutgoingRecord, Produced, Record

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from headrace import errors
 from headrace.config.model import HeadraceConfig
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.formats.choice import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
 from headrace.formats.plain import JsonCodec, ValueEncoder
 from headrace.kafka import Producer, TopicDirectory

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from headrace import errors
-from headrace.config.producer import ProducerConfig
+from headrace.config.producer_config import ProducerConfig
 from headrace.kafka import GroupOffsets, TransactionalProducers
 from headrace.kafka.transactions.transaction_job import LastRecord
 from headrace.records import OutgoingRecord, Produced

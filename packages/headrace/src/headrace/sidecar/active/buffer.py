@@ -1,31 +1,9 @@
 """Records of one instance that were fetched and not delivered."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headrace.records import RecordBatch, TopicPartition
-
-Received = Callable[[], Awaitable[bool]]
-"""Returns whether a client has received a response."""
-
-
-async def arrived() -> bool:
-    """Return that a response counts as received once it is written."""
-    return True
-
-
-def split(batches: Iterable[RecordBatch], count: int) -> tuple[list[RecordBatch], list[RecordBatch]]:
-    """Return the first records, and the others."""
-    first: list[RecordBatch] = []
-    others: list[RecordBatch] = []
-    for batch in batches:
-        own = min(count, len(batch))
-        count -= own
-        if own:
-            first.append(batch if own == len(batch) else batch[:own])
-        if own < len(batch):
-            others.append(batch[own:] if own else batch)
-    return first, others
 
 
 class _Waiting:
@@ -109,11 +87,27 @@ class RecordBuffer:
                 break
         return taken
 
-    def put_back(self, batches: Sequence[RecordBatch]) -> None:
-        """Put back records that were taken, in the same order and before the others."""
-        for batch in reversed(batches):
+    def put_back(
+        self, batches: Sequence[RecordBatch], sent: int, current: Collection[TopicPartition]
+    ) -> list[RecordBatch]:
+        """Put back records that were taken, except the first, which were sent; return these.
+
+        The others come before the rest of their partitions, in the same order. Those of partitions that are not
+        `current` any more are dropped.
+        """
+        first: list[RecordBatch] = []
+        others: list[RecordBatch] = []
+        for batch in batches:
+            own = min(sent, len(batch))
+            sent -= own
+            if own:
+                first.append(batch if own == len(batch) else batch[:own])
+            if own < len(batch) and batch.topic_partition in current:
+                others.append(batch[own:] if own else batch)
+        for batch in reversed(others):
             self._of(batch.topic_partition).put_back(batch)
             self._count(batch, 1)
+        return first
 
     def _of(self, partition: TopicPartition) -> _Waiting:
         return self._partitions.setdefault(partition, _Waiting())
@@ -121,31 +115,3 @@ class RecordBuffer:
     def _count(self, batch: RecordBatch, sign: int) -> None:
         self.records += sign * len(batch)
         self.size_bytes += sign * batch.size_bytes
-
-
-class Read:
-    """The records of one read, until its response was written or has failed."""
-
-    def __init__(
-        self,
-        batches: Sequence[RecordBatch],
-        assignments: Mapping[TopicPartition, str],
-        end: Callable[[int, Received | None], None],
-    ) -> None:
-        """Take `end`: it is called once, with the number of records that were sent and how to check their arrival."""
-        self.batches = batches
-        self.assignments = assignments
-        """The name of each partition's assignment, for clients."""
-        self._end = end
-        self._ended = False
-
-    def end(self, sent: int, received: Received | None = arrived) -> None:
-        """End the read: the first records were sent, the others return to the buffer. Only the first call counts.
-
-        Args:
-            sent: How many.
-            received: Returns later whether the client has received them; if None, the client must name them.
-        """
-        if not self._ended:
-            self._ended = True
-            self._end(sent, received)

@@ -11,8 +11,7 @@ process it is the confirmation that `http/forwarding.py` passes on.
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from headrace import errors
@@ -21,7 +20,7 @@ from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.names import names_of
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Service
-from headrace.sidecar.active.buffer import Read, Received, RecordBuffer, split
+from headrace.sidecar.active.buffer import RecordBuffer
 from headrace.sidecar.active.instance_membership import InstanceMembership
 from headrace.sidecar.active.partition_positions import GONE, PartitionPosition, PartitionPositions, Processed, newest
 from headrace.sidecar.active.problems import COMMAND_SECONDS, in_time
@@ -32,6 +31,15 @@ _JOIN_SECONDS: Final = 10.0
 _NOWHERE: Final[Offsets] = {}
 OnDelivered = Callable[["ActiveInstance", Sequence[RecordBatch]], None]
 """Takes the records that the client of an instance has received; at least one."""
+
+
+Received = Callable[[], Awaitable[bool]]
+"""Returns whether a client has received a response."""
+
+
+async def arrived() -> bool:
+    """Return that a response counts as received once it is written."""
+    return True
 
 
 class ReadTurn:
@@ -156,7 +164,7 @@ class ActiveInstance(Service, Listener):
         await self.membership.unsubscribe(Deadline(self._clock, COMMAND_SECONDS))
         self._drop(list(self._positions))
 
-    async def read(self, *, max_bytes: int, max_records: int, wait_seconds: float, stream: object = None) -> Read:
+    async def read(self, *, max_bytes: int, max_records: int, wait_seconds: float, stream: object = None) -> "Read":
         """Return the next records as soon as the minimum of bytes is there, or when the wait ends.
 
         Raises:
@@ -196,9 +204,7 @@ class ActiveInstance(Service, Listener):
             if self.membership.has_new_problems or not self._buffer.records:
                 self.membership.raise_problem(self._positions)
             batches = self._buffer.take(max_bytes, max_records)
-            before = dict(self._positions)
-            assignments = {partition: one.assignment for partition, one in before.items()}
-            return Read(batches, assignments, functools.partial(self._end_read, batches, before))
+            return Read(self, batches, dict(self._positions))
         except BaseException:
             self.turn.end()
             raise
@@ -214,25 +220,19 @@ class ActiveInstance(Service, Listener):
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    def _end_read(
-        self,
-        batches: Sequence[RecordBatch],
-        before: Mapping[TopicPartition, PartitionPosition],
-        count: int,
-        received: Received | None,
-    ) -> None:
+    def end_read(self, read: "Read", count: int, received: Received | None) -> None:
         """Count the first records as sent, and put the others back if their assignment still lasts."""
         self.turn.end()
         self.last_used = self._clock.monotonic()
-        sent, others = split(batches, count)
-        if sent:
-            self._received = received
-            self._on_delivered(self, sent)
         # 1. What was not sent returns, unless its partition was revoked or sought meanwhile.
         positions = self._positions
         consumer = self.membership.consumer
+        before = read.positions
         current = {partition for partition, one in before.items() if positions.get(partition) is one}
-        self._buffer.put_back([batch for batch in others if batch.topic_partition in current])
+        sent = self._buffer.put_back(read.batches, count, current)
+        if sent:
+            self._received = received
+            self._on_delivered(self, sent)
         for batch in sent:
             partition = batch.topic_partition
             end = batch.offsets[-1] + 1
@@ -260,6 +260,8 @@ class ActiveInstance(Service, Listener):
     async def _send_again(self, targets: Offsets = _NOWHERE) -> None:
         """Read again what may not have arrived, and read other partitions from these offsets."""
         offsets = self._positions.in_doubt | {p: at for p, at in targets.items() if p in self._positions}
+        if not offsets:
+            return
         before = dict(self._positions)
         while offsets and (gone := {*await self._move(offsets)}):
             offsets = {partition: at for partition, at in offsets.items() if partition not in gone}
@@ -441,3 +443,32 @@ class ActiveInstance(Service, Listener):
         """Forget what was revoked if no commit may name it: with assigned partitions, or with auto commit."""
         if self.membership.by_hand or self.spec.auto_commit_seconds:
             self._positions.revoked.clear()
+
+
+class Read:
+    """The records of one read, until its response was written or has failed."""
+
+    def __init__(
+        self,
+        instance: ActiveInstance,
+        batches: Sequence[RecordBatch],
+        positions: Mapping[TopicPartition, PartitionPosition],
+    ) -> None:
+        """Take the records, and the positions of the assigned partitions at that moment."""
+        self.batches = batches
+        self.positions = positions
+        self.assignments = {partition: one.assignment for partition, one in positions.items()}
+        """The name of each partition's assignment, for clients."""
+        self._instance = instance
+        self._is_ended = False
+
+    def end(self, sent: int, received: Received | None = arrived) -> None:
+        """End the read: the first records were sent, the others return to the buffer. Only the first call counts.
+
+        Args:
+            sent: How many.
+            received: Returns later whether the client has received them; if None, the client must name them.
+        """
+        if not self._is_ended:
+            self._is_ended = True
+            self._instance.end_read(self, sent, received)

@@ -13,8 +13,7 @@ import msgspec
 from headrace.errors import HeadraceError, InstanceState, InvalidRequest
 from headrace.http.request import MAX_HEAD_BYTES, UNREAD_SECONDS, HttpRequest
 from headrace.records import Committed, TopicPartition
-from headrace.sidecar.active.buffer import Read, arrived
-from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.instance import ActiveInstance, Read, arrived
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.read_entries import EntryWriter
 

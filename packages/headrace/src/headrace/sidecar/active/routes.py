@@ -28,8 +28,7 @@ from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.timestamps import parse_time
 from headrace.records import CommitOffsets, TopicPartition
 from headrace.runtime import run_while
-from headrace.sidecar.active.buffer import Read, arrived
-from headrace.sidecar.active.instance import ActiveInstance
+from headrace.sidecar.active.instance import ActiveInstance, Read, arrived
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
 from headrace.sidecar.active.read_span import trace_read

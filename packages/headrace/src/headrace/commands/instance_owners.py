@@ -8,7 +8,7 @@ When a process loses its lease, the others mark its instances as gone. If it sti
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import unquote
 
@@ -47,17 +47,13 @@ class InstanceOwners(Reconciler):
         self.process = secrets.token_hex(8)
         """Id of this process; each start makes a new one."""
         self._url = url
-        self._admin = admin
         self._lease = lease_of(_lease_name(self.process))
         self._holds_lease = False
         self._entries: dict[tuple[str, str], dict[str, OwningProcess]] = {}
         """By group and name, then by process."""
         self._own: dict[tuple[str, str], Callable[[], None]] = {}
         """The instances of this process, and the function that closes each."""
-        self._absent: dict[str, float] = {}
-        """Processes whose lease has no holder, and since when by the monotonic clock."""
-        self._looked_at = 0.0
-        self._suspected = False
+        self._leases = _OtherLeases(admin, clock)
         self._cleaning = False
         self._draining = False
 
@@ -139,7 +135,7 @@ class InstanceOwners(Reconciler):
 
     def suspect(self) -> None:
         """Check the leases of the other processes soon, because one does not respond."""
-        self._suspected = True
+        self._leases.are_suspect = True
         self.wake()
 
     def _first(self, group: str, name: str) -> OwningProcess | None:
@@ -180,13 +176,13 @@ class InstanceOwners(Reconciler):
         if not self._cleaning and not self._draining:
             self._cleaning = True
             self.keep(self._clean, "clean")
-        return _SOON_SECONDS if self._suspected or self._absent else _LOOK_SECONDS
+        return self._leases.pause_seconds
 
     async def _clean(self) -> None:
         try:
-            await self._look_at_leases()
+            found = [one for owners in self._entries.values() for one in owners.values() if one.gone_at is None]
+            await self._leases.look({one.process for one in found} - {self.process})
             now = self._clock.time()
-            certain = self._clock.monotonic() - _CERTAIN_SECONDS
             changes: dict[str, object] = {}
             for key, owners in self._entries.items():
                 for process, one in owners.items():
@@ -196,28 +192,13 @@ class InstanceOwners(Reconciler):
                     elif process == self.process:
                         if key not in self._own:
                             changes[_key(key, process)] = None
-                    elif one.url == self._url or self._absent.get(process, certain) < certain:
+                    elif one.url == self._url or self._leases.is_lost(process):
                         changes[_key(key, process)] = self._gone(one)
             if changes:
                 await self.table.put_all(changes)
         except HeadraceError as error:
             log.warning("failed to correct instance entries, will retry: %s", error.description)
         self._cleaning = False
-
-    async def _look_at_leases(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._looked_at < (_SOON_SECONDS if self._suspected or self._absent else _LOOK_SECONDS):
-            return
-        self._looked_at = now
-        self._suspected = False
-        found = [one for owners in self._entries.values() for one in owners.values() if one.gone_at is None]
-        others = {one.process for one in found} - {self.process}
-        self._absent = {process: since for process, since in self._absent.items() if process in others}
-        for process in others:
-            if await lease_holder(self._admin, _lease_name(process)):
-                self._absent.pop(process, None)
-            else:
-                self._absent.setdefault(process, now)
 
     def _gone(self, owner: OwningProcess) -> object:
         return msgspec.to_builtins(msgspec.structs.replace(owner, gone_at=self._clock.time()))
@@ -234,6 +215,46 @@ class InstanceOwners(Reconciler):
             self._holds_lease = False
             await self._lease.release()
             await self._clock.sleep(_SOON_SECONDS)
+
+
+class _OtherLeases:
+    """The leases of the other processes, looked at often while one has no holder or is suspect, else rarely."""
+
+    def __init__(self, admin: Admin, clock: Clock) -> None:
+        self._admin = admin
+        self._clock = clock
+        self.are_suspect = False
+        self._looked_at = 0.0
+        self._absent: dict[str, float] = {}
+        """Processes whose lease has no holder, and since when by the monotonic clock."""
+
+    @property
+    def pause_seconds(self) -> float:
+        """The least time from one look to the next."""
+        return _SOON_SECONDS if self.are_suspect or self._absent else _LOOK_SECONDS
+
+    def is_lost(self, process: str) -> bool:
+        """Return whether the lease of a process has had no holder for long enough to be certain."""
+        certain = self._clock.monotonic() - _CERTAIN_SECONDS
+        return self._absent.get(process, certain) < certain
+
+    async def look(self, processes: Collection[str]) -> None:
+        """Look at the leases of these processes, if it is time.
+
+        Raises:
+            KafkaError: Kafka does not answer.
+        """
+        now = self._clock.monotonic()
+        if now - self._looked_at < self.pause_seconds:
+            return
+        self._looked_at = now
+        self.are_suspect = False
+        self._absent = {process: since for process, since in self._absent.items() if process in processes}
+        for process in processes:
+            if await lease_holder(self._admin, _lease_name(process)):
+                self._absent.pop(process, None)
+            else:
+                self._absent.setdefault(process, now)
 
 
 def _key(instance: tuple[str, str], process: str) -> str:

@@ -62,7 +62,6 @@ class CompactedTable(Service, Generic[T]):
         self.topic = topic
         self._optional = bool(optional)
         self._admin = admin
-        self._values = values
         self._produce = produce
         self._clock = clock
         # This process
@@ -72,25 +71,21 @@ class CompactedTable(Service, Generic[T]):
         # This topic
         self.is_loaded = asyncio.Event()
         """Set when the entries written before the start are loaded, and watchers have received them."""
-        self._entries: dict[str, tuple[int, T]] = {}
-        self._corrupt: set[bytes | None] = set()
+        self._entries = _Entries(topic.name, values)
         self._position = _TablePosition()
-        # The last attempt to read it
-        self.missing = ""
-        """Why the topic does not exist and cannot be created; empty otherwise."""
-        self._problem = f"{topic.name} has not been read yet"
-        self._refusal: KafkaUnauthorized | None = None
-        """The last error if a right was missing. An empty topic is loaded without the right to read it."""
+        self._attempt = _Attempt(f"{topic.name} has not been read yet")
+        """The last one to read it."""
 
     async def start(self) -> None:
         if self._optional:
-            self.publish("headrace_corrupt_control_entries", lambda: len(self._corrupt))
+            self.publish("headrace_corrupt_control_entries", lambda: len(self._entries.corrupt))
         self.spawn(self._follow(), "follow")
 
     def readiness(self) -> Readiness:
-        if self.missing and self._optional:
-            return Readiness(True, f"{self.name} is off: {self.missing}")
-        return Readiness(not self._problem, self._problem)
+        attempt = self._attempt
+        if attempt.missing and self._optional:
+            return Readiness(True, f"{self.name} is off: {attempt.missing}")
+        return Readiness(not attempt.problem, attempt.problem)
 
     def watch(self, prefix: str, on_change: Callable[[str, T | None], None]) -> None:
         """Call a function with every entry whose key starts with a prefix: the current ones, then every change.
@@ -104,16 +99,16 @@ class CompactedTable(Service, Generic[T]):
 
     def items(self, prefix: str) -> dict[str, T]:
         """Return the entries whose keys start with a prefix, in the order of their last changes."""
-        return {key: entry for key, (_, entry) in self._entries.items() if key.startswith(prefix)}
+        return {key: entry for key, (_, entry) in self._entries.by_key.items() if key.startswith(prefix)}
 
     def get(self, key: str) -> T | None:
         """Return an entry; None if there is none."""
-        found = self._entries.get(key)
+        found = self._entries.by_key.get(key)
         return found[1] if found else None
 
     def offset_of(self, key: str) -> int:
         """Return the offset of the record that wrote an entry last; -1 if there is no entry."""
-        found = self._entries.get(key)
+        found = self._entries.by_key.get(key)
         return found[0] if found else -1
 
     @property
@@ -134,7 +129,7 @@ class CompactedTable(Service, Generic[T]):
             KafkaError: Kafka refused one of them; others may be written.
         """
         self.require()
-        encode = self._values.encode
+        encode = self._entries.values.encode
         topic = self.topic.name
         end = self._position.next or 0
         records = [
@@ -148,10 +143,11 @@ class CompactedTable(Service, Generic[T]):
                     raise failed
                 offsets = [result.offset for result in results]
                 if min(offsets, default=end) < end:  # waiting could not show that this process has read them back
-                    self._problem = f"{topic} was recreated or truncated; reading it from the start"
+                    problem = f"{topic} was recreated or truncated; reading it from the start"
+                    self._attempt = self._attempt._replace(problem=problem)
                     self._position.next = None
                     self.is_loaded.clear()
-                    raise KafkaUnavailable(f"{self._problem}: send the request again")
+                    raise KafkaUnavailable(f"{problem}: send the request again")
                 await self._position.reach(max(offsets, default=-1) + 1)
         except TimeoutError as cause:
             raise self._late(
@@ -199,18 +195,22 @@ class CompactedTable(Service, Generic[T]):
             KafkaUnavailable: It is not, or there is no topic.
             KafkaUnauthorized: A right to it is missing.
         """
-        if not self.is_loaded.is_set() or (self._refusal and self._problem):
-            kind = KafkaUnauthorized if self._refusal else KafkaUnavailable
-            raise kind(f"{self.name} is not available now: {self.missing or self._problem}")
+        attempt = self._attempt
+        if not self.is_loaded.is_set() or (attempt.refusal and attempt.problem):
+            kind = KafkaUnauthorized if attempt.refusal else KafkaUnavailable
+            raise kind(f"{self.name} is not available now: {attempt.missing or attempt.problem}")
 
     def _late(self, text: str) -> KafkaError:
         """Return the error for what was not read in time: the missing right, if the last error was one."""
-        return KafkaUnauthorized(self._refusal.description) if self._refusal else KafkaTimeout(text)
+        refusal = self._attempt.refusal
+        return KafkaUnauthorized(refusal.description) if refusal else KafkaTimeout(text)
 
     def read(self, records: Sequence[Record], position: int) -> None:
         """Apply records of the topic, in their order, up to a position."""
         for record in records:
-            self._apply(record)
+            change = self._entries.apply(record)
+            if change and self.is_loaded.is_set():
+                self._pass(*change)
         if self.is_loaded.is_set():  # before, no watcher has received an entry
             self._position.passed(position)
 
@@ -218,7 +218,7 @@ class CompactedTable(Service, Generic[T]):
         """Pass all entries to the watchers the first time the topic is read to its end, which is a position."""
         if not self.is_loaded.is_set():
             self.is_loaded.set()
-            gone = self._position.outdated - self._entries.keys()
+            gone = self._position.outdated - self._entries.by_key.keys()
             self._position.outdated = set()
             for prefix, on_change in self._watches:
                 for key in gone:
@@ -231,14 +231,16 @@ class CompactedTable(Service, Generic[T]):
     async def _follow(self) -> None:
         while True:
             try:
-                if self._problem:
+                if self._attempt.problem:
                     await self._load()
-                    self._problem = ""
+                    self._attempt = self._attempt._replace(problem="")
                 await self._read_to(None)
             except HeadraceError as error:
-                self._problem = f"reading {self.topic.name} failed, will retry: {error.description}"
-                self._refusal = error if isinstance(error, KafkaUnauthorized) else None
-            await self._clock.sleep(_MISSING_SECONDS if self.missing else _RETRY_SECONDS)
+                self._attempt = self._attempt._replace(
+                    problem=f"reading {self.topic.name} failed, will retry: {error.description}",
+                    refusal=error if isinstance(error, KafkaUnauthorized) else None,
+                )
+            await self._clock.sleep(_MISSING_SECONDS if self._attempt.missing else _RETRY_SECONDS)
 
     async def _load(self) -> None:
         """Read to the current end: from where reading was interrupted, or from the start.
@@ -254,8 +256,8 @@ class CompactedTable(Service, Generic[T]):
         if position.next is None or end < position.next or topic_id != position.topic_id:
             start = (await self._admin.start_offsets([self._partition]))[self._partition]
             self.is_loaded.clear()
-            position.restart(topic_id, start, self._entries)
-            self._entries.clear()
+            position.restart(topic_id, start, self._entries.by_key)
+            self._entries.by_key.clear()
         await self._read_to(end)
         position.next = max(position.next or 0, end)  # compaction may have removed the last records before the end
         self.loaded(position.next)
@@ -272,7 +274,7 @@ class CompactedTable(Service, Generic[T]):
                 self.read(records, position.next)
 
     async def _ensure(self) -> None:
-        self.missing = ""
+        self._attempt = self._attempt._replace(missing="")
         if await self._admin.has_topic(self.topic.name):  # raises if a right is missing: then no entry is known
             return
         try:
@@ -280,7 +282,7 @@ class CompactedTable(Service, Generic[T]):
         except KafkaUnavailable:
             raise
         except HeadraceError as error:
-            self.missing = error.description
+            self._attempt = self._attempt._replace(missing=error.description)
             self.known.set()
             raise
 
@@ -295,24 +297,50 @@ class CompactedTable(Service, Generic[T]):
         for key, entry in self.items(prefix).items():
             on_change(key, entry)
 
-    def _apply(self, record: Record) -> None:
-        self._corrupt.discard(record.key)
+    def _pass(self, key: str, entry: T | None) -> None:
+        for prefix, on_change in list(self._watches):
+            if key.startswith(prefix):
+                on_change(key, entry)
+
+
+class _Attempt(NamedTuple):
+    """How an attempt to read the topic ended."""
+
+    problem: str = ""
+    """Why it is not read; empty if it is."""
+    missing: str = ""
+    """Why the topic does not exist and cannot be created; empty otherwise."""
+    refusal: KafkaUnauthorized | None = None
+    """The last error if a right was missing. An empty topic is loaded without the right to read it."""
+
+
+class _Entries(Generic[T]):
+    """The entries of the records that were read."""
+
+    def __init__(self, topic: str, values: ValueFormat[T]) -> None:
+        self._topic = topic
+        self.values = values
+        self.by_key: dict[str, tuple[int, T]] = {}
+        """Each with the offset of its record."""
+        self.corrupt: set[bytes | None] = set()
+        """Keys of records that are not entries."""
+
+    def apply(self, record: Record) -> tuple[str, T | None] | None:
+        """Apply a record. Returns its key and entry; None if it changes nothing."""
+        self.corrupt.discard(record.key)
         try:
             key = (record.key or b"").decode(errors="strict" if record.value else "replace")
-            entry = None if record.value is None else self._values.decode(record.value)
+            entry = None if record.value is None else self.values.decode(record.value)
             if entry is not None and not key:
                 raise ValueError("it has no key")
         except (ValueError, RecursionError) as cause:
-            self._corrupt.add(record.key)
-            log.error("offset %d of %s is not an entry and is skipped: %s", record.offset, self.topic.name, cause)
-            return
-        before = self._entries.pop(key, None)
+            self.corrupt.add(record.key)
+            log.error("offset %d of %s is not an entry and is skipped: %s", record.offset, self._topic, cause)
+            return None
+        before = self.by_key.pop(key, None)
         if entry is not None:
-            self._entries[key] = record.offset, entry
-        if self.is_loaded.is_set() and (entry is not None or before is not None):
-            for prefix, on_change in list(self._watches):
-                if key.startswith(prefix):
-                    on_change(key, entry)
+            self.by_key[key] = record.offset, entry
+        return (key, entry) if entry is not None or before is not None else None
 
 
 class _TablePosition:

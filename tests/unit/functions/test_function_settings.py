@@ -11,7 +11,6 @@ import yaml
 
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import FunctionInvalid
-from headrace.functions.check import advice
 from headrace.functions.function_keys import ANNOTATED
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
@@ -130,20 +129,3 @@ def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:
     load(tmp_path, delivery="exactly_once", brokers=["elsewhere:9092"])
     with pytest.raises(FunctionInvalid, match=r"delivery: is exactly_once, and outputs go to the brokers of headrace"):
         load_function(tmp_path, HeadraceConfig())
-
-
-def test_advice_follows_the_rule_of_120_percent(tmp_path: Path) -> None:
-    """16 partitions over 4 replicas advise 5 workers; spare ones have no use when the replica has every partition."""
-    four = load(tmp_path, {"maxReplicas": 4}, trigger={"numWorkers": 4})
-    text = "numWorkers is 4: 16 partitions over 4 replicas advise 5, 120 % of the partitions of each"
-    assert advice(four, only(four), 16) == [text]
-    assert advice(four, only(four), 0) == []
-    one = load(tmp_path, trigger={"numWorkers": 3})
-    assert advice(one, only(one), 3) == []
-    many = load(tmp_path, {"maxReplicas": 9}, trigger={"numWorkers": 1})
-    assert advice(many, only(many), 4) == ["maxReplicas is 9, and only 4 can have a partition: write 4 or less"]
-    tight = load(tmp_path, maxWaitHandlerDuringRebalance="55s", heartbeatInterval="4s")
-    assert [text.partition(":")[0] for text in advice(tight, only(tight), 1)] == [
-        "rebalanceTimeout is 60s",
-        "heartbeatInterval is 4s",
-    ]

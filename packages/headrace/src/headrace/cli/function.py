@@ -14,18 +14,14 @@ from headrace.cli.output import collected_warnings, print_check, print_json
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
 from headrace.delivery.outcomes import Delivery
-from headrace.errors import FunctionInvalid, HeadraceError, InvalidRequest
+from headrace.errors import FunctionInvalid, InvalidRequest
 from headrace.formats.registry import SchemaRegistry
-from headrace.functions.check import advice
 from headrace.functions.destination import FunctionDestination
 from headrace.functions.load import load_function
 from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka_trigger import KafkaTrigger
 from headrace.kafka import Admin, TopicDirectory, read_window, window
 from headrace.records import OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runtime import SystemClock
-
-_TIMEOUT_SECONDS = 3.0
 
 
 @click.group(cls=HeadraceGroup)
@@ -61,33 +57,24 @@ def run(file: Path, reload: bool, cluster: ClusterSettings, output: str) -> int:
 @function.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("function.yaml"))
 @click.option("--strict", is_flag=True, help="Treat warnings as problems.")
-@click.option(
-    "--partitions",
-    type=click.IntRange(1),
-    help="Number of partitions of all topics of a trigger; by default as in Kafka.",
-)
 @kafka_options
-async def validate(file: Path, strict: bool, partitions: int | None, cluster: ClusterSettings, output: str) -> None:
+def validate(file: Path, strict: bool, cluster: ClusterSettings, output: str) -> None:
     """Check a function file and its handler without running it; exit code 78 if there is a problem.
 
-    Every problem is printed with its line. Warnings name keys without effect. Advice is about the number of workers and
-    replicas.
+    Every problem is printed with its line. Warnings name keys without effect.
 
     Example: headrace function validate orders/function.yaml --strict
     """
     spec: FunctionSpec | None = None
-    problems, found = list[str](), list[str]()
+    problems: list[str] = []
     with collected_warnings() as warnings:
         try:
             spec = load_function(file, _settings(cluster), check_handler=True)
         except FunctionInvalid as invalid:
             problems = invalid.description.splitlines()
-    if spec:
-        for trigger in spec.kafka_triggers:
-            found += [f"{trigger.name}: {text}" for text in await _advice(spec, trigger, cluster.kafka, partitions)]
     problems += warnings if strict else ()
     fine = f"{file}: ok ({spec.handler}, triggers: {', '.join(one.name for one in spec.triggers)})" if spec else ""
-    print_check(FunctionInvalid, problems, warnings, fine, output, advice=found)
+    print_check(FunctionInvalid, problems, warnings, fine, output)
 
 
 @function.command("test")
@@ -169,15 +156,3 @@ def _shown(record: OutgoingRecord) -> dict[str, Any]:
     )
     names = [name for name, _ in record.headers or ()]
     return {"topic": record.topic, "key": key, "value": value, "headers": list(zip(names, headers, strict=True))}
-
-
-async def _advice(spec: FunctionSpec, trigger: KafkaTrigger, kafka: KafkaConfig, partitions: int | None) -> list[str]:
-    if partitions := partitions or len(trigger.kafka.partitions) * len(trigger.topics):
-        return advice(spec, trigger, partitions)
-    at = trigger.kafka.cluster(kafka).model_copy(update={"request_timeout_seconds": _TIMEOUT_SECONDS})
-    try:
-        topics = [await Admin(at).describe_topic(topic) for topic in trigger.topics]
-    except HeadraceError as cause:
-        unknown = f"workers and replicas were not compared with partitions ({cause.description}): pass --partitions"
-        return [*advice(spec, trigger, 0), unknown]
-    return advice(spec, trigger, sum(len(topic.partitions) for topic in topics))

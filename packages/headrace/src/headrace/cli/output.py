@@ -138,16 +138,14 @@ def cell(value: Any) -> str:
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
-def print_check(
-    error: type[HeadraceError], problems: list[str], warnings: list[str], fine: str, output: str, **further: list[str]
-) -> None:
+def print_check(error: type[HeadraceError], problems: list[str], warnings: list[str], fine: str, output: str) -> None:
     """Print the result of a check; raise the problems as an error of the given class, or print `fine`."""
     if output == "json":
-        print_json({"ok": not problems, "problems": problems, "warnings": warnings, **further})
+        print_json({"ok": not problems, "problems": problems, "warnings": warnings})
     else:
-        remarks = {"warning": [text for text in warnings if text not in problems], **further}
-        for kind, texts in remarks.items():
-            click.echo("".join(f"{kind}: {text}\n" for text in texts), err=True, nl=False)
+        for text in warnings:
+            if text not in problems:
+                click.echo(f"warning: {text}", err=True)
     if problems:
         raise error("\n".join(problems))
     if output == "text":

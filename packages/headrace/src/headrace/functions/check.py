@@ -1,4 +1,4 @@
-"""What a check of a function file finds beyond its values: the handler, without an import, and advice on numbers."""
+"""Whether a worker could call the handler of a function file, without an import of its module."""
 
 import ast
 import importlib.util
@@ -10,40 +10,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from headrace.config.spelling import nearest
-from headrace.functions.spec import FunctionSpec
-from headrace.functions.triggers.kafka_trigger import SPARE, KafkaTrigger
-
-_SPARE = 1.2
-"""Advised capacity in relation to the need, so that one replica may fail."""
-
-
-def advice(function: FunctionSpec, trigger: KafkaTrigger, partitions: int) -> list[str]:
-    """Return advice on the workers, replicas and times of a trigger, a sentence each.
-
-    `partitions` is the number over all topics of the trigger; 0 if it is not known.
-    """
-    found, most, kafka = [], max(1, function.replica_bounds[1]), trigger.kafka
-    workers = math.ceil(partitions / most * _SPARE)
-    if trigger.ordering == "partition":
-        workers = min(workers, partitions)  # each partition has one delivery at a time
-    if partitions and workers != trigger.workers:
-        found.append(
-            f"numWorkers is {trigger.workers}: {partitions} partitions over {most} replicas advise {workers}, "
-            "120 % of the partitions of each"
-        )
-    if partitions and most > partitions:
-        found.append(f"maxReplicas is {most}, and only {partitions} can have a partition: write {partitions} or less")
-    if kafka.rebalance_timeout < SPARE * kafka.max_wait_handler:
-        found.append(
-            f"rebalanceTimeout is {kafka.rebalance_timeout:g}s: {SPARE * kafka.max_wait_handler:g}s are used, 120 % "
-            "of maxWaitHandlerDuringRebalance, so that no member is late"
-        )
-    if 3 * kafka.heartbeat_interval > kafka.session_timeout:
-        found.append(
-            f"heartbeatInterval is {kafka.heartbeat_interval:g}s: write {kafka.session_timeout / 3:.3g}s or less, "
-            "a third of sessionTimeout, because two lost heartbeats end the membership"
-        )
-    return found
 
 
 def handler_problem(handler: str, folder: Path) -> str:

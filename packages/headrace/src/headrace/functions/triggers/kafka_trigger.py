@@ -44,7 +44,7 @@ _DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min
 """Those of Nuclio that are not the client's; 0 means them too."""
 _COMMIT_MS: Final = 1000
 """Time from one commit to the next, as in Nuclio."""
-SPARE: Final = 1.2
+_SPARE: Final = 1.2
 """The least time limit of a rebalance, in relation to the wait for records in flight."""
 
 
@@ -127,7 +127,7 @@ class KafkaAttributes(FilePart):
                 settings[setting] = round(value * 1000) if setting.endswith(".ms") else value
         longest = max(settings["max.poll.interval.ms"], settings.get("session.timeout.ms", 10_000), 1000)
         # The client refuses less than the session, and a member that waits longer is late for the rebalance.
-        settings["max.poll.interval.ms"] = max(longest, round(SPARE * self.max_wait_handler * 1000))
+        settings["max.poll.interval.ms"] = max(longest, round(_SPARE * self.max_wait_handler * 1000))
         settings["max.partition.fetch.bytes"] = min(settings["max.partition.fetch.bytes"], self.fetch_max or math.inf)
         if "balance_strategy" in written:
             sticky = self.balance_strategy == "sticky"

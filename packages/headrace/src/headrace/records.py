@@ -75,7 +75,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition of the record."""
         return TopicPartition(self.topic, self.partition)
 
 

@@ -270,7 +270,6 @@ class _Run(NamedTuple):
         return TextLines(columns, stored=is_stored, terminal=terminal, colour=terminal and _has_colours())
 
     async def print_records(self) -> None:
-        """Read and print."""
         renderer = self.renderer()
         admin = Admin(self.cluster.kafka)
         found = await find_topics(admin, self.topics)

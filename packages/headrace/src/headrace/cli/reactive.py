@@ -53,9 +53,6 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--topic", help="Only this topic.")(number(why(run)))
 
 
-"""What `seek` and `skip` had: the API waits for 10 seconds."""
-
-
 @reactive.command()
 @click.argument("consumer", required=False, shell_complete=consumer_names)
 @click.option("--registered", is_flag=True, help="Those that you have registered, and why one does not run.")

@@ -137,7 +137,6 @@ class ConsumerStatuses:
         self._members: dict[str, tuple[float, Members | None]] = {}
 
     def summary(self, consumer: RunningConsumer) -> Summary:
-        """Return the status of a consumer."""
         return self._summary(consumer, self._partitions(consumer, None))
 
     async def details(self, consumer: RunningConsumer) -> Details:

@@ -132,7 +132,6 @@ class DeadLetterConfig(Section):
     """Name of the dead letter topic; `{topic}` is the name of the source topic."""
 
     def topic_for(self, origin: str) -> str:
-        """Return the dead letter topic of a topic."""
         return self.topic.replace("{topic}", origin)
 
 

@@ -46,7 +46,6 @@ class SecretMask:
         self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
 
     def __call__(self, text: str) -> str:
-        """Return a text without secrets."""
         if self._secrets:
             text = self._pattern.sub(MASK, text)
         return without_users(_LOOKS_SECRET.sub(rf"\1{MASK}", text))

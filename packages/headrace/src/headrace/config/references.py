@@ -207,7 +207,6 @@ class FileReferences:
         """Whether a secret in the file itself that others can read is already reported."""
 
     def replaced(self, value: Any, at: KeyPath) -> Any:
-        """Return a value of the file with its references replaced."""
         if isinstance(value, dict):
             return {key: self.replaced(item, (*at, key)) for key, item in value.items()}
         if isinstance(value, list):

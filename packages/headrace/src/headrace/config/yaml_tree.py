@@ -37,7 +37,6 @@ class Problems:
         """Sections of the file whose problems do not matter."""
 
     def add(self, location: str, path: KeyPath, sentence: str) -> None:
-        """Add a problem at a path."""
         if not self.ignored.intersection(path[:1]):
             self.found.append(": ".join(part for part in (location, dotted(path), sentence) if part))
 

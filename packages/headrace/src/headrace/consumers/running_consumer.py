@@ -51,7 +51,6 @@ class RunningConsumer:
 
     @property
     def group(self) -> str:
-        """Its consumer group."""
         return self.pump.group
 
     @property
@@ -73,7 +72,6 @@ class RunningConsumer:
         return self.reads(topic) or topic in self.retry_topics
 
     def writes_dead_letters_to(self, topic: str) -> bool:
-        """Return whether its dead letters go to a topic."""
         if self.dead_letters is None:
             return False
         before, origin, after = self.dead_letters.topic_for("\0").partition("\0")

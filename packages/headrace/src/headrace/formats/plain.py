@@ -119,7 +119,6 @@ class StringCodec:
 
     @staticmethod
     def decode_python(data: bytes) -> str:
-        """Return the text."""
         try:
             return str(data, "utf-8")
         except UnicodeDecodeError as cause:
@@ -143,7 +142,6 @@ class JsonCodec:
 
     @staticmethod
     def decode_python(data: bytes) -> Any:
-        """Return the value in Python."""
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:

@@ -319,7 +319,6 @@ class _ResponseCache:
             return known[1]
 
     def forget(self, key: Hashable) -> None:
-        """Drop a response."""
         self._entries.pop(key, None)
 
     async def _share(self, key: Hashable, request: Callable[[], Awaitable[Any]]) -> Any:

@@ -78,7 +78,6 @@ class FramesInFlight:
 
     @property
     def numbers(self) -> Set[int]:
-        """Numbers of the frames in flight."""
         return {frame.number for frame in self._frames}
 
     def add(self, records: int, partition: TopicPartition) -> asyncio.Future[Response]:
@@ -141,7 +140,6 @@ class FramesInFlight:
         return frame
 
     def has(self, partitions: Collection[TopicPartition]) -> bool:
-        """Return whether a frame of these partitions is in flight."""
         return any(frame.partition in partitions for frame in self._frames)
 
     def lose(self, lost: Callable[[int], WorkerLost]) -> None:

@@ -30,7 +30,6 @@ class FunctionKey(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Whether Headrace reads it."""
         return self.becomes not in (IGNORED, _SILENT)
 
 

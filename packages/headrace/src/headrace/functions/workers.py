@@ -92,7 +92,6 @@ class FunctionService(Service):
 
     @property
     def workers(self) -> range:
-        """Numbers of the workers."""
         return range(len(self._slots))
 
     async def start(self) -> None:

@@ -68,7 +68,6 @@ class InternalTopics:
         self._known.clear()
 
     def kind_of(self, topic: str) -> Kind:
-        """Return the kind of a topic."""
         kind = self._known.get(topic)
         if kind is None:
             if len(topic) > _MOST_CHARACTERS:

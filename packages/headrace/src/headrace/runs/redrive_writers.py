@@ -208,7 +208,6 @@ class TransactionWriter:
         self._unsure = ()
 
     async def stop(self) -> None:
-        """Stop the session."""
         assert self._session
         await self._session.stop()
 

@@ -18,7 +18,6 @@ class DurationHistogram:
         """The sum of all durations."""
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Count a duration `times` times."""
         self.counts[bisect_left(BUCKET_SECONDS, seconds)] += times
         self.seconds += seconds * times
 

@@ -113,12 +113,10 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self.process.returncode is None
 
     def kill(self) -> None:

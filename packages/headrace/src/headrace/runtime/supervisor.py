@@ -31,7 +31,6 @@ class Signals:
             loop.add_signal_handler(number, self.notice)
 
     def notice(self) -> None:
-        """Count one signal."""
         if self.drain_requested.is_set():
             self.stop_requested.set()
         self.drain_requested.set()

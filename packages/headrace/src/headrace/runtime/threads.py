@@ -79,16 +79,13 @@ class OwnedThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     async def wait_ended(self) -> None:
-        """Wait until the thread has ended."""
         await self._ended.wait()
 
     async def stop(self, limit_seconds: float) -> bool:

@@ -120,7 +120,6 @@ class GroupAdministration:
         self._clock = clock
 
     async def summaries(self) -> list[GroupSummary]:
-        """Return every group."""
         return [GroupSummary(*group) for group in await self._admin.list_groups()]
 
     async def show(self, name: str) -> GroupView:

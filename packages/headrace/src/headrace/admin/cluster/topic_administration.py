@@ -118,7 +118,6 @@ class TopicAdministration:
         return [topic.name for topic in await self._admin.list_topics()]
 
     async def show(self, name: str) -> TopicView:
-        """Return a topic."""
         info = await self._admin.describe_topic(name)
         offsets = await self._admin.topic_offsets(name)
         partitions = [

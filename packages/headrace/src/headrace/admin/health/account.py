@@ -48,7 +48,6 @@ class Account(NamedTuple):
 
     @property
     def records(self) -> int:
-        """All of them."""
         return sum(self.counts.values()) + len(self.unaccounted)
 
 

@@ -145,17 +145,14 @@ class KafkaTrigger(Trigger):
 
     @property
     def topics(self) -> list[str]:
-        """Topics it reads."""
         return self.kafka.topics
 
     @property
     def group(self) -> str:
-        """The group it reads in."""
         return self.kafka.group
 
     @classmethod
     def models(cls) -> list[type[BaseModel]]:
-        """Return the models of its attributes."""
         return [KafkaAttributes, cls]
 
     def serve(self, parts: TriggerParts[S]) -> Sequence[S]:

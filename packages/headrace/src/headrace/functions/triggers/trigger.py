@@ -108,12 +108,10 @@ class Trigger(FilePart):
 
     @property
     def workers(self) -> int:
-        """Worker processes."""
         return self.num_workers or self.max_workers or 1
 
     @classmethod
     def models(cls) -> list[type[BaseModel]]:
-        """Return the models of its attributes."""
         return [cls]
 
     @classmethod

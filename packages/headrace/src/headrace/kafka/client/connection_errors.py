@@ -145,7 +145,6 @@ class ConnectionErrors:
         self._none_left = False
 
     def take(self, error: Any) -> None:
-        """Take an error of a client."""
         if error.code() == _Error._ALL_BROKERS_DOWN:
             self._none_left = True
         else:

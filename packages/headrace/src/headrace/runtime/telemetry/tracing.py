@@ -83,7 +83,6 @@ class TraceSpan:
         self._span.set_status(self._tracer.failed, error)
 
     def end(self) -> None:
-        """End it now."""
         self._span.end()
 
     def end_between(self, start_ns: int, end_ns: int) -> None:

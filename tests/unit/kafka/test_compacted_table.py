@@ -126,7 +126,7 @@ async def test_nothing_is_written_before_the_table_is_read_or_where_there_is_non
         await view.put("a", {})
     assert not view.known.is_set()
     assert not view.readiness().ready
-    view._attempt = view._attempt._replace(missing="may not be created")
+    view.turn_off("may not be created")
     view.known.set()
     with pytest.raises(KafkaUnavailable, match="may not be created"):
         await view.put("a", {})

@@ -55,7 +55,7 @@ class CommandParts(Parts):
 
     def services(self) -> Sequence[Service]:
         if not self.is_used:
-            self.table.missing = "this process runs no consumer: send the request to another, or add one to its file"
+            self.table.turn_off("this process runs no consumer: send the request to another, or add one to its file")
             return []
         servers, consumers = self._context.admin.servers, self._consumers.consumers.consumers
         topics = (topic for each in consumers if each.admin.servers == servers for topic in each.topics)

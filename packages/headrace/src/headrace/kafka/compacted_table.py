@@ -87,6 +87,10 @@ class CompactedTable(Service, Generic[T]):
             return Readiness(True, f"{self.name} is off: {attempt.missing}")
         return Readiness(not attempt.problem, attempt.problem)
 
+    def turn_off(self, why: str) -> None:
+        """Have errors say why this process does not read the topic."""
+        self._attempt = self._attempt._replace(missing=why)
+
     def watch(self, prefix: str, on_change: Callable[[str, T | None], None]) -> None:
         """Call a function with every entry whose key starts with a prefix: the current ones, then every change.
 

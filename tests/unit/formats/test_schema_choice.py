@@ -29,11 +29,15 @@ async def test_a_schema_is_found_by_what_the_request_says(
         it.server.add("t-value", 1, INT)
         it.server.add("t-value", 2, LONG)
         it.server.add("other", 3, '"string"')
-        writing = await Codecs(it.client).for_writing(SchemaChoice(**choice), default, "t-value")
+        codecs = Codecs(it.client)
+        writing = await codecs.for_writing(SchemaChoice(**choice), default, "t-value")
         assert writing.schema_id == schema_id
         text = b'"x"' if schema_id == 3 else b"5"
-        assert writing.codec.encode(text).startswith(header_of(schema_id))
-        assert writing.codec.decode(writing.codec.encode(text)) == text
+        data = writing.codec.encode(text)
+        assert data.startswith(header_of(schema_id))
+        reader = codecs.for_reading("avro")
+        await reader.prepare([data])
+        assert reader.decode(data) == text
 
 
 @pytest.mark.parametrize(("choice", "error"), CHOICES["refused"])

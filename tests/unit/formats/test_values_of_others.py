@@ -132,11 +132,14 @@ async def test_each_schema_that_a_registry_accepts_is_read(
         it.server.add("t-value", ID, source, kind, [(name, name) for name in references])
         for at, (name, other) in enumerate(texts_of(references).items()):
             it.server.add(name, 20 + at, other, kind)
-        write = functools.partial(Codecs(it.client).for_writing, SchemaChoice(FORMATS[kind]), "json", "t-value")
+        codecs = Codecs(it.client)
+        write = functools.partial(codecs.for_writing, SchemaChoice(FORMATS[kind]), "json", "t-value")
         if refusal:
             with pytest.raises(SchemaInvalid) as raised:
                 await write()
             assert refusal[0] in raised.value.description
         elif text[0] != "!":
-            codec = (await write()).codec
-            assert codec.decode(codec.encode(text.encode())) == text.encode()
+            written = (await write()).codec.encode(text.encode())
+            reader = codecs.for_reading(FORMATS[kind])
+            await reader.prepare([written])
+            assert reader.decode(written) == text.encode()

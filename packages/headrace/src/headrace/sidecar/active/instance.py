@@ -21,9 +21,8 @@ from headrace.kafka.names import names_of
 from headrace.records import CommitOffsets, Committed, Epochs, Offsets, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Service
 from headrace.sidecar.active.buffer import RecordBuffer
-from headrace.sidecar.active.instance_membership import InstanceMembership
+from headrace.sidecar.active.instance_membership import COMMAND_SECONDS, InstanceMembership, in_time
 from headrace.sidecar.active.partition_positions import GONE, PartitionPosition, PartitionPositions, Processed, newest
-from headrace.sidecar.active.problems import COMMAND_SECONDS, in_time
 from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.spec import InstanceSpec
 

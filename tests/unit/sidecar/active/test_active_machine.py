@@ -106,7 +106,8 @@ class Member:
         found = await self.group.harness.run(work)
         for before, record in itertools.pairwise(itertools.chain.from_iterable(found.batches)):
             assert before.topic_partition != record.topic_partition or before.offset + 1 == record.offset
-        entries = json.loads(join_array(await self.instance.entries.write(found.batches, found.assignments)))
+        await self.instance.entries.load(found.batches)
+        entries = json.loads(join_array(self.instance.entries.write(found.batches, found.assignments)))
         received = stream is None and self.dice.random() < 0.7
 
         async def proof() -> bool:

@@ -22,16 +22,16 @@ from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.http.auth.principals import READ, WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Call, Endpoint, Errors, Rule, owner_of, require
 from headrace.http.messages import HttpResponse, decode_query
-from headrace.http.request import ClientGone, HttpRequest
+from headrace.http.request import HttpRequest
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.timestamps import parse_time
 from headrace.records import Header, OutgoingRecord, Produce, Produced, Record, TopicPartition, is_reserved
-from headrace.runtime import next_slice, run_while
+from headrace.runtime import next_slice
 from headrace.sidecar.active.instance import ActiveInstance
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.requests import ConsumedRecord, ExactHeader
-from headrace.sidecar.active.routes import ActiveEndpoints, send_read
+from headrace.sidecar.active.routes import ActiveEndpoints, load_read, respond_read
 from headrace.sidecar.active.spec import InstanceSpec, Topics
 
 GROUP: Final = "active-replay"
@@ -152,15 +152,15 @@ class ActiveDeadLetterEndpoints:
             await instance.membership.subscribe(reads)
             await instance.wait_assigned([])
         wait_ms = instance.spec.wait_seconds * 1000 if query.timeout is None else query.timeout
-        reading = instance.read(
+        read = await load_read(
+            instance,
+            instance.entries,
+            request,
             max_bytes=instance.spec.max_read_bytes,
             max_records=_MOST_RECORDS,
             wait_seconds=max(0, min(wait_ms, _MOST_WAIT_MS)) / 1000,
         )
-        read = await run_while(reading, request.body.closed())
-        if read is None:
-            raise ClientGone
-        await send_read(self._instances, read, instance.entries, request)
+        await respond_read(self._instances, read, instance.entries, request)
 
     @Endpoint(
         "POST",

@@ -24,21 +24,26 @@ class EntryWriter:
     """Writes the entries of one instance's reads; without a group, those of reads by offset."""
 
     def __init__(self, group: str, keys: Reader, values: Reader) -> None:
+        self.needs_schemas = keys.names_schemas or values.names_schemas
+        """Whether `load` must come before `write`, because keys or values have a format of the registry."""
         self._group = group
         self._keys = keys
         self._values = values
 
-    async def write(
-        self, batches: Sequence[RecordBatch], assignments: Mapping[TopicPartition, str] = _NONE
-    ) -> list[RecordTexts]:
-        """Return one entry per record, with the assignment of its partition.
+    async def load(self, batches: Sequence[RecordBatch]) -> None:
+        """Wait for what `write` needs: the schemas that records name.
 
         Raises:
-            RegistryUnavailable: A schema that they name is not cached, and the registry does not respond.
+            RegistryUnavailable: One is not cached, and the registry does not respond.
         """
         for batch in batches:
             await self._keys.prepare(batch.keys)
             await self._values.prepare(batch.values)
+
+    def write(
+        self, batches: Sequence[RecordBatch], assignments: Mapping[TopicPartition, str] = _NONE
+    ) -> list[RecordTexts]:
+        """Return one entry per record, with the assignment of its partition."""
         entries: list[RecordTexts] = []
         for batch in batches:
             entries += self._write_batch(batch, assignments[batch.topic_partition] if assignments else "")
@@ -82,19 +87,29 @@ class EntryWriter:
         return f'{quote(entry)[:-1]},"headers":{exact_headers(record.headers, own_id)}{decoded}}}'
 
 
-async def write_found(codecs: Codecs, batches: Sequence[RecordBatch]) -> list[RecordTexts]:
-    """Return one entry per record, with its key and value as they are found, and the format of each."""
-    stored = StoredValues(codecs)
-    entries: list[RecordTexts] = []
-    for batch in batches:
-        await stored.prepare([*batch.keys, *batch.values])
-        keys, values = [*map(stored.find, batch.keys)], [*map(stored.find, batch.values)]
-        texts = [each.text for each in keys], [each.text for each in values]
-        written = write_records("", batch.topic_partition, batch, *texts)
-        formats = zip((each.format for each in keys), (each.format for each in values), strict=True)
-        ends = [f',"keyFormat":"{of_key}","valueFormat":"{of_value}"}}'.encode() for of_key, of_value in formats]
-        entries.append(written._replace(ends=ends))
-    return entries
+class FoundEntries:
+    """Writes entries whose keys and values are as they are found, with the format of each."""
+
+    def __init__(self, codecs: Codecs) -> None:
+        self._stored = StoredValues(codecs)
+
+    async def load(self, batches: Sequence[RecordBatch]) -> None:
+        """Wait for the schemas that records name; one that is not there is left out."""
+        for batch in batches:
+            await self._stored.prepare([*batch.keys, *batch.values])
+
+    def write(self, batches: Sequence[RecordBatch]) -> list[RecordTexts]:
+        """Return one entry per record."""
+        find = self._stored.find
+        entries: list[RecordTexts] = []
+        for batch in batches:
+            keys, values = [*map(find, batch.keys)], [*map(find, batch.values)]
+            texts = [each.text for each in keys], [each.text for each in values]
+            written = write_records("", batch.topic_partition, batch, *texts)
+            formats = zip((each.format for each in keys), (each.format for each in values), strict=True)
+            ends = [f',"keyFormat":"{of_key}","valueFormat":"{of_value}"}}'.encode() for of_key, of_value in formats]
+            entries.append(written._replace(ends=ends))
+        return entries
 
 
 def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:

@@ -122,8 +122,10 @@ async def _send_read(
 ) -> bool:
     """Send the records of a read, or a heartbeat; return False if the client left before they were written."""
     try:
+        if entries.needs_schemas:
+            await entries.load(read.batches)
+        written = entries.write(read.batches, read.assignments)
         # JSON may have line breaks between tokens, but here a line is an entry.
-        written = await entries.write(read.batches, read.assignments)
         texts = [text.translate(_ONE_LINE) for each in written for text in each.texts()]
         lines = _events(instance, read, texts) if events else (text + b"\n" for text in texts)
         body = b"".join(lines) or (b":\n\n" if events else b"\n")

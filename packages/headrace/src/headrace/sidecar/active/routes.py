@@ -7,6 +7,7 @@ import functools
 import logging
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -26,12 +27,13 @@ from headrace.http.request_checks import IDEMPOTENCY_KEY, check_key
 from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.timestamps import parse_time
-from headrace.records import CommitOffsets, TopicPartition
+from headrace.records import CommitOffsets, RecordBatch, TopicPartition
 from headrace.runtime import run_while
+from headrace.runtime.telemetry import tracing
+from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.active.instance import ActiveInstance, Read, arrived
 from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.active.read_entries import EntryWriter, fitting
-from headrace.sidecar.active.read_span import trace_read
 from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,
@@ -338,17 +340,16 @@ class ActiveEndpoints:
             return
         if query.ack:
             raise InvalidRequest("ack is only for streams; name offsets in a commit", parameter="ack")
-        max_bytes, began_ns = max(query.max_bytes, query.max_bytes_camel), time.time_ns()
-        reading = instance.read(
+        max_bytes = max(query.max_bytes, query.max_bytes_camel)
+        read = await load_read(
+            instance,
+            entries,
+            request,
             max_bytes=min(spec.max_read_bytes if max_bytes < 0 else max_bytes, _MOST_BYTES),
             max_records=min(query.max_records, MOST_RECORDS),
             wait_seconds=spec.wait_seconds if query.timeout < 0 else query.timeout / 1000,
         )
-        read = await run_while(reading, request.body.closed())
-        if read is None:
-            raise ClientGone
-        trace_read(spec.group, read.batches, began_ns)
-        await send_read(self._instances, read, entries, request, at_most_once=query.delivery is not None)
+        await respond_read(self._instances, read, entries, request, at_most_once=query.delivery is not None)
 
     def _find(self, request: HttpRequest) -> ActiveInstance:
         parameters = request.head.route.parameters
@@ -359,12 +360,42 @@ def _event(call: Call[Any, Any]) -> CallEvent:
     return CallEvent(f"active consumer {call.parameters['group']}/{call.parameters['instance']}")
 
 
-async def send_read(
+async def load_read(
+    instance: ActiveInstance,
+    entries: EntryWriter,
+    request: HttpRequest,
+    *,
+    max_bytes: int,
+    max_records: int,
+    wait_seconds: float,
+) -> Read:
+    """Wait for the next records of an instance, and for what their entries need; see `ActiveInstance.read`.
+
+    Raises:
+        ClientGone: The client has closed the connection meanwhile.
+        RegistryUnavailable: A schema of the records is not cached, and the registry does not respond.
+    """
+    began_ns = time.time_ns()
+    reading = instance.read(max_bytes=max_bytes, max_records=max_records, wait_seconds=wait_seconds)
+    read = await run_while(reading, request.body.closed())
+    if read is None:
+        raise ClientGone
+    try:
+        _trace_read(instance.spec.group, read.batches, began_ns)
+        if entries.needs_schemas:
+            await entries.load(read.batches)
+    except BaseException:
+        read.end(0)
+        raise
+    return read
+
+
+async def respond_read(
     instances: ActiveInstances, read: Read, entries: EntryWriter, request: HttpRequest, *, at_most_once: bool = False
 ) -> None:
     """Respond with the records of a read; if they are not written completely, they return to the instance."""
     try:
-        start, count = fitting(await entries.write(read.batches, read.assignments))
+        start, count = fitting(entries.write(read.batches, read.assignments))
         end = b"]"
         size = len(start) + len(end)
         with instances.answering(size):
@@ -383,6 +414,27 @@ async def send_read(
             await request.response.end()
     finally:
         read.end(0)
+
+
+def _trace_read(group: str, batches: Sequence[RecordBatch], began_ns: int) -> None:
+    """Trace a read within a sampled request: from `began_ns`, nanoseconds since the epoch, until now.
+
+    Source: OpenTelemetry's semantic conventions for messaging.
+    """
+    request = current_span.get()
+    if tracing.tracer is None or request is None:
+        return
+    headers = [own for batch in batches for own in batch.headers or ()]
+    found = [carried for own in headers if (carried := tracing.tracer.of_record(own))]
+    attributes: dict[str, str | int | float] = {
+        "messaging.system": "kafka",
+        "messaging.operation.type": "receive",
+        "messaging.operation.name": "receive",
+        "messaging.consumer.group.name": group,
+        "messaging.batch.message_count": sum(map(len, batches)),
+        "messaging.destination.name": ", ".join(sorted({batch.topic_partition.topic for batch in batches})),
+    }
+    request.child("receive", "CONSUMER", attributes, found).end_between(began_ns, time.time_ns())
 
 
 def _first(*values: Any) -> Any:

@@ -22,7 +22,7 @@ from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.active.read_entries import EntryWriter, fitting, write_found
+from headrace.sidecar.active.read_entries import EntryWriter, FoundEntries, fitting
 from headrace.sidecar.active.requests import ConsumedRecord
 
 _LIMIT_SECONDS: Final = 5.0
@@ -87,7 +87,7 @@ class TopicEndpoints:
             raise InvalidRequest(f"partition {number[:60]!r} is not a number", parameter="partition")
         if self._kind_of(topic) == "state":
             raise TopicInternal(f"{topic} is internal: its records are not readable here", topic=topic)
-        entries = None
+        entries: EntryWriter | FoundEntries = FoundEntries(self._codecs)
         if query.format != AUTO or query.key_format or query.value_format:
             keys = self._codecs.for_reading(query.key_format or query.format or settings.key_format)
             values = self._codecs.for_reading(query.value_format or query.format or settings.value_format)
@@ -98,8 +98,8 @@ class TopicEndpoints:
         try:
             records, offsets = await self._read(TopicPartition(topic, int(number)), query)
             batches = [RecordBatch.of(records)] if records else []
-            texts = await (entries.write(batches) if entries else write_found(self._codecs, batches))
-            text, count = fitting(texts, b'{"records":[')
+            await entries.load(batches)
+            text, count = fitting(entries.write(batches), b'{"records":[')
         finally:
             self._reads -= 1
         shown = records[:count]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.admin.health import machine
+from headrace.cli import machine_checks as machine
 from headrace.consumers.preconditions import (
     ONE_BROKER,
     Finding,

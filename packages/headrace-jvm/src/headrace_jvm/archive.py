@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.runtime import run_program
-from headrace.runtime.cache import disk_problems, file_lock
 from headrace_jvm.artifacts import Progress
+from headrace_jvm.disk import disk_problems, file_lock
 from headrace_jvm.java import Java
 
 _SAME_SECONDS = 2.0

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from headrace.errors import EnvironmentProblem
 from headrace.extras import not_installed
-from headrace.runtime.cache import cache_folder, disk_problems, file_lock
+from headrace.runtime.cache import cache_folder
+from headrace_jvm.disk import disk_problems, file_lock
 
 
 class Artifact(NamedTuple):

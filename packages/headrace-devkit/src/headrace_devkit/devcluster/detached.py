@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.config.dev_endpoints import HOME
-from headrace.runtime.cache import disk_problems, file_lock, write_atomically
+from headrace.runtime.cache import write_atomically
 from headrace_devkit.devcluster.cluster import Cluster
 from headrace_devkit.devcluster.group import ServerGroup, start_together
 from headrace_devkit.devcluster.registry_server import Registry
 from headrace_devkit.devcluster.security import ClusterSecurity
 from headrace_devkit.devcluster.token_server import TokenServer
 from headrace_jvm import Progress
+from headrace_jvm.disk import disk_problems, file_lock
 
 
 class ServerStatus(NamedTuple):

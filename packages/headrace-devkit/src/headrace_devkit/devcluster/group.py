@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from headrace.errors import EnvironmentProblem, PortTaken
-from headrace.runtime.cache import disk_problems, write_atomically
+from headrace.runtime.cache import write_atomically
 from headrace_devkit.devcluster.broker_files import new_id
 from headrace_devkit.devcluster.jvm_server import Server, ServerId, StillStarting
 from headrace_devkit.devcluster.ports import free_ports, is_free, require_free
 from headrace_devkit.devcluster.program import JavaProgram
 from headrace_jvm import Progress
+from headrace_jvm.disk import disk_problems
 
 
 class ServerGroup(ABC):

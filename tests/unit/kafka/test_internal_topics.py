@@ -38,7 +38,9 @@ def config_of(tmp_path: Path, **consumer: Any) -> HeadraceConfig:
 
 
 def internal_topics(config: HeadraceConfig) -> InternalTopics:
-    return InternalTopics(config, [one for file in config.functions for one in load_function(file).kafka_triggers])
+    internal = InternalTopics(config)
+    internal.add(one for file in config.functions for one in load_function(file).kafka_triggers)
+    return internal
 
 
 def test_a_pattern_takes_no_topic_of_ours(tmp_path: Path) -> None:

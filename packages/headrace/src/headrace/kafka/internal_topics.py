@@ -43,9 +43,9 @@ class Owner(Protocol):
 class InternalTopics:
     """The internal topics of one configuration and of the registered consumers."""
 
-    def __init__(self, config: HeadraceConfig, triggers: Iterable[Owner] = ()) -> None:
+    def __init__(self, config: HeadraceConfig) -> None:
         self._state = {config.audit.topic, config.producer.idempotency.topic, config.control.topic}
-        self._owners: list[Owner] = [*config.reactive_consumers.values(), *triggers]
+        self._owners: list[Owner] = [*config.reactive_consumers.values()]
         self._registered: list[Owner] = []
         self.registrations = 0
         """How often `register` was called."""

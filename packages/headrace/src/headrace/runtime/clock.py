@@ -161,11 +161,11 @@ class TokenBucket:
         """Take tokens, also those that the bucket does not hold yet."""
         self._level = self._fill() - tokens
 
-    def try_take(self, tokens: float = 1.0) -> bool:
-        """Take tokens if the bucket holds them, and return whether it did."""
-        if self._fill() < tokens:
+    def try_take(self) -> bool:
+        """Take a token if the bucket holds one, and return whether it did."""
+        if self._fill() < 1:
             return False
-        self._level -= tokens
+        self._level -= 1
         return True
 
     async def wait(self, tokens: float) -> None:

@@ -205,25 +205,23 @@ class Audit(Service):
         *,
         size_bytes: int | None = None,
         audit_type: str = "PRODUCER",
-        who: str | None = None,
     ) -> None:
         """Audit the records of one request.
 
         Args:
             audit_type: `STREAMING_PRODUCER` for records of a function or a job.
-            who: The caller's name; None for the present caller.
         """
         which = self._which
         if which == "none":
             return
         if len(results) == 1 and type(results[0]) is Produced:
             if which != "failed":
-                self._written_one(records[0], results[0], audit_type, caller.get() if who is None else who)
+                self._written_one(records[0], results[0], audit_type, caller.get())
             return
         written = list(map(type, results)).count(Produced)
         if which == "failed" and written == len(results):
             return
-        common = self.event(audit_type, "SUCCESS", caller=caller.get() if who is None else who)
+        common = self.event(audit_type, "SUCCESS", caller=caller.get())
         if written and which == "summary":
             self._put_list(written_ranges(common, records, results))
         elif written and which == "all":

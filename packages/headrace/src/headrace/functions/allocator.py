@@ -26,7 +26,7 @@ class Allocator:
 
     def __init__(self, workers: int, recall: Callable[[int], bool] | None = None) -> None:
         """Prepare; `recall` recalls the second frame of a worker for an idle one; returns whether it could."""
-        self._frames: list[dict[asyncio.Future[int | None], Sequence[int]]] = [{} for _ in range(workers)]
+        self._frames: list[dict[object, Sequence[int]]] = [{} for _ in range(workers)]
         """Per worker: its frames, oldest first, and which workers could serve each."""
         self._recall = recall
         self._sharing = False
@@ -45,12 +45,16 @@ class Allocator:
         """Workers that are up and have no frame."""
         return sum(not self._frames[worker] for worker in self._up)
 
-    def can_serve(self, candidates: Sequence[int]) -> bool:
-        """Return whether a caller would get one of these workers at once."""
-        return not self._waiters and self._best(candidates) is not None
+    def take(self, candidates: Sequence[int]) -> int | None:
+        """Return one of these workers, which then has one frame more; None if the caller must wait in `acquire`."""
+        worker = None if self._waiters else self._best(candidates)
+        if worker is not None:
+            self._give(worker, object(), candidates)
+            self._share()
+        return worker
 
     async def acquire(self, candidates: Sequence[int], partition: TopicPartition | None = None) -> int | None:
-        """Return a worker, which then has one frame more; callers are served in the order of their calls.
+        """Wait for a worker, which then has one frame more; callers are served in the order of their calls.
 
         Returns None if the partition is revoked first. If cancelled, no worker was taken.
 
@@ -118,8 +122,7 @@ class Allocator:
             if waiter.done():
                 continue
             if worker is not None:
-                self._up[worker] = self._up.pop(worker)
-                self._frames[worker][waiter] = candidates
+                self._give(worker, waiter, candidates)
                 free -= len(self._frames[worker]) == FRAMES_PER_WORKER
                 waiter.set_result(worker)
             elif all(number in self._down for number in candidates):
@@ -127,6 +130,11 @@ class Allocator:
             else:
                 self._waiters.append((candidates, waiter, partition))
         self._share()
+
+    def _give(self, worker: int, frame: object, candidates: Sequence[int]) -> None:
+        """Count a frame of a worker, which becomes the most recently used one."""
+        self._up[worker] = self._up.pop(worker)
+        self._frames[worker][frame] = candidates
 
     def _best(self, candidates: Sequence[int]) -> int | None:
         """Return the candidate with the fewest frames, None if each has enough."""

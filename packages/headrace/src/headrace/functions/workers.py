@@ -199,13 +199,18 @@ class FunctionService(Service):
         return NOTHING_BEGUN
 
     async def _choose(self, candidates: Sequence[int], partition: TopicPartition) -> int | None:
-        began, idle, immediate = self._clock.monotonic(), self._allocator.idle, self._allocator.can_serve(candidates)
+        idle_part = self._allocator.idle / len(self._slots)
+        number = self._allocator.take(candidates)
+        if number is not None:
+            self.metrics.allocated(0.0, False, idle_part)
+            return number
+        began = self._clock.monotonic()
         try:
             number = await self._allocator.acquire(candidates, partition)
         except DestinationUnavailable:
             self.metrics.allocations["error_timeout"] += 1
             raise
-        self.metrics.allocated(self._clock.monotonic() - began, not immediate, idle / len(self._slots))
+        self.metrics.allocated(self._clock.monotonic() - began, True, idle_part)
         return number
 
     def _recall(self, number: int) -> bool:

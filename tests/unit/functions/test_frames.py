@@ -13,7 +13,8 @@ import pytest
 from headrace.errors import WorkerLost
 from headrace.framing import ProtocolBroken
 from headrace.functions import protocol
-from headrace.functions.frames import NOTHING_BEGUN, FramePace, FramesInFlight, open_shared_page
+from headrace.functions.frames import NOTHING_BEGUN, FramesInFlight, open_shared_page
+from headrace.functions.workers import FramePace
 from headrace.records import TopicPartition
 from yaml_table import table
 

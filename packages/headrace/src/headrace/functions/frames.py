@@ -18,9 +18,6 @@ NOTHING_BEGUN = protocol.Results([])
 """The response of a frame of which no record was begun."""
 
 _NUMBERS = 256
-_FRAME_SECONDS = 0.05
-_FIRST_RECORDS = 100
-_FORGETS = 0.75
 
 
 def open_shared_page() -> int:
@@ -171,24 +168,3 @@ class FramesInFlight:
             os.close(self.claims)
             os.close(self._claims_end)
             self._claims_end = -1
-
-
-class FramePace:
-    """The number of records that take about 50 ms, by the time that the last frames took in their workers.
-
-    The delay of the parent does not count: frames would shrink while it is busy, and make it busier.
-    """
-
-    def __init__(self) -> None:
-        self._records = float(_FIRST_RECORDS)
-        self._seconds = _FRAME_SECONDS
-
-    @property
-    def records(self) -> int:
-        """Records of the next frame; at least 1."""
-        return max(1, int(self._records / self._seconds * _FRAME_SECONDS)) if self._seconds else 1
-
-    def learn(self, records: int, seconds: float) -> None:
-        """Record how long a frame took."""
-        self._records = self._records * _FORGETS + records
-        self._seconds = max(self._seconds * _FORGETS + seconds, 1e-6)

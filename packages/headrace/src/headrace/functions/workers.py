@@ -10,7 +10,7 @@ from types import MappingProxyType
 from headrace.errors import DestinationUnavailable, FunctionInvalid, WorkerLost
 from headrace.functions import protocol
 from headrace.functions.allocator import Allocator
-from headrace.functions.frames import NOTHING_BEGUN, FramePace, Response
+from headrace.functions.frames import NOTHING_BEGUN, Response
 from headrace.functions.process import WorkerProcess
 from headrace.functions.spec import FunctionSpec
 from headrace.functions.triggers.trigger import Trigger
@@ -36,7 +36,31 @@ _RESTARTS_PER_SECOND = 0.5
 _LOOK_SECONDS = 0.2
 _GROWTH = 1.25
 """A worker above this multiple of its memory limit is killed in the middle of a record."""
+_FRAME_SECONDS = 0.05
+_FIRST_RECORDS = 100
+_FORGETS = 0.75
 _LEVEL_NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}
+
+
+class FramePace:
+    """The number of records that take about 50 ms, by the time that the last frames took in their workers.
+
+    The delay of the parent does not count: frames would shrink while it is busy, and make it busier.
+    """
+
+    def __init__(self) -> None:
+        self._records = float(_FIRST_RECORDS)
+        self._seconds = _FRAME_SECONDS
+
+    @property
+    def records(self) -> int:
+        """Records of the next frame; at least 1."""
+        return max(1, int(self._records / self._seconds * _FRAME_SECONDS)) if self._seconds else 1
+
+    def learn(self, records: int, seconds: float) -> None:
+        """Record how long a frame took."""
+        self._records = self._records * _FORGETS + records
+        self._seconds = max(self._seconds * _FORGETS + seconds, 1e-6)
 
 
 class _Slot:

@@ -7,9 +7,7 @@ import msgspec
 from headrace.delivery.delivery_span import delivery_attributes, is_again, sampled
 from headrace.delivery.outcomes import Delivery
 from headrace.functions import protocol
-from headrace.functions.triggers.trigger import Trigger
 from headrace.records import Header, OutgoingRecord, RecordBatch
-from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import Carried, Tracer, TraceSpan
 
 
@@ -92,11 +90,3 @@ class CallSpans:
                     record, headers=[*(record.headers or ()), *span.record_headers()]
                 )
         return found
-
-
-def call_spans(function: str, trigger: Trigger, delivery: Delivery, records: RecordBatch) -> CallSpans | None:
-    """Start the spans of the calls of a frame; None if tracing is off."""
-    if tracing.tracer is None:
-        return None
-    batch = trigger.batch
-    return CallSpans(tracing.tracer, function, delivery, records, batch.batch_size if batch.mode == "enable" else 0)

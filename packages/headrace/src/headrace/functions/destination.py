@@ -27,7 +27,7 @@ from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.framing import encode_frame
 from headrace.functions import protocol
 from headrace.functions.allocator import PartitionWorkers, worker_of_key
-from headrace.functions.call_spans import CallSpans, call_spans
+from headrace.functions.call_spans import CallSpans
 from headrace.functions.held_outputs import HeldOutputs
 from headrace.functions.suspects import Suspects
 from headrace.functions.triggers.trigger import Trigger
@@ -36,6 +36,7 @@ from headrace.functions.workers import FunctionService
 from headrace.kafka import TopicDirectory
 from headrace.records import OutgoingRecord, Produce, Produced, Record, RecordBatch, TopicPartition, is_reserved
 from headrace.runtime import Clock, Deadline
+from headrace.runtime.telemetry import tracing
 
 _QUEUE_FULL_PAUSE_SECONDS = 0.1
 _LEAST_WAIT_SECONDS = 0.1
@@ -251,8 +252,9 @@ class FunctionDestination(PartitionListener):
         self._attempts = _attempts_in_order(trigger)
         self._ending: set[TopicPartition] = set()
         """Partitions that are about to be revoked."""
-        batch = trigger.batch
-        self._suspects = Suspects(batch.batch_size if batch.mode == "enable" else 1)
+        self._batch_size = trigger.batch.batch_size if trigger.batch.mode == "enable" else 0
+        """The most records of one call; 0 if each call has one."""
+        self._suspects = Suspects(self._batch_size or 1)
 
     @property
     def frame_records(self) -> int:
@@ -292,7 +294,9 @@ class FunctionDestination(PartitionListener):
         replies: list[Reply] = []
         ending = frozenset[TopicPartition]() if delivery.replay else self._ending
         while len(replies) < len(records) and delivery.partition not in ending:
-            part = self._suspects.part_of(delivery.partition, records[len(replies) :] if replies else records)
+            part = records[len(replies) :] if replies else records
+            if self._suspects:
+                part = self._suspects.part_of(delivery.partition, part)
             try:
                 completed = await self._attempt(workers, delivery, part, ending)
             except errors.DeliveryError as cause:
@@ -368,7 +372,8 @@ class FunctionDestination(PartitionListener):
         """Deliver records as one frame. Return replies for the first of them; the others have to be delivered again."""
         partition = delivery.partition
         schemas = await self._schemas.of(records)
-        spans = call_spans(self._workers.spec.name, self._trigger, delivery, records)
+        tracer = tracing.tracer
+        spans = CallSpans(tracer, self._workers.spec.name, delivery, records, self._batch_size) if tracer else None
         headers = spans.headers() if spans else records.headers
         if delivery.replay:
             replay = (REPLAY, delivery.replay.encode())
@@ -407,7 +412,8 @@ class FunctionDestination(PartitionListener):
         handled["success"] += len(records) - failures
         if self._held:
             await self._held.begin(records)
-        self._suspects.ended(partition, records.offsets)
+        if self._suspects:
+            self._suspects.ended(partition, records.offsets)
         mode = "disable" if delivery.replay else self._trigger.explicit_ack_mode
         return await self._outputs.settle(records, results, mode, spans=spans)
 

@@ -38,8 +38,6 @@ class Suspects:
 
     def part_of(self, partition: TopicPartition, records: RecordBatch) -> RecordBatch:
         """Return the first of these records that may be delivered as one frame."""
-        if not self._groups:
-            return records
         groups = [self._groups.get((partition, offset)) for offset in records.offsets]
         group = groups[0]
         count = next((index for index, each in enumerate(groups) if each is not group), len(groups))
@@ -68,7 +66,7 @@ class Suspects:
 
     def ended(self, partition: TopicPartition, offsets: list[int]) -> None:
         """Clear records that a worker has completed."""
-        for offset in offsets if self._groups else ():
+        for offset in offsets:
             self._groups.pop((partition, offset), None)
 
     def __len__(self) -> int:

@@ -26,9 +26,8 @@ from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
 from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
-from headrace.sidecar.active.read_entries import fitting
 from headrace.sidecar.active.spec import Topics
-from headrace.sidecar.record_json import RecordTexts
+from headrace.sidecar.record_json import RecordTexts, fitting
 from tests.staged import staged
 
 DOWN = KafkaUnavailable("no broker answers")

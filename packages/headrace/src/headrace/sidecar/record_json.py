@@ -3,9 +3,10 @@
 Source: light-4j kafka-sidecar, `/consumers` (the fields of a record).
 """
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import accumulate, chain
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +14,7 @@ from headrace.delivery.dead_letter import REDRIVE_OF
 from headrace.delivery.outcomes import Delivery
 from headrace.records import CORRELATION_ID, Header, RecordBatch, TopicPartition
 
+_MOST_RESPONSE_BYTES: Final = 8_388_608
 _encode = msgspec.json.Encoder().encode
 
 
@@ -111,6 +113,17 @@ def join_array(parts: Sequence[RecordTexts], start: bytes = b"[", end: bytes = b
     if parts:
         texts[1] = texts[1][1:]
     return b"".join(texts)
+
+
+def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:
+    """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
+    text = join_array(entries, start, b"")
+    if len(text) <= _MOST_RESPONSE_BYTES:
+        return text, sum([len(each.starts) for each in entries])
+    texts = [one for each in entries for one in each.texts()]
+    sizes = accumulate([len(one) + 1 for one in texts])
+    count = max(1, bisect(list(sizes), _MOST_RESPONSE_BYTES))
+    return start + b",".join(texts[:count]), count
 
 
 def _fixed(text: str) -> str:

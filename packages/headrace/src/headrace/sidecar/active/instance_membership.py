@@ -1,4 +1,4 @@
-"""What an instance reads, and why it does not: topics as a member of its group, or partitions of its client."""
+"""What an instance reads, topics of its group or assigned partitions, and why a read finds no records."""
 
 import asyncio
 import contextlib

@@ -5,8 +5,6 @@ the records behind it.
 """
 
 import base64
-import bisect
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,9 +12,8 @@ from headrace.errors import DecodeError
 from headrace.formats.choice import Codecs, Reader
 from headrace.formats.stored_values import StoredValues
 from headrace.records import Record, RecordBatch, TopicPartition
-from headrace.sidecar.record_json import RecordTexts, exact_headers, join_array, quote, write_records
+from headrace.sidecar.record_json import RecordTexts, exact_headers, quote, write_records
 
-_MOST_RESPONSE_BYTES: Final = 8_388_608
 _NONE: Final[Mapping[TopicPartition, str]] = {}
 
 
@@ -110,14 +107,3 @@ class FoundEntries:
             ends = [f',"keyFormat":"{of_key}","valueFormat":"{of_value}"}}'.encode() for of_key, of_value in formats]
             entries.append(written._replace(ends=ends))
         return entries
-
-
-def fitting(entries: Sequence[RecordTexts], start: bytes = b"[") -> tuple[bytes, int]:
-    """Return the first entries that fit into a response, at least one, as an array without its end; and how many."""
-    text = join_array(entries, start, b"")
-    if len(text) <= _MOST_RESPONSE_BYTES:
-        return text, sum([len(each.starts) for each in entries])
-    texts = [one for each in entries for one in each.texts()]
-    sizes = itertools.accumulate([len(one) + 1 for one in texts])
-    count = max(1, bisect.bisect(list(sizes), _MOST_RESPONSE_BYTES))
-    return start + b",".join(texts[:count]), count

@@ -33,7 +33,7 @@ from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.active.instance import ActiveInstance, Read, arrived
 from headrace.sidecar.active.instances import ActiveInstances
-from headrace.sidecar.active.read_entries import EntryWriter, fitting
+from headrace.sidecar.active.read_entries import EntryWriter
 from headrace.sidecar.active.read_stream import EVENTS, LAST_EVENT_ID, NDJSON, received_of, stream_records
 from headrace.sidecar.active.requests import (
     MOST_RECORDS,
@@ -54,6 +54,7 @@ from headrace.sidecar.active.requests import (
     SubscribeRequest,
 )
 from headrace.sidecar.active.spec import InstanceSpec, Topics, random_name
+from headrace.sidecar.record_json import fitting
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import Consumption
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.active.read_entries import EntryWriter, FoundEntries, fitting
+from headrace.sidecar.active.read_entries import EntryWriter, FoundEntries
 from headrace.sidecar.active.requests import ConsumedRecord
+from headrace.sidecar.record_json import fitting
 
 _LIMIT_SECONDS: Final = 5.0
 _READS: Final = 4

@@ -78,7 +78,7 @@ class FakePump:
         if offset > self.last_offset:
             return "will be skipped"
         if (partition, offset) in self.skipped:
-            return "ended already"
+            return "already completed"
         self.skipped.append((partition, offset))
         return "skipped"
 

@@ -103,7 +103,7 @@ def test_a_pause_and_settings_survive_rebalances_and_restarts(
 
     def held() -> list[str]:
         parts = [part for who in (api, late) for part in who.request("GET", CONSUMER)["partitions"] if part["assigned"]]
-        return [part["why"] for part in parts if part["open"] == 5]
+        return [part["why"] for part in parts if part["recordsInFlight"] == 5]
 
     site.wait_until(lambda: len(held()) == 2, "both partitions to be read and held")
     assert all(why.startswith("paused by ") and why.endswith(": night") for why in held())
@@ -135,7 +135,7 @@ def test_functions_and_retry_topics_are_steered_alike(
 
     def waits() -> bool:
         found = {one["topic"]: one for one in api.request("GET", CONSUMER)["partitions"]}
-        return retry_topic in found and found[retry_topic]["open"] == 1 and found[retry_topic]["why"] != ""
+        return retry_topic in found and found[retry_topic]["recordsInFlight"] == 1 and found[retry_topic]["why"] != ""
 
     site.wait_until(waits, "the record to wait in its retry topic")
     skipped = api.request(

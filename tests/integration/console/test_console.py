@@ -191,7 +191,7 @@ def test_foreign_text_is_text_and_dead_letters_are_repaired(
     site.write(other, *(dead_letter(name, one, other) for one in PAYLOADS), broken)
     site.write(dlq, *(dead_letter(name, one) for one in PAYLOADS))
     url = address_of(process)
-    ended = f"{process.url}/adm/dead-letters/{dlq}/statistics?state=ended"
+    completed = f"{process.url}/adm/dead-letters/{dlq}/statistics?state=completed"
     with chromium() as browser, tab(browser) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
 
@@ -215,7 +215,7 @@ def test_foreign_text_is_text_and_dead_letters_are_repaired(
         assert "is waiting" in act(page, "Drop these", Reason="no script")
         page.goto(f"{url}/dead-letter?topic={dlq}&partition=0&offset=3")
         site.wait_until(lambda: "is waiting" in act(page, "Quarantine"), "the end of the drop")
-        site.wait_until(lambda: send("GET", ended).body["deadLetters"] == 3, "all three to be completed")
+        site.wait_until(lambda: send("GET", completed).body["deadLetters"] == 3, "all three to be completed")
         page.goto(f"{url}/topics")
         assert "partitions: - -> 2" in act(page, "Create a topic", Name=made, Partitions="2")
         page.goto(f"{url}/topic?name={made}")

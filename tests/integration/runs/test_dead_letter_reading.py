@@ -45,7 +45,7 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Scenario, kafk
     page = json.loads(site.cli("dlq", "show", dlq, "--order", "oldest", "--output", "json").stdout)
     first, second, third = page["deadLetters"]
     assert (first["error"], first["status"], first["reason"]) == ("HTTP 500", "500", "no such order 0")
-    assert (first["group"], first["attempts"], first["ended"], first["redrives"]) == ("g", 5, False, 0)
+    assert (first["group"], first["attempts"], first["completed"], first["redrives"]) == ("g", 5, False, 0)
     assert first["origin"] == {"topic": name, "partition": 0, "offset": 0, "timestamp": "2023-11-14T22:13:20.000+00:00"}
     assert first["result"] == {"key": "order-0", "correlationId": "c-1"}
     assert first["headers"] == [["tenant", "acme"], ["bytes", "\\xff"]]

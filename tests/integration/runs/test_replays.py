@@ -186,7 +186,7 @@ def test_a_record_that_can_end_nowhere_ends_the_replay(
     assert "lastRetry" in failed["message"]
     again = begin(site, process, name, lastRetry=True)
     counts = wait_for(site, process, again["id"])["progress"]["counts"]
-    assert (counts["delivered"], counts["given_up"]) == (4, 1)
+    assert (counts["delivered"], counts["discarded"]) == (4, 1)
     assert site.ask(f"{process.url}/health/readiness").status == 200
 
 

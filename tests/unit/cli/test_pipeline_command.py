@@ -81,24 +81,24 @@ def test_validate_names_problems_and_never_needs_spark(folder: Path, capsys: pyt
 def test_plan_prints_graph_state_and_problems(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What Spark refuses is exit code 78; the picture is drawn nevertheless."""
+    """What Spark refuses is exit code 78; the graph is drawn nevertheless."""
     kept = {"keeps": "aggregate", "keys": ["gate"], "bounded": False}
     parts = {"flows.by_gate": {"columns": {"gate": "string", "n": "bigint"}, "state": [kept]}}
     fake(monkeypatch, describe={"parts": parts, "problems": []})
-    assert headrace("pipeline", "plan", "tolls.yaml", "--picture", "p.html") == 0
+    assert headrace("pipeline", "plan", "tolls.yaml", "--graph", "p.html") == 0
     out = capsys.readouterr().out
     assert "flow by_gate <- heavy -> topic by_gate (update, at least once)\n  gate string, n bigint\n" in out
     assert "  keeps aggregate by gate: unbounded, because no watermark lets Spark drop old keys" in out
-    picture = (folder / "p.html").read_text()
-    assert [picture.count(f'<rect class="{kind}"') for kind in ("in", "sources", "views", "flows", "out")] == [
+    graph = (folder / "p.html").read_text()
+    assert [graph.count(f'<rect class="{kind}"') for kind in ("in", "sources", "views", "flows", "out")] == [
         1,
         1,
         1,
         2,
         2,
     ]
-    assert picture.count("<path ") == 1 + 1 + 2 + 2
-    svg = picture[picture.index("<svg") :]
+    assert graph.count("<path ") == 1 + 1 + 2 + 2
+    svg = graph[graph.index("<svg") :]
     boxes = [
         (box.get("x"), box.get("y")) for box in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
     ]

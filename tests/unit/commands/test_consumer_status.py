@@ -71,7 +71,7 @@ class Cluster(MemoryCluster):
 
 
 def pump(group: str, partitions: dict[TopicPartition, PartitionStatus]) -> Any:
-    counts = SimpleNamespace(read=lambda: {"given_up": 1, "delivered": 2})
+    counts = SimpleNamespace(read=lambda: {"discarded": 1, "delivered": 2})
     status = PumpStatus(partitions, BreakerStatus("open", 1_000_060.0, "it answers 503"))
     settings = SettingsInForce(None, 100, 102_400, 0.0, 64)
     seeks = SimpleNamespace(member=None)
@@ -101,7 +101,7 @@ def test_each_partition_shows_its_position_and_why() -> None:
     assert set(shown) == {P0, P1, P2, T0}
     first, second, third, retry_topic = (shown[place] for place in (P0, P1, P2, T0))
     assert (first.member, first.position, first.committed, first.end, first.lag) == ("me:1", 10, 7, 12, 5)
-    assert (first.why, first.in_flight, first.open) == ("waits for the backend", 2, 3)
+    assert (first.why, first.in_flight, first.records_in_flight) == ("waits for the backend", 2, 3)
     assert first.head
     assert (first.head.offset, first.head.age_seconds, first.head.attempts) == (7, 10.0, 2)
     assert second.why.startswith("a transaction is open at offset 5; later records cannot be read")
@@ -116,9 +116,9 @@ def test_a_consumer_has_the_sums_of_its_partitions() -> None:
     """Sums, the oldest record, and the first thing that is wrong; a pause of the whole comes before all."""
     consumer, control, cluster, statuses = made()
     shown = statuses.summary(consumer)
-    assert (shown.partitions_assigned, shown.lag, shown.in_flight, shown.open) == (3, 8, 2, 3)
+    assert (shown.partitions_assigned, shown.lag, shown.in_flight, shown.records_in_flight) == (3, 8, 2, 3)
     assert (shown.oldest_seconds, shown.attempts, shown.why) == (10.0, 2, "waits for the backend")
-    assert shown.counts == {"givenUp": 2, "delivered": 4}
+    assert shown.counts == {"discarded": 2, "delivered": 4}
     assert (shown.breaker.state, shown.breaker.until) == ("open", "1970-01-12T13:47:40Z")
     control.hold_of.return_value = {**PAUSE, "reason": ""}
     assert statuses.summary(consumer).why == "paused by ann since 1970-01-01T00:00:00Z"

@@ -277,7 +277,7 @@ class DeliveryMachine(LoopMachine):
         model.unwanted[partition].add(place)
         task = model.skip(partition, place)
         await model.clock.settle()
-        if task.done() and task.result() == "ended already":
+        if task.done() and task.result() == "already completed":
             if is_new:
                 model.unwanted[partition].discard(place)
             exists = any(record.offset == place for record in model.logs[partition])

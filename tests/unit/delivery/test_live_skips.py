@@ -35,7 +35,7 @@ async def test_the_result_of_a_skip(caplog: pytest.LogCaptureFixture) -> None:
     async with running(Harness(hooks={"on_completed": on_completed})) as harness:
         harness.feed(5, 9)
         await harness.clock.advance(1)
-        assert await skip(harness, 4, 5, 7) == ["ended already"] * 3
+        assert await skip(harness, 4, 5, 7) == ["already completed"] * 3
         assert await harness.pump.seeks.skip(TopicPartition("t", 9), 1, "why not") == "not assigned"
         assert await harness.pump.seeks.skip(P1, 1, "why not") == "will be skipped"
         harness.feed(1, partition=P1)

@@ -198,7 +198,7 @@ class PolicyMachine(LoopMachine):
         failed, skipped = sum(plans[plan] for plan in LETTERS), sum(plans[plan] for plan in SKIPS)
         last = model.last_retry
         assert counts["dead_letters"] + counts["delayed"] == (0 if last else failed)
-        assert (counts["delayed"], counts["given_up"]) == (len(model.delayed), failed if last else 0)
+        assert (counts["delayed"], counts["discarded"]) == (len(model.delayed), failed if last else 0)
         assert (counts["skipped"], counts["handed_off"]) == (skipped, plans["handed off"])
         assert (
             counts["delivered"]
@@ -206,7 +206,12 @@ class PolicyMachine(LoopMachine):
             == len(model.log) - failed - skipped - plans["handed off"]
         )
         reported = Counter(model.reported.values())
-        names = {"delivered": "delivered", "dead letter": "dead_letters", "skipped": "skipped", "given up": "given_up"}
+        names = {
+            "delivered": "delivered",
+            "dead letter": "dead_letters",
+            "skipped": "skipped",
+            "discarded": "discarded",
+        }
         assert reported == +Counter({how: int(counts[name]) for how, name in names.items()})
         assert sorted(model.dead_letters.offsets) == (
             [] if last else [o for o, plan in model.plans.items() if plan in LETTERS]

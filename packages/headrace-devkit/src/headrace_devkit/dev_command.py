@@ -68,7 +68,7 @@ def down() -> None:
 
 
 @dev.command()
-@click.option("--logs", "lines", type=click.IntRange(1), help="Also print so many last lines of each server's log.")
+@click.option("--logs", "lines", type=click.IntRange(1), help="Also print this many last lines of each server's log.")
 @uses("output")
 def status(lines: int | None, output: str) -> int:
     """Show each server; the exit code is 0 if all of them run, otherwise 1.

@@ -138,21 +138,19 @@ def validate(files: Sequence[Path], sql: bool, output: str) -> None:
 
 @pipeline.command()
 @_file
-@click.option(
-    "--picture", type=click.Path(path_type=Path), help="Draw the lineage graph into this file: .svg or .html."
-)
+@click.option("--graph", type=click.Path(path_type=Path), help="Draw the lineage graph into this file: .svg or .html.")
 @kafka_options
-async def plan(file: Path, picture: Path | None, cluster: ClusterSettings, output: str) -> None:
+async def plan(file: Path, graph: Path | None, cluster: ClusterSettings, output: str) -> None:
     """Let Spark resolve a pipeline without running it, and print graph, columns, guarantees and kept state.
 
     Each flow is compared with its checkpoint in the `state_dir` of headrace.yaml. What Spark or a checkpoint would
     refuse later is refused now, with exit code 78.
 
-    Example: headrace pipeline plan tolls.yaml --picture tolls.svg
+    Example: headrace pipeline plan tolls.yaml --graph tolls.svg
     """
     spec = load_pipeline(file, check=True)
-    if picture:
-        picture.write_text(lineage_graph(spec, page=picture.suffix == ".html"))
+    if graph:
+        graph.write_text(lineage_graph(spec, page=graph.suffix == ".html"))
     async with TaskDriver.opened(debug=value_of("debug")) as driver:
         found = await driver.run_task(
             file, spec, spec.cluster(cluster.kafka), DriverTask(kind="describe"), cluster.registry

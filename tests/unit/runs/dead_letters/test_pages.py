@@ -218,7 +218,7 @@ async def test_values_are_decoded_as_far_as_they_can_be(
     for _ in range(2):
         shown = await reader.read(letter)
         assert (shown.value_format, bytes(shown.value)) == (format_name, text)
-        assert (shown.ended, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
+        assert (shown.completed, shown.stack_trace, shown.redrives) == (True, "Too LATE for it", 0)
     assert registry.refused <= 1
     await registry.close()
 

@@ -267,7 +267,7 @@ PUSHED = Consumption("REACTIVE_CONSUMER", "billing")
 
 
 HOSTILE = st.lists(st.tuples(st.sampled_from(["X-Correlation-Id", "X-Traceability-Id", "a"]), st.binary() | st.none()))
-ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "given up"])
+ENDS = st.sampled_from(["delivered", "dead letter", "skipped", "discarded"])
 
 
 @given(st.lists(st.tuples(HOSTILE, st.binary() | st.none(), ENDS), max_size=30))

@@ -37,7 +37,7 @@ _FILTER: Final = {
     "partition": "Partition",
     "since": "Since, such as 2026-01-31T12:00",
     "until": "Until",
-    "state": "State: left, ended or all",
+    "state": "State: left, completed or all",
 }
 _SELECTS: Final = {"error": "errors", "topic": "topics", "group": "groups", "key": "keys"}
 """Fields of a search that a run has as lists."""
@@ -211,7 +211,7 @@ class DeadLetterSearch:
         self._found += found["deadLetters"]
         self._cursor = found["cursor"]
         self._more.set_visibility(bool(self._cursor))
-        foreign = f"; {number(found['foreign'])} records are no dead letters" if found["foreign"] else ""
+        foreign = f"; {number(found['foreign'])} records are not dead letters" if found["foreign"] else ""
         self._note.set_text(
             f"{number(len(self._found))} found, up to {number(found['remaining'])} records not read yet{foreign}"
         )
@@ -264,7 +264,7 @@ def history_of(one: Mapping[str, Any]) -> dict[str, Any]:
         "reason": one["reason"],
         **{f"result {name}": text for name, text in one["result"].items()},
         "written": one["timestamp"],
-        "state": "ended" if one["ended"] else "left",
+        "state": "completed" if one["completed"] else "left",
     }
 
 
@@ -281,10 +281,10 @@ def dead_letter_row(one: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": number(one["attempts"]),
         "key": excerpt(_text(one["key"]), _EXCERPT),
         "value": excerpt(_text(one["value"]), _EXCERPT),
-        "state": "ended" if one["ended"] else "left",
-        "_level": "ok" if one["ended"] else "warn",
+        "state": "completed" if one["completed"] else "left",
+        "_level": "ok" if one["completed"] else "warn",
         "_link": path_of("/dead-letter", **at),
-        "_buttons": [] if one["ended"] else [kind.capitalize() for kind in KINDS],
+        "_buttons": [] if one["completed"] else [kind.capitalize() for kind in KINDS],
     }
 
 

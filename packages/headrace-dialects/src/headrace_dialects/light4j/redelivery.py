@@ -38,7 +38,7 @@ _LEFT: Final = (
     errors.InvalidRequest,
 )
 """Errors of a replay that leave dead letters for the next call."""
-_COMPLETED: Final = ("delivered", "skipped", "dead_letters", "given_up")
+_COMPLETED: Final = ("delivered", "skipped", "dead_letters", "discarded")
 """Counts of a replay that are completed dead letters."""
 
 
@@ -281,8 +281,8 @@ class Redelivery:
         counts = f"{call.completed} completed"
         if again := call.count("dead_letters"):
             counts += f", {again} of them as dead letters again"
-        if dropped := call.count("given_up"):
-            counts += f", {dropped} of them dropped at their last retry"
+        if discarded := call.count("discarded"):
+            counts += f", {discarded} of them discarded at their last retry"
         counts += unproved
         where = f"up to partition:{partition}| offset:{offset}"
         if call.why:

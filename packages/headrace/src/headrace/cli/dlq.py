@@ -82,7 +82,7 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 @click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Maximum dead letters.")
 @click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First.")
 @click.option("--cursor", default="", help="Start after the page that printed it.")
-@click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left, or ended: completed.")
+@click.option("--state", type=click.Choice(get_args(State)), default="all", help="Left or completed.")
 @click.option("--text", default="", help="Text in error class, reason or excerpt, in upper or lower case.")
 @registry_options
 async def show(
@@ -147,7 +147,7 @@ def _block(topic: str, found: DeadLetterRecord) -> str:
     origin, fields = found.origin, msgspec.structs.asdict(found)
     named = ("group", "attempts", "redrives", "first_failure", "last_failure", "error", "status", "reason")
     lines = {
-        "dead letter": f"{topic}-{found.partition} offset {found.offset}{', ended' * found.ended}",
+        "dead letter": f"{topic}-{found.partition} offset {found.offset}{', completed' * found.completed}",
         "origin": f"{origin.topic}-{origin.partition} offset {origin.offset}",
         **{name.replace("_", " "): fields[name] for name in named},
         **{f"result {name}": text for name, text in msgspec.to_builtins(found.result).items()},

@@ -247,7 +247,7 @@ def _print_consumer(one: Mapping[str, Any], output: str) -> None:
             "here": "yes" if row["assigned"] else "no",
             **{name: row[name] for name in ("committed", "position", "end", "lag")},
             "in_flight": row["inFlight"],
-            "first_open": _head(row["head"]),
+            "head": _head(row["head"]),
         }
         for row in one["partitions"]
     ]

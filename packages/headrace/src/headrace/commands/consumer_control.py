@@ -48,8 +48,8 @@ class PartitionOutcome(msgspec.Struct, rename="camel"):
     offset: int
     """The offset to resume at, or the offset of the skipped record."""
     outcome: str
-    """`sought`, `skipped`, `will be skipped` (when the partition reaches it), `ended already`, `refused`, `pending` or
-    `cancelled`."""
+    """`sought`, `skipped`, `will be skipped` (when the partition reaches it), `already completed`, `refused`,
+    `pending` or `cancelled`."""
     came_from: int | None = None
     """The first record that was not completed at the time of the seek."""
     by: str = ""

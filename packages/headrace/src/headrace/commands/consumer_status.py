@@ -70,7 +70,7 @@ class PartitionDetails(msgspec.Struct, rename="camel"):
     end: int | None
     lag: int | None
     in_flight: int
-    open: int
+    records_in_flight: int
     head: Head | None
     paused: Pause | None
     why: str
@@ -109,7 +109,7 @@ class Summary(msgspec.Struct, rename="camel"):
     lag: int | None
     """Of the whole group; null while unknown."""
     in_flight: int
-    open: int
+    records_in_flight: int
     oldest_seconds: float | None
     attempts: int
     why: str
@@ -184,7 +184,7 @@ class ConsumerStatuses:
             partitions_assigned=len(own),
             lag=sum(lags) if lags else None,
             in_flight=sum(each.in_flight for each in own),
-            open=sum(each.open for each in own),
+            records_in_flight=sum(each.records_in_flight for each in own),
             oldest_seconds=max((head.age_seconds for head in heads), default=None),
             attempts=max((head.attempts for head in heads), default=0),
             why=paused_text(hold) if hold else why,
@@ -212,7 +212,7 @@ class ConsumerStatuses:
     ) -> PartitionDetails:
         end = lag.end if lag else None
         head = here.head
-        if not why and lag and lag.written > lag.end == here.position and not here.open_records:
+        if not why and lag and lag.written > lag.end == here.position and not here.records_in_flight:
             why = f"a transaction is open at offset {end}; later records cannot be read until it is finished"
         if end is not None and here.position is not None:
             end = max(end, here.position)  # the lag is a few seconds old
@@ -226,7 +226,7 @@ class ConsumerStatuses:
             end=end,
             lag=lag.lag if behind is None and lag else behind,
             in_flight=here.in_flight,
-            open=here.open_records,
+            records_in_flight=here.records_in_flight,
             head=head
             and Head(head.offset, head.timestamp_ms, max(0.0, self._clock.time() - head.since), head.attempts),
             paused=hold,
@@ -252,7 +252,7 @@ def _away(
         end=lag and lag.end,
         lag=lag and lag.lag,
         in_flight=0,
-        open=0,
+        records_in_flight=0,
         head=None,
         paused=_pause(hold),
         why=paused_text(hold) if hold else why,

@@ -41,7 +41,7 @@ def _summary(found: Sequence[Summary]) -> Summary:
         partitions_assigned=sum(one.partitions_assigned for one in found),
         lag=next((one.lag for one in found if one.lag is not None), None),
         in_flight=sum(one.in_flight for one in found),
-        open=sum(one.open for one in found),
+        records_in_flight=sum(one.records_in_flight for one in found),
         oldest_seconds=max((one.oldest_seconds for one in found if one.oldest_seconds is not None), default=None),
         attempts=max(one.attempts for one in found),
         why=next((one.why for one in found if one.why), ""),

@@ -139,7 +139,7 @@ class ControlEndpoints:
         await self._commands.change(consumer, call.body, caller_name())
         return await self._statuses.details(consumer)
 
-    @_changes("DELETE", f"{CONSUMER}/commands/{{id}}", "takeBackCommand", "Cancel a pending command", audited="cancel")
+    @_changes("DELETE", f"{CONSUMER}/commands/{{id}}", "recallCommand", "Cancel a pending command", audited="cancel")
     async def cancel(self, call: Call[None, None]) -> CancelledCommand:
         consumer, identity = self._consumer_of(call, call.parameters["id"]), call.parameters["id"]
         partitions = await self._control.cancel(consumer, identity)

@@ -76,7 +76,7 @@ class RetryConfig(Section):
     including the records that succeeded. 0: after any failure. 100: never. Unset: only failed records are delivered
     again. light-4j's `batchRollbackThreshold: 30` includes 30 itself: write 29.99."""
     last_retry: bool = False
-    """Whether a record that has used up its attempts is dropped, with a log line and a count, instead of becoming a
+    """Whether a record that has used up its attempts is discarded, with a log line and a count, instead of becoming a
     dead letter again."""
     topics: Annotated[list[Delay], AfterValidator(_growing_delays)] = []
     """Delays, in seconds, of further deliveries after `attempts` are used up, such as `[10, 60, 600]`. Meanwhile the

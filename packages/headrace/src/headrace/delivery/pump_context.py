@@ -21,7 +21,7 @@ _NAMES = {
     Outcome.DELAYED: "delayed",
     Outcome.SKIPPED: "skipped",
     Outcome.SKIPPED_BY_HAND: "skipped_by_hand",
-    Outcome.DISCARDED: "given_up",
+    Outcome.DISCARDED: "discarded",
 }
 
 

@@ -104,7 +104,7 @@ class Seeks:
         skipped later, while the partition is assigned here. The request counts from the call on; await its result.
 
         Returns:
-            "skipped", once Kafka has acknowledged the commit; "will be skipped"; "ended already"; "not assigned".
+            "skipped", once Kafka has acknowledged the commit; "will be skipped"; "already completed"; "not assigned".
         """
         lane = self._lanes.get(partition)
         if lane:
@@ -114,7 +114,7 @@ class Seeks:
         if lane is None:
             known = "not assigned"
         elif not lane.tracker.is_in_flight(offset) and offset < (lane.tracker.position or 0):
-            known = "ended already"
+            known = "already completed"
         else:
             self._skips[partition][offset] = reason
             response = self.begin_skips(lane)

@@ -51,7 +51,7 @@ class PartitionStatus(NamedTuple):
     """The next offset to receive from Kafka; None while it is not known."""
     committed: int | None
     """The committed offset, or the one that will be committed next; None while there is none."""
-    open_records: int
+    records_in_flight: int
     """Records received from Kafka that are not completed."""
     in_flight: int
     """Those of them that are being delivered now."""

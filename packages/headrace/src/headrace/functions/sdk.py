@@ -322,7 +322,7 @@ class Platform:
             raise NotAcknowledged(problem)
 
     def set_drain_callback(self, callback: Callback) -> None:
-        """Call this, plain or async, before partitions are given up, and before the worker ends.
+        """Call this, plain or async, before partitions are released, and before the worker ends.
 
         The events of these partitions have ended by then. The next callback comes after further events only.
         """

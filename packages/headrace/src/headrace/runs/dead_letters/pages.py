@@ -28,7 +28,7 @@ from headrace.runs.selection import Matcher, Selection, Window
 from headrace.runtime import Clock
 
 Order = Literal["newest", "oldest"]
-State = Literal["all", "left", "ended"]
+State = Literal["all", "left", "completed"]
 
 _CURSOR: Final = re.compile(r"(newest|oldest)((?:\.\d{1,9}-\d{1,18})*)")
 _FIRST_ROUND: Final = 50
@@ -60,7 +60,7 @@ class ScanOptions(NamedTuple):
     cursor: str = ""
     """End of the previous page; empty starts at the first dead letter."""
     state: State = "all"
-    """`left` selects dead letters that are not completed, `ended` those that are."""
+    """`left` selects dead letters that are not completed, `completed` those that are."""
     text: str = ""
     """Reason, excerpt or error class must contain this, in upper or lower case."""
     limit_records: int = 10_000
@@ -192,7 +192,7 @@ class Scan:
         self._ahead[partition][1 if self._newest else 0] = offset
 
     def _selects(self, completed: bool, origin: Origin, text: str) -> bool:
-        if self._options.state != "all" and completed != (self._options.state == "ended"):
+        if self._options.state != "all" and completed != (self._options.state == "completed"):
             return False
         parts = origin.error, origin.text("reason"), origin.text("excerpt")
         return not text or any(text in part.casefold() for part in parts)
@@ -239,8 +239,8 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     partition: int
     offset: int
     timestamp: str
-    ended: bool
-    """Whether it is completed: redriven, dropped, moved to quarantine or delivered again."""
+    completed: bool
+    """Whether it is redriven, dropped, moved to quarantine or delivered again."""
     origin: DeadLetterOrigin
     group: str
     attempts: int
@@ -286,7 +286,7 @@ class DeadLetterReader:
             partition=record.partition,
             offset=record.offset,
             timestamp=iso_ms(record.timestamp_ms),
-            ended=completed,
+            completed=completed,
             origin=DeadLetterOrigin(*origin.partition, origin.offset, iso_ms(origin.timestamp_ms)),
             group=origin.group,
             attempts=origin.attempts,

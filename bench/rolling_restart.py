@@ -56,7 +56,7 @@ processors are the broker, the producer and the backend, so a restart takes long
 
             for number in (0, 1):
                 start(number)
-            time.sleep(SETTLED_SECONDS)  # the second one has got its partitions, which is no part of a restart
+            time.sleep(SETTLED_SECONDS)  # the second one has got its partitions, which is not part of a restart
             with self.bench.loop("steady", topic, records):
                 sink.line(LIMIT_SECONDS)
                 for number in (0, 1):

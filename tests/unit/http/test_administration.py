@@ -190,7 +190,7 @@ async def test_a_drain_ends_assaults() -> None:
     chaos.begin("memory", AssaultRequest(megabytes=4), "bob")
     assert {name: one.by for name, one in chaos.running().items()} == {"exception": "ann", "memory": "bob"}
     assert "assault exception for 60 s" in chaos.readiness().reason
-    with pytest.raises(HeadraceError, match="it is no defect"):
+    with pytest.raises(HeadraceError, match="it is not a defect"):
         await applied[-1]()
     await chaos.drain(Deadline(SystemClock(), 1))
     assert (applied[-1], chaos.running(), chaos.readiness().reason) == (None, {}, "")

@@ -1,4 +1,4 @@
-"""What stands around every page: header, navigation, the banner of an outage, light and dark."""
+"""The frame of every page: header, navigation, the banner of an outage, light and dark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS: Final = {None: ("Colours: system", "brightness_auto"), True: ("Colours
 
 
 async def build(page: Page, view: View) -> None:
-    """Build a page with what stands around it."""
+    """Build a page within its frame."""
     ui.add_css(_STYLE)
     ui.colors(primary="#0b57d0")
     ui.add_body_html(_VISIBILITY)

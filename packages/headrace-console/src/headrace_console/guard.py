@@ -1,6 +1,6 @@
 """What protects the console in a browser: host names, origins, sessions, headers, and the login form.
 
-It stands before everything that the console serves, also before web sockets.
+It checks every request to the console, and every web socket.
 """
 
 from __future__ import annotations

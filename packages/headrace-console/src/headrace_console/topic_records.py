@@ -132,11 +132,11 @@ def contains(record: TopicRecord, text: str) -> bool:
 
 
 def moment_of(text: str) -> str:
-    """Return a time with its zone; without one it is that of this machine. Raises ValueError if it is no time."""
+    """Return a time with its zone; without one it is that of this machine. Raises ValueError if it is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone().isoformat()
     except ValueError:
-        raise ValueError(f"{text} is no time: write it as 2026-01-31T12:00") from None
+        raise ValueError(f"{text} is not a valid time; write it as 2026-01-31T12:00") from None
 
 
 async def _ranges(view: View, topic: str, query: RecordQuery) -> dict[int, tuple[int, int]]:
@@ -164,7 +164,7 @@ def _record(raw: Mapping[str, Any]) -> TopicRecord:
 
 
 def _headers(raw: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Return the headers in their order, without the id that the API adds; bytes that are no text are escaped."""
+    """Return the headers in their order, without the id that the API adds; bytes that are not text are escaped."""
     own = f"{raw['topic']}:{raw['partition']}:{raw['offset']}"
     if "headerList" not in raw:
         found = [(name, "null" if value is None else value) for name, value in raw["headers"].items()]

@@ -29,7 +29,7 @@ PAGES: Final[list[Page]] = []
 
 
 def page(path: str, title: str, *, position: int | None = None) -> Callable[[Build], Build]:
-    """Make a function a page; it is called with the view. `view.query` has what stands behind the path."""
+    """Make a function a page; it is called with the view. `view.query` has the query."""
 
     def add(build: Build) -> Build:
         PAGES.append(Page(path, title, build, position))

@@ -97,7 +97,7 @@ def project_files(kinds: Sequence[str], name: str, commands: Sequence[str]) -> d
     }
     for path in about:
         source = next(kind for kind in _PARTS if path in _PARTS[kind])  # kinds may share a file, which the first has
-        # Code of a project is no module of Headrace.
+        # Code of a project is not a module of Headrace.
         files[path] = (_TEMPLATES / source / (f"{path}.tmpl" if path.endswith(".py") else path)).read_text()
     for kind in schema_kinds():
         file = "headrace" if kind == "config" else kind

@@ -30,7 +30,7 @@ class StateStore(Protocol):
         """Raise TypeError or ValueError if these cannot be stored."""
 
     def load(self, key: Any) -> Any:
-        """Return the value of a key, `ABSENT` without one. A state that is no map has the one key None."""
+        """Return the value of a key, `ABSENT` without one. A state that is not a map has the one key None."""
 
     def keys(self) -> Iterable[Any]:
         """Return the keys that have a value."""
@@ -275,7 +275,7 @@ class Processor:
         self.clock.pending[self._time(at)] = True
 
     def delete_timer(self, at: datetime) -> None:
-        """Delete a timer of this key; one that is not set is no error."""
+        """Delete a timer of this key; one that is not set is ignored."""
         self.clock.pending[self._time(at)] = False
 
     def timers(self) -> list[datetime]:

@@ -12,7 +12,7 @@ from headrace_queries.engine_protocol import Problem
 from headrace_queries.standing import StandingQuery
 
 _ENDINGS: Final = 3
-"""Records that were evaluated at so many ends of the engine in a row are taken apart."""
+"""Records that were evaluated at this many ends of the engine in a row are taken apart."""
 _MOST_SUSPECTS: Final = 1_000
 _Range = tuple[TopicPartition, int, int]
 

@@ -121,7 +121,7 @@ def _is_rare(count: int, total: int) -> bool:
 def inferred(found: Mapping[str, int]) -> tuple[list[Column] | None, int]:
     """Return the columns of objects with these results of `json_structure`, each with how often it occurs.
 
-    The second is how many of the objects have fields that are no columns, because few others have such fields.
+    The second is how many of the objects have fields that are not columns, because few others have such fields.
     Columns are None if the fields of these objects cannot be columns.
     """
     known: list[tuple[Structure, int]] = []

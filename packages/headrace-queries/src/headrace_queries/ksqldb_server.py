@@ -289,7 +289,7 @@ def _read(lines: list[bytes]) -> tuple[list[bytes], HeadraceError | None]:
 
 
 def _error_in(line: bytes) -> HeadraceError | None:
-    """Return the error that a line is; None if it is of no interest."""
+    """Return the error that a line is; None if it can be ignored."""
     try:
         message = _decode_problem(line).message[:1000]
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -48,7 +48,7 @@ _TOO_LARGE: Final = (
 
 
 def newest(starts: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
-    """Return later starts that leave at most so many offsets: an equal share of each partition, its newest."""
+    """Return later starts that leave at most this many offsets: an equal share of each partition, its newest."""
     left = most
     found: dict[TopicPartition, int] = {}
     by_size = sorted(starts, key=lambda partition: ends[partition] - starts[partition])
@@ -127,7 +127,7 @@ class SliceReader:
             text = f"{spec.topic}: records left out: {file.corrupt.count}; the last is {file.corrupt.last}"
             remarks.append(f"{text}. Values were read as {config.value_format}, keys as {config.key_format}")
         if more:
-            text = f"{spec.topic}: records with fields that few others have: {more}. Those fields are no columns"
+            text = f"{spec.topic}: records with fields that few others have: {more}. Those fields are not columns"
             remarks.append(f"{text}; `headrace consume` shows them")
         if not len(records):
             remarks.append(f"{spec.topic}: no records in this slice")

@@ -85,7 +85,7 @@ def features() -> Sequence[Feature]:
 
 
 def in_order(features: Iterable[Feature]) -> Sequence[Feature]:
-    """Return features so that each stands behind those that it needs; otherwise by name.
+    """Return features so that each follows those that it needs; otherwise by name.
 
     Raises:
         EnvironmentProblem: A needed feature does not exist, or features need each other.

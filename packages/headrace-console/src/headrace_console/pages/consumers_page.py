@@ -162,7 +162,7 @@ def numbers_of(fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the body of a skip.
 
     Raises:
-        ValueError: A field is missing, or is no number.
+        ValueError: A field is missing, or is not a number.
     """
     if not all(fields.get(name, "0").isdecimal() for name in ("partition", "offset")):
         raise ValueError("partition and offset are whole numbers")
@@ -170,7 +170,7 @@ def numbers_of(fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def rate_body(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of a new rate; raises ValueError if it is no number."""
+    """Return the body of a new rate; raises ValueError if it is not a number."""
     return {"rateRecords": float(fields["rate"]) if fields.get("rate") else None}
 
 

@@ -92,7 +92,7 @@ def level_of(state: str) -> str:
 
 
 def position_body(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of a reset; raises ValueError if a field is no position or no number."""
+    """Return the body of a reset; raises ValueError if a field is not a position or number."""
     to = fields.get("to", "")
     if not to:
         raise ValueError("a position is needed: earliest, latest, an offset, a shift or a time")

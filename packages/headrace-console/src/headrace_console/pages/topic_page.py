@@ -326,7 +326,7 @@ class TopicSql:
 
 
 def show_result(found: Mapping[str, Any]) -> None:
-    """Show the rows of a statement. The names of its columns are foreign, so they are no names of a row."""
+    """Show the rows of a statement. The names of its columns are foreign, so they are not names of a row."""
     names = [one["name"] for one in found["columns"]]
     columns = [TableColumn(f"c{index}", visible(name)) for index, name in enumerate(names)]
     table = Table("Result" + (" (there are more rows)" if found["more"] else ""), columns, empty="no row")

@@ -133,7 +133,7 @@ class Server:
 
     def _problem(self, what: str) -> EnvironmentProblem:
         tail = self.log_tail()
-        # The sign may stand far above the end: a Java stack trace comes after it.
+        # The sign may be far above the end: a Java stack trace comes after it.
         log = self.log_tail(_TRACE_LINES)
         kind = PortTaken if any(sign in log for sign in _ADDRESS_TAKEN) else EnvironmentProblem
         return kind(f"{self.name} {what}. Its log is {self.log}; the last lines are:\n{tail}")

@@ -115,7 +115,7 @@ def _phantoms(run: Pushed) -> Violations:
     for record in run.dead_letters:
         origin = origin_of(record.headers)
         if not origin or known.get(origin.offset) != (record.key, record.value):
-            yield "phantom", f"the dead letter at {record.partition}:{record.offset} is no record of the topic"
+            yield "phantom", f"the dead letter at {record.partition}:{record.offset} is not a record of the topic"
 
 
 def _unfinished(run: Pushed, ends: Mapping[int, float], claims: Mapping[int, float]) -> Violations:

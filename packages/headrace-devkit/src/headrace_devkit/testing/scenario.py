@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 150.0
 
 
 class JsonResponse(NamedTuple):
-    """An HTTP response; `body` is parsed JSON, or text if it is no JSON."""
+    """An HTTP response; `body` is parsed JSON, or text if it is not JSON."""
 
     status: int
     body: Any

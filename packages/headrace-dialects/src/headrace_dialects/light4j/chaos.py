@@ -148,7 +148,7 @@ class Chaos(Service):
         if (one := self._running.get("latency")) and self._hits(one):
             await self._clock.sleep(one.settings.milliseconds / 1000)
         if (one := self._running.get("exception")) and self._hits(one):
-            raise InternalError("an assault fails this request (POST /adm/chaosmonkey/exception); it is no defect")
+            raise InternalError("an assault fails this request (POST /adm/chaosmonkey/exception); it is not a defect")
 
     def _hits(self, one: Running) -> bool:
         return not one.end.passed and self._random.randrange(one.settings.level) == 0

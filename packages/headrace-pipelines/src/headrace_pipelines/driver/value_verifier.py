@@ -39,7 +39,7 @@ def _require_fit(kind: DataType, value: Any) -> None:
     if isinstance(kind, StringType):
         if not isinstance(value, str):
             raise TypeError(f"a STRING is a str, and this one is of type {type(value).__name__}")
-        value.encode()  # half of a surrogate pair is no text
+        value.encode()  # half of a surrogate pair is not text
     elif isinstance(kind, DecimalType):
         _require_digits(kind, value)
     elif isinstance(kind, StructType):

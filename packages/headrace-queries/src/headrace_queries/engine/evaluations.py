@@ -68,7 +68,7 @@ class Evaluations(Service):
                         yield left.pop(0), response
             finally:
                 if left:
-                    self._end()  # the responses that are left would be taken for those of other requests
+                    self._end()  # the responses that are left would be mistaken for those of other requests
 
     async def _start(self) -> None:
         own_end, other_end = socket.socketpair()

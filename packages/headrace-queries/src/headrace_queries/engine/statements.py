@@ -51,7 +51,7 @@ _REFUSED_BEGINNINGS: Final = ("pg_", "duckdb_", "pragma_", "__")
 _SOURCES: Final = frozenset(
     ("BASE_TABLE", "EMPTY", "JOIN", "SUBQUERY", "TABLE_FUNCTION", "EXPRESSION_LIST", "COLUMN_DATA", "PIVOT")
 )
-"""Kinds of what stands in a FROM."""
+"""Kinds of entries of a FROM."""
 _QUERIES: Final = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE", "RECURSIVE_CTE_NODE"))
 _SELECT_ONLY: Final = (
     "only a SELECT is run here: the tables are kept from their topics, and nothing else can change them"
@@ -63,7 +63,7 @@ _DEPTH: Final = "expression depth"
 _MOST_BRACKETS: Final = 500
 """Open at a time. DuckDB parses more of them too slowly, and cannot be interrupted meanwhile."""
 _MOST_TABLES: Final = 50
-"""Of a statement, each counted as often as it stands there. DuckDB plans larger joins too slowly."""
+"""Of a statement, each counted as often as it occurs. DuckDB plans larger joins too slowly."""
 _BRACKET: Final = re.compile(r"[][(){}]")
 _CARET: Final = re.compile(r"^LINE (\d+): (.*)\n( *)\^", re.MULTILINE)
 _ADVICE: Final = re.compile(r"\n\n?LINE \d+:.*", re.DOTALL)

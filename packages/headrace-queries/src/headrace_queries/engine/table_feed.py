@@ -1,4 +1,4 @@
-"""Keeps one table up to date: where its topic is read from, what becomes of gaps, and when the table stops."""
+"""Keeps one table up to date: where its topic is read from, what happens at gaps, and when the table stops."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class TableFeed(Service):
         """Apply decoded records in one transaction, or in one for each half if that needs too much memory.
 
         Returns:
-            The seconds that the next transaction is to begin after this one.
+            The seconds until the next transaction should begin.
         """
         try:
             applied, arrived, seconds = await self.file.run(self._apply_at_once, records, positions)

@@ -31,7 +31,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.2
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STEADY_SECONDS: Final = 60.0
 _FAILED_STARTS: Final = 5
-"""After so many in a row of one process, the run ends."""
+"""After this many in a row of one process, the run ends."""
 _GRACE_SECONDS: Final = 10.0
 """For a process to stop after its drain."""
 _REPORT_ATTEMPTS: Final = 10

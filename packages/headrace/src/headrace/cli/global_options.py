@@ -112,7 +112,7 @@ class HeadraceCommand(click.Command):
         return [item for item in super().shell_complete(ctx, incomplete) if item.value not in refused]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, after refusing what stands before the command and is of no use to it."""
+        """Parse, after rejecting options before the command that it does not use."""
         refuse_unused(ctx, self.callback)
         return super().parse_args(ctx, args)
 

@@ -63,7 +63,7 @@ def unescaped(text: str) -> str:
         if found[2]:
             return bytes([int(found[2], 16)]).decode(errors="surrogateescape")
         if found[1] not in _ESCAPES:
-            raise ValueError(f"\\{found[1]} is no escape: write \\n, \\r, \\t, \\0, \\\\ or \\xHH")
+            raise ValueError(f"\\{found[1]} is not a valid escape; write \\n, \\r, \\t, \\0, \\\\ or \\xHH")
         return _ESCAPES[found[1]]
 
     return re.sub(r"\\(x([0-9A-Fa-f]{2})|.|$)", character, text, flags=re.DOTALL)
@@ -156,7 +156,7 @@ class Template:
         parts = re.split(r"%(.|$)", unescaped(template), flags=re.DOTALL)
         self._literals, self._tokens = parts[::2], parts[1::2]
         if unknown := [token for token in self._tokens if not token or token not in "tpokshTKSR%"]:
-            raise ValueError(f"%{unknown[0]} is no token of a template: {TOKENS}, and %%")
+            raise ValueError(f"%{unknown[0]} is not a token of a template; use {TOKENS}, and %%")
         self.needs_keys, self.needs_values = "k" in self._tokens, "s" in self._tokens
 
     def __call__(self, shown: ShownBatch) -> bytes:

@@ -17,7 +17,7 @@ from headrace.config.section import PositiveSeconds, Section, Url
 from headrace.config.spelling import nearest
 
 PROTOCOLS: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
-"""What may stand before the address of a broker, as in `advertised.listeners`."""
+"""What may precede the address of a broker, as in `advertised.listeners`."""
 _LAST_PORT: Final = 65_535
 
 

@@ -47,7 +47,7 @@ class ConsumerSet:
         self.requirements: list[tuple[KafkaConfig, TopicRequirement]] = []
         """The topics that the consumers and tables need, with the cluster of each."""
         self.filters: dict[str, Callable[[Destination], Destination]] = {}
-        """By consumer: what stands before its destination, which then gets rows in place of records."""
+        """By consumer: what precedes its destination, which then gets rows in place of records."""
 
         self.reload_checks: list[Callable[[HeadraceConfig], None]] = []
         """What raises ConfigError if a new configuration of reactive consumers needs a restart of the process."""

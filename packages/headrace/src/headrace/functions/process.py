@@ -357,7 +357,7 @@ class WorkerProcess:
             await asyncio.wait([self.ended])
 
     def _disconnected(self) -> None:
-        # A worker without a connection is of no use. Mostly it is ending already, and its exit code has the reason.
+        # A worker without a connection is useless. Mostly it is ending already, and its exit code has the reason.
         if self._child and self._child.running and not self.ended.done():
             asyncio.get_running_loop().call_later(_OUTPUT_SECONDS, self._kill_if_running)
 

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def open_files(connections: int) -> int:
-    """Return how many files a process with so many connections opens at most."""
+    """Return how many files a process with this many connections opens at most."""
     return connections + RESERVED_CONNECTIONS + _OTHER_FILES
 
 

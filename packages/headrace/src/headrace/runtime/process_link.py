@@ -1,7 +1,7 @@
 """The link between the processes of one run and the one that started them: a socket, which is their standard input.
 
 First comes one object, then messages in both directions. A process sends what a service manager gets
-(`READY`, `STATUS`, `WATCHDOG`). It receives which of the others do not work, and why, and when to drain. That is no
+(`READY`, `STATUS`, `WATCHDOG`). It receives which of the others do not work, and why, and when to drain. That is not a
 signal, because a service manager may send one to every process, and a second one would end the drain.
 """
 

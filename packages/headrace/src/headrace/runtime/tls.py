@@ -103,7 +103,7 @@ class TlsFiles(WatchedFiles):
         """Read the files; `setting` is their section of the configuration.
 
         Raises:
-            ConfigError: They do not fit together or are no certificates.
+            ConfigError: They do not fit together, or are not certificates.
         """
         self._settings = settings
         super().__init__(setting, (settings.certificate, settings.key, settings.client_ca), clock)
@@ -127,7 +127,7 @@ class ClientTlsFiles(WatchedFiles):
         """Read the files; `setting` is their section of the configuration.
 
         Raises:
-            ConfigError: They do not fit together or are no certificates.
+            ConfigError: They do not fit together, or are not certificates.
         """
         self._settings = settings
         super().__init__(setting, (settings.certificate, settings.key, settings.ca), clock)

@@ -27,7 +27,7 @@ class AdministrationParts(Parts):
             self._levels,
             self._logs,
             Modules(self._modules),
-            process.signals.drain_requested.set,  # a request during the drain is no second signal
+            process.signals.drain_requested.set,  # a request during the drain is not a second signal
             secrets,
             process.others,
         )

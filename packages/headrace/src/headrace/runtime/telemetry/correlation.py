@@ -24,7 +24,7 @@ _VERSION: Final = bytes(_ALPHABET[28 + i % 4] for i in range(256))  # 0111, then
 _VARIANT: Final = bytes(_ALPHABET[2 + 4 * (i % 16)] for i in range(256))  # four random bits, then 10
 _LAST: Final = bytes(_ALPHABET[16 * (i % 4)] for i in range(256))  # two random bits, then the padding
 _MADE_TOGETHER: Final = 8
-_noise: Final = random.Random().getrandbits  # ids are no secrets, and the kernel's numbers cost a call each
+_noise: Final = random.Random().getrandbits  # ids are not secrets, and the kernel's numbers cost a call each
 
 
 class _MadeIds:

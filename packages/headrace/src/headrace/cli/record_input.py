@@ -137,7 +137,7 @@ def of_object(fields: RecordFields, line: bytes) -> OutgoingRecord | None:
         found = _decode_object(line)
         written = milliseconds(parse_time(found.timestamp)) if isinstance(found.timestamp, str) else found.timestamp
     except (msgspec.DecodeError, ValueError) as cause:  # a ValidationError of msgspec is a DecodeError
-        raise InvalidRequest(f"no JSON object of a record: {cause}") from None
+        raise InvalidRequest(f"not a JSON object of a record: {cause}") from None
     key = _from_json(fields.keys, found.key, found.key_format)
     value = _from_json(fields.values, found.value, found.value_format)
     pairs = found.headers.items() if isinstance(found.headers, dict) else found.headers

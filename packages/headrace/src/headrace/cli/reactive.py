@@ -27,7 +27,7 @@ _COLUMNS = 100
 _MAX_NAMED = 5
 _STATES = {"closed": "runs"}
 """States of a breaker in the words of an operator."""
-_SUCCEEDED = ("sought", "skipped", "will be skipped", "ended already")
+_SUCCEEDED = ("sought", "skipped", "will be skipped", "already completed")
 
 
 @click.group(cls=HeadraceGroup, aliases={"list": "status"})

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from headrace.config.dev_endpoints import HOME, environment
 from headrace.errors import EnvironmentProblem
 from headrace_devkit.dev_command import dev
-from headrace_devkit.devcluster import Cluster, Registry
+from headrace_devkit.devcluster import Cluster, DevCluster, Registry
 from headrace_devkit.devcluster.group import ServerGroup
 from yaml_table import table
 
@@ -32,6 +32,16 @@ def test_a_cluster_of_another_size_is_refused(tmp_path: Path) -> None:
         Cluster(tmp_path / "kafka", 3)
 
 
+def test_a_cluster_found_again_has_its_ports(tmp_path: Path) -> None:
+    """Ports and the number of brokers stay over restarts, and a process that is gone does not run."""
+    _remember(tmp_path, 3)
+    cluster = Cluster(tmp_path / "kafka")
+    assert cluster.bootstrap_servers == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    assert not [server for server in cluster.servers if server.running]
+    assert cluster.endpoints == []
+    assert len(Cluster(tmp_path / "new").servers) == 1
+
+
 @pytest.mark.parametrize(("kafka", "registry", "option", "starts_registry"), table(__file__, "whether_there"))
 def test_whether_there_is_a_registry_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: int, registry: int, option: list[str], starts_registry: bool
@@ -50,6 +60,16 @@ def test_whether_there_is_a_registry_is_found_again(
         (tmp_path / HOME / "registry/registry.json").write_text(json.dumps({"cluster_id": "c", "nodes": {1: node}}))
     CliRunner().invoke(dev, ["up", *option], standalone_mode=False, catch_exceptions=False)
     assert any(isinstance(group, Registry) for group in started) == starts_registry
+
+
+def test_down_forgets_the_endpoints_of_dead_servers(tmp_path: Path) -> None:
+    """A machine that was switched off leaves a file that no longer holds."""
+    _remember(tmp_path, 1)
+    (tmp_path / "endpoints.json").write_text(json.dumps(UP))
+    cluster = DevCluster(tmp_path)
+    assert [server.running for server in cluster.status()] == [False]
+    assert cluster.down() is False
+    assert not cluster.endpoints_file.exists()
 
 
 def test_the_environment_names_what_runs() -> None:

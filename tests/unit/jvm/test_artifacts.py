@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +124,13 @@ def test_a_truncated_download_is_refused_and_taken_up_again(
     assert maven.downloads() == [_path("one"), _path("two"), _path("two")]
 
 
+def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """404 is said with the coordinates and the repository."""
+    _pin(monkeypatch, ("one", GOOD))
+    with pytest.raises(EnvironmentProblem, match=f"org.example:one:1.0 from {maven.url}: the repository does not have"):
+        ensure_artifacts("example")
+
+
 def test_a_mirror_that_does_not_respond_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch, maven: Maven
 ) -> None:
@@ -155,6 +164,19 @@ def test_two_at_once_fetch_once(monkeypatch: pytest.MonkeyPatch, maven: Maven) -
         folders = list(pool.map(ensure_artifacts, ["example"] * 4))
     assert len(set(folders)) == 1
     assert maven.downloads() == [_path("one")]
+
+
+def test_an_archive_is_unpacked(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
+    """A tar.gz becomes its files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("lib/app.jar")
+        entry.size = 3
+        archive.addfile(entry, io.BytesIO(b"app"))
+    _pin(monkeypatch, ("app", buffer.getvalue()), packaging=":tar.gz")
+    maven.files = {_path("app", "tar.gz"): buffer.getvalue()}
+    folder = ensure_artifacts("example")
+    assert [str(path.relative_to(folder)) for path in folder.rglob("*.*")] == ["lib/app.jar"]
 
 
 @pytest.mark.parametrize(("name", "count"), [("kafka", 46), ("spark", 4), ("registry", 1)])

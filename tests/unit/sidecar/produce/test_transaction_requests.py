@@ -20,6 +20,8 @@ from yaml_table import table
 class Kafka:
     """Prepares a record for each of a request, and ends transactions as it is told."""
 
+    internal = None
+
     def __init__(self, *results: Any) -> None:
         self.results = results
 

@@ -112,8 +112,8 @@ class Application:
         request.span = server_span(request.head.method, request.head.headers)
         steps = request.head.route.steps
         try:
-            if self._authenticator and request.caller.principal:
-                request.caller.enter(self._authenticator, request.caller.principal)
+            if self._authenticator:
+                self._authenticator.enter(request.caller, is_counted=False)
             needed = steps.needs(request)
             if needed is None:
                 self._leave(request)
@@ -197,7 +197,7 @@ class Application:
             request.is_entered = False
             self.gate.leave()
         if self._authenticator:
-            request.caller.leave(self._authenticator)
+            self._authenticator.leave(request.caller)
 
     def _ended(self, request: HttpRequest) -> None:
         """Count, log and trace a request that has ended; its status is 0 if it has no response."""
@@ -235,8 +235,7 @@ class Application:
             raise AuthTokenMissing()
         _require(route, principal)
         self.checks.check_site(request.head.headers, changes=endpoint.changes)
-        self._authenticator.in_flight.enter(principal.name)
-        request.caller.is_in_flight = True
+        self._authenticator.enter(request.caller)
         if is_forwarded:  # the process that forwarded it has its credentials, and ends it
             return await load(request)
         with Admission(self._authenticator, principal, request):

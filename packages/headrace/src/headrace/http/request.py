@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime.telemetry.correlation import new_correlation_id
 
 if TYPE_CHECKING:
-    from headrace.http.auth import Authenticator, Principal
+    from headrace.http.auth import Principal
     from headrace.runtime.telemetry.tracing import TraceSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -417,22 +417,6 @@ class RequestCaller:
         """Whether it counts for the rate of its caller already."""
         self.is_in_flight = False
         """Whether it counts for the requests in flight of its caller."""
-
-    def enter(self, authenticator: Authenticator, principal: Principal) -> None:
-        """Count a request of a known caller, for the rate and for those in flight.
-
-        Raises:
-            HeadraceError: The caller sends too many.
-        """
-        authenticator.enter(principal)
-        self.is_counted = True
-        self.is_in_flight = True
-
-    def leave(self, authenticator: Authenticator) -> None:
-        """Stop counting it as in flight."""
-        if self.is_in_flight and self.principal:
-            self.is_in_flight = False
-            authenticator.in_flight.leave(self.principal.name)
 
 
 ANYONE: Final = RequestCaller()

@@ -247,13 +247,12 @@ class Producer(Service):
     def _hand_over(
         self, client: ProducerClient, request: Request, records: Sequence[OutgoingRecord], first: int = 0
     ) -> None:
-        client.hand_over(request, records, first)
         waiting = self._open_requests
         crowded = waiting > _CROWD_REQUESTS or len(request.records) > _CROWD_RECORDS
         many = waiting > _MANY_REQUESTS or (waiting > _CROWD_REQUESTS and waiting * len(records) > _MANY_RECORDS)
         if self._is_patient and len(request.records) > _PATIENT_RECORDS:
             crowded = many = True
-        client.wake(crowded=crowded, many=many)
+        client.take(request, records, first, crowded=crowded, many=many)
 
     def check_capacity(self, topic: str, size_bytes: int) -> None:
         """Raise ProducerQueueFull unless a request to several partitions of a topic fits, before it is encoded."""

@@ -244,13 +244,32 @@ class ProducerClient:
         """End the thread. Each queued record gets a report: unknown if in flight, else not written."""
         if self._thread:
             for waiting in self._replacement.stop():
-                self.hand_over(*waiting)
+                self._hand_over(*waiting)
             self._client.purge()
             self._thread.stop_requested.set()
             self._work.set()  # after the request, so that the thread does not wait again
             await self._thread.stop(_THREAD_STOP_SECONDS)
 
-    def hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
+    def take(
+        self, request: Request, records: Sequence[OutgoingRecord], first: int = 0, *, crowded: bool, many: bool
+    ) -> None:
+        """Write the records of a request from index `first` on. If it is `crowded`, they fill batches and may wait.
+
+        A single request is sent at once: no other one would fill its batch. Of `many` requests, the reports are taken
+        on the loop. There they wait up to a millisecond, but the thread does not take the interpreter for each.
+        """
+        self._hand_over(request, records, first)
+        on_loop = self._on_loop
+        if crowded:
+            self._crowded_at = now = time.monotonic()
+            if many and on_loop:
+                on_loop.many_at = now
+                if not on_loop.is_active and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
+                    on_loop.begin()
+        if not ((on_loop and on_loop.is_active) or self._work.is_set()):
+            self._work.set()
+
+    def _hand_over(self, request: Request, records: Sequence[OutgoingRecord], first: int = 0) -> None:
         """Give the client the records of a request from index `first` on; refuse those that it does not take."""
         if self._replacement.waiting is not None:
             self._replacement.waiting.append((request, records, first))
@@ -275,22 +294,6 @@ class ProducerClient:
             except Exception as defect:  # noqa: BLE001 boundary: the record was not taken, and its request must end
                 why = f"produce to {record.topic}: the client did not take the record: {defect!r}"
                 request.refuse(index, errors.RecordRefused(why))
-
-    def wake(self, *, crowded: bool, many: bool) -> None:
-        """Have what was handed over served. If it is `crowded`, records fill batches and may wait a moment.
-
-        A single request is sent at once: no other one would fill its batch. Of `many` requests, the reports are taken
-        on the loop. There they wait up to a millisecond, but the thread does not take the interpreter for each.
-        """
-        on_loop = self._on_loop
-        if crowded:
-            self._crowded_at = now = time.monotonic()
-            if many and on_loop:
-                on_loop.many_at = now
-                if not on_loop.is_active and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
-                    on_loop.begin()
-        if not ((on_loop and on_loop.is_active) or self._work.is_set()):
-            self._work.set()
 
     def written(self) -> None:
         """Record that the client has written a record, so it has the right to."""
@@ -376,7 +379,7 @@ class ProducerClient:
         """Continue with a new client; on the loop."""
         self._client = client
         for request, records, first in waiting:
-            self.hand_over(request, records, first)
+            self._hand_over(request, records, first)
 
     def _replace_client(self) -> None:
         # Fatal errors of librdkafka are final. The records of the old client get reports that mean "unknown".

@@ -19,6 +19,7 @@ from headrace.runtime import Clock, Service
 
 if TYPE_CHECKING:
     from headrace.http.auth.tokens import Tokens
+    from headrace.http.request import RequestCaller
 
 log = logging.getLogger(__name__)
 
@@ -140,15 +141,26 @@ class Authenticator:
             return None
         return self._tokens.known(token) if self._tokens else self._by_digest.get(_digest(token))
 
-    def enter(self, principal: Principal) -> None:
-        """Count a request of a `known` principal until `in_flight.leave`; at the limit TooManyRequests."""
-        self.in_flight.enter(principal.name)
-        try:
-            if self._requests:
-                self._requests.take(principal.name)
-        except BaseException:
-            self.in_flight.leave(principal.name)
-            raise
+    def enter(self, caller: RequestCaller, *, is_counted: bool = True) -> None:
+        """Count a request until `leave`, and for the rate of its caller unless `identify` has.
+
+        Raises:
+            TooManyRequests: The caller sends too many.
+        """
+        if caller.principal is None:
+            return
+        name = caller.principal.name
+        self.in_flight.enter(name)
+        caller.is_in_flight = True
+        if not is_counted and self._requests:
+            self._requests.take(name)
+        caller.is_counted = True
+
+    def leave(self, caller: RequestCaller) -> None:
+        """Stop counting a request that is in flight."""
+        if caller.is_in_flight and caller.principal:
+            caller.is_in_flight = False
+            self.in_flight.leave(caller.principal.name)
 
     async def _principal(self, headers: Mapping[bytes, bytes], certificate: Mapping[str, Any] | None) -> Principal:
         if self._mode == "mtls":

@@ -30,7 +30,6 @@ from headrace.sidecar.produce.produce_request import (
     check_depth,
     check_partitions,
     choice_of,
-    has_choice,
     parse_request,
     slices_of,
 )
@@ -81,7 +80,8 @@ class ProduceService:
     _topics: TopicDirectory
     _audit: Audit | None = None
     _max_records: int = 10_000
-    _internal: InternalTopics = dataclasses.field(default_factory=lambda: InternalTopics(HeadraceConfig()))
+    internal: InternalTopics = dataclasses.field(default_factory=lambda: InternalTopics(HeadraceConfig()))
+    """The topics that are reserved for Headrace."""
 
     def __post_init__(self) -> None:
         settings = self._settings
@@ -95,10 +95,6 @@ class ProduceService:
         self._plain: dict[int, Encoders | None] = {}
         """By number of partitions: what encodes the records of a request that names no format."""
 
-    def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return unless the topic is reserved for Headrace; see `InternalTopics.check_writable`."""
-        self._internal.check_writable(topic, admin=admin)
-
     def own_headers(self, topic: str, headers: Iterable[tuple[str, H]]) -> list[tuple[str, H]]:
         """Return the headers of a record without reserved ones; only dead letter topics may have those.
 
@@ -109,7 +105,7 @@ class ProduceService:
         for name, _ in headers:
             if "\0" in name:
                 raise errors.InvalidRequest(f"the name of a record header contains NUL: remove it from {name[:100]!r}")
-        if self._internal.kind_of(topic) == "dead_letter":
+        if self.internal.kind_of(topic) == "dead_letter":
             return headers
         return [header for header in headers if not is_reserved(header[0])]
 
@@ -129,7 +125,7 @@ class ProduceService:
             return None
         if len(records) > 1 and records[0].partition is None:
             self._producer.check_capacity(topic, requested.size_bytes or 0)  # before the work of encoding
-        if has_choice(request):
+        if requested.has_choice:
             encoders = self._without_schema(partitions, request)
         elif (encoders := self._plain.get(partitions)) is None:
             encoders = self._plain[partitions] = self._without_schema(partitions, SchemaChoices())

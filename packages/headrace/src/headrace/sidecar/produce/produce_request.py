@@ -166,11 +166,6 @@ def choice_of(
     return SchemaChoice(given, *rest)
 
 
-def has_choice(request: SchemaChoices) -> bool:
-    """Return whether a request names a format or schema."""
-    return _all_choices(request) != _NO_CHOICES
-
-
 class ParsedRequest(NamedTuple):
     """A request."""
 
@@ -179,6 +174,8 @@ class ParsedRequest(NamedTuple):
     """Names of its unknown fields."""
     size_bytes: int | None = None
     """The size of its text, if it is all of a body."""
+    has_choice: bool = True
+    """Whether it names a format or schema, as far as that is known."""
 
 
 def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse", "ignore"]) -> ParsedRequest:
@@ -197,7 +194,7 @@ def parse_request(body: bytes, max_records: int, unknown_fields: Literal["refuse
             raise _invalid(cause) from cause
         request, ignored = _parse_lenient(body, max_records)
     check_present(request.records)
-    return ParsedRequest(request, ignored, len(body))
+    return ParsedRequest(request, ignored, len(body), _all_choices(request) != _NO_CHOICES)
 
 
 def _parse_lenient(body: bytes, max_records: int) -> tuple[ProduceRequest, list[str]]:

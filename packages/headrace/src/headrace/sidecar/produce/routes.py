@@ -5,7 +5,7 @@ headers without decoding. Bytes that an HTTP header cannot contain (CR, LF, NUL)
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.http import HttpConfig
@@ -79,6 +79,7 @@ class ProduceRoute:
         self._writing = writing
         self._settings = settings
         self.stream = StreamProduceRoute(service, metrics, settings)
+        self.do = service.do
         self.steps = {ProduceRoute.load.id: self}
         """What serves an endpoint in steps, by endpoint id."""
 
@@ -93,7 +94,7 @@ class ProduceRoute:
 
     def needs(self, request: HttpRequest) -> Prepared | None:
         topic, body = request.head.route.parameters["topic"], b"".join(request.body.chunks)
-        self._service.check_writable(topic, admin=is_admin(request))
+        self._service.internal.check_writable(topic, admin=is_admin(request))
         if len(body) > LONG_BODY_BYTES and body.count(b"{") > 2 * MOST_AT_ONCE + 1:
             return None
         return self._service.needs(topic, self._requested(request, topic, body), record_ids(request, topic))
@@ -120,7 +121,7 @@ class ProduceRoute:
     async def load(self, request: HttpRequest) -> Prepared | None:
         topic, headers = request.head.route.parameters["topic"], request.head.headers
         kind = media_type(headers)
-        self._service.check_writable(topic, admin=is_admin(request))
+        self._service.internal.check_writable(topic, admin=is_admin(request))
         if kind in NDJSON:
             await self.stream(topic, request)
             return None
@@ -139,9 +140,6 @@ class ProduceRoute:
             return prepared
         await request.response.send(self.respond(prepared, await self._service.do_in_slices(prepared)))
         return None
-
-    def do(self, needed: Prepared, done: Callable[[list[Result]], None]) -> None:
-        self._service.do(needed, done)
 
     def respond(self, needed: Prepared, results: Sequence[Result]) -> HttpResponse:
         response = self._service.respond(needed, results)

@@ -121,7 +121,7 @@ class TransactionRoute:
         requested = parse_transaction(body, self._settings.max_records)
         for part in requested.topics:
             require(request, (WRITE,), "produce", part.topic)
-            self._writing.transactions.check_writable(part.topic, admin=is_admin(request))
+            self._writing.transactions.internal.check_writable(part.topic, admin=is_admin(request))
         ids = record_ids(request)
         transactions = self._writing.transactions
         consumer = requested.consumer

@@ -125,9 +125,9 @@ class Transactions:
     _producers: TransactionalProducers
     _audit: Audit | None = None
 
-    def check_writable(self, topic: str, *, admin: bool) -> None:
-        """Return if a caller may write to a topic; see `ProduceService.check_writable`."""
-        self._produce.check_writable(topic, admin=admin)
+    def __post_init__(self) -> None:
+        self.internal = self._produce.internal
+        """The topics that are reserved for Headrace."""
 
     def of_produce(self, prepared: Prepared) -> PreparedTransaction:
         """Return a transaction with the records and the response of a produce request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -13,14 +14,16 @@ from headrace.config.model import HeadraceConfig
 from headrace.delivery.dead_letter import headers_of
 from headrace.delivery.offset_map import encode
 from headrace.delivery.outcomes import ACK, HANDED_OFF, NOT_BEGUN, DeadLetter, Delivery, Reply
-from headrace.errors import DestinationUnavailable, InvalidRequest, KafkaUnavailable, RecordTooLarge
+from headrace.errors import DestinationUnavailable, InvalidRequest, KafkaUnavailable, LeaseLost, RecordTooLarge
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.kafka.timestamps import moment
 from headrace.records import Committed, OutgoingRecord, Produced, Record, TopicPartition
 from headrace.runs.destinations import CopyToTopic, RestoredDelivery
-from headrace.runs.replay import RunContext
+from headrace.runs.jobs import Job
+from headrace.runs.replay import ReplayJob, ReplaySpec, RunContext
 from headrace.runs.replay_requests import DryRun, ReplayRequest, Replays, ReplayTarget
 from headrace.runs.selection import Window
+from headrace.runs.window_run import Progress
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.pump_harness import kind_of
@@ -53,6 +56,16 @@ class Backend:
         self.got.append((delivery.partition, [one.offset for one in delivery.records]))
         self.epochs.append(delivery.epoch)
         return [FAILED if one.offset in self.fails else ACK for one in delivery.records]
+
+
+def test_a_redelivery_that_lost_its_lease_saves_nothing() -> None:
+    """Another run has the topic by then, and knows of other dead letters that have ended."""
+    spec = ReplaySpec(window=Window("t.dlq", "id", {0: (0, 9)}), to={}, repeats_at_most=1)
+    one = ReplayJob(Job("replay-1", "replay", {}, "me", ""), spec, AsyncMock(), lambda to: None)
+    one._restored = RestoredDelivery(Backend(), everywhere, everywhere)  # type: ignore[arg-type]
+    one._completed, one._lease = AsyncMock(), AsyncMock(**{"check.side_effect": LeaseLost("another may have it")})
+    with pytest.raises(LeaseLost):
+        asyncio.run(one._save_ended(Progress({DLQ: Committed(9)}, 9, {})))
 
 
 def test_letters_are_delivered_as_the_records_they_were() -> None:

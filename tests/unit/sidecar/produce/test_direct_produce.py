@@ -121,6 +121,24 @@ async def test_a_full_budget_is_reported_in_the_same_bytes(
     await server.web.drain(Deadline(SystemClock(), 60))
 
 
+async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
+    server: RunningServer, direct: list[int]
+) -> None:
+    """The first needs no task, those behind it wait in the server's queue, and the next needs none again."""
+    reader, writer = await server.connect()
+    requests = [post(more=f"X-Correlation-Id: c-{number}\r\n") for number in range(3)]
+    writer.write(b"".join(requests))
+    found: list[bytes] = []
+    while len(found) < 3:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        found += re.findall(rb"x-correlation-id: (c-\d)", head)
+        await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+    assert found == [b"c-0", b"c-1", b"c-2"]
+    writer.write(post())
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert direct == [200, 200]
+
+
 async def test_a_known_token_is_enough_and_limits_hold(opened: OpenServer, direct: list[int]) -> None:
     """One request at once and then 429; who is not known, or may not, is told so by the application."""
     async with opened(security={**SECURITY, "max_in_flight": 1}) as server:

@@ -27,10 +27,11 @@ from headrace.errors import (
 from headrace.extras import package_of_path
 from headrace.http.admission import Admission
 from headrace.http.auth import Authenticator, Principal
+from headrace.http.auth.principals import ANYONE, RequestCaller
 from headrace.http.endpoint import ADMINISTRATION, OPEN, Endpoint, Route, ServedEndpoint, served
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import HttpResponse, error_response, respond_error
-from headrace.http.request import ALWAYS_OPEN, ANYONE, ClientGone, HttpRequest, RequestCaller, RequestHead
+from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest, RequestHead
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
 from headrace.http.targets import Targets

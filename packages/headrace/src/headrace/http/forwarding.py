@@ -26,10 +26,11 @@ from headrace.config.http import HttpConfig
 from headrace.config.peer_processes import ClusterConfig
 from headrace.errors import Draining, ForwardRefused, HeadraceError, KafkaTimeout, OwnerUnavailable
 from headrace.http.auth import Principal
+from headrace.http.auth.principals import RequestCaller
 from headrace.http.endpoint import Endpoint, Load, owner_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection, PeerResponseLost
-from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest, RequestCaller
+from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.records import OwningProcess
 from headrace.runtime import Clock, run_while

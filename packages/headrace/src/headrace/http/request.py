@@ -13,10 +13,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import HeadraceError
+from headrace.http.auth.principals import ANYONE
 from headrace.runtime.telemetry.correlation import new_correlation_id
 
 if TYPE_CHECKING:
-    from headrace.http.auth import Principal
     from headrace.runtime.telemetry.tracing import TraceSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -397,30 +397,6 @@ class ResponseWriter:
         if self.confirm:
             return await self.confirm(patience_seconds)
         return await self._connection.written(self, patience_seconds)
-
-
-class RequestCaller:
-    """Who sent a request, and whether it counts for that principal."""
-
-    def __init__(
-        self, principal: Principal | None = None, *, is_anonymous: bool = False, forwarded: Any = None
-    ) -> None:
-        # As identified
-        self.principal = principal
-        """None without authentication, and for unknown callers of open endpoints."""
-        self.is_anonymous = is_anonymous
-        """Whether authentication is on, and the caller of an open endpoint did not prove its identity."""
-        self.forwarded = forwarded
-        """Set if another process forwarded the request."""
-        # While the request is served
-        self.is_counted = False
-        """Whether it counts for the rate of its caller already."""
-        self.is_in_flight = False
-        """Whether it counts for the requests in flight of its caller."""
-
-
-ANYONE: Final = RequestCaller()
-"""The caller of every request without authentication."""
 
 
 class HttpRequest:

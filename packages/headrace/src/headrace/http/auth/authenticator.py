@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace import errors
 from headrace.config.http import JwtConfig, SecurityConfig
 from headrace.extras import not_installed
-from headrace.http.auth.principals import Principal, TokenExpired, TokenRefused
+from headrace.http.auth.principals import Principal, RequestCaller, TokenExpired, TokenRefused
 from headrace.http.auth.rate_limit import FailureDelay, RateLimit, RequestsInFlight
 from headrace.runtime import Clock, Service
 
 if TYPE_CHECKING:
     from headrace.http.auth.tokens import Tokens
-    from headrace.http.request import RequestCaller
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 from collections.abc import Collection
+from typing import Any, Final
 
 from headrace.errors import AuthTokenScopeMismatch, ScopeTokenScopeMismatch
 
@@ -61,3 +62,27 @@ class Principal:
         if name is None:
             return "" if patterns else f"{prefix}*"
         return "" if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) else prefix + name[:249]
+
+
+class RequestCaller:
+    """Who sent a request, and whether it counts for that principal."""
+
+    def __init__(
+        self, principal: Principal | None = None, *, is_anonymous: bool = False, forwarded: Any = None
+    ) -> None:
+        # As identified
+        self.principal = principal
+        """None without authentication, and for unknown callers of open endpoints."""
+        self.is_anonymous = is_anonymous
+        """Whether authentication is on, and the caller of an open endpoint did not prove its identity."""
+        self.forwarded = forwarded
+        """Set if another process forwarded the request."""
+        # While the request is served
+        self.is_counted = False
+        """Whether it counts for the rate of its caller already."""
+        self.is_in_flight = False
+        """Whether it counts for the requests in flight of its caller."""
+
+
+ANYONE: Final = RequestCaller()
+"""The caller of every request without authentication."""

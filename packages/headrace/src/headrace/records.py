@@ -140,29 +140,33 @@ class RecordBatch(Sequence[Record]):
         """Return batches of the same partition that follow each other as one."""
         if len(parts) == 1:
             return parts[0]
-        headers = [part.headers or repeat(None, len(part)) for part in parts]
+        headers: list[list[Header] | None] | None = None
+        each = [part.headers for part in parts]
+        if any(each):
+            headers = [*chain.from_iterable([part.headers or repeat(None, len(part)) for part in parts])]
         return RecordBatch(
             parts[0].topic_partition,
             [*chain.from_iterable([part.offsets for part in parts])],
             [*chain.from_iterable([part.timestamps_ms for part in parts])],
             [*chain.from_iterable([part.keys for part in parts])],
             [*chain.from_iterable([part.values for part in parts])],
-            [*chain.from_iterable(headers)] if any(part.headers for part in parts) else None,
+            headers,
             [*chain.from_iterable([part.sizes for part in parts])],
         )
 
     def one(self, index: int) -> RecordBatch:
         """Return the record at an index as a batch, which is cheaper than a slice."""
         headers = self.headers and self.headers[index]
-        return RecordBatch(
-            self.topic_partition,
-            [self.offsets[index]],
-            [self.timestamps_ms[index]],
-            [self.keys[index]],
-            [self.values[index]],
-            [headers] if headers else None,
-            [self.sizes[index]],
-        )
+        part = RecordBatch.__new__(RecordBatch)  # as for a slice
+        part.topic_partition = self.topic_partition
+        part.offsets = [self.offsets[index]]
+        part.timestamps_ms = [self.timestamps_ms[index]]
+        part.keys = [self.keys[index]]
+        part.values = [self.values[index]]
+        part.headers = [headers] if headers else None
+        part.size_bytes = self.sizes[index]
+        part.sizes = [part.size_bytes]
+        return part
 
     def select(self, indexes: Iterable[int]) -> RecordBatch:
         """Return the records at these indexes, in the order of the indexes."""

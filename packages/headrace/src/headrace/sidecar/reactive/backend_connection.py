@@ -54,23 +54,23 @@ class PendingResponse:
     A task awaits what has `_asyncio_future_blocking` and these methods of a future.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_wake", "outcome")
+    __slots__ = ("_asyncio_future_blocking", "_connection", "_context", "_wake", "outcome")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cancelled: "Callable[[PendingResponse], None]") -> None:
-        """Wait; `cancelled` is called if the task is cancelled before."""
-        self._loop = loop
-        self._cancelled = cancelled
+    def __init__(self, connection: "Connection") -> None:
+        """Wait for the response on a connection."""
+        self._connection = connection
         self._asyncio_future_blocking = False
         self.outcome: BackendResponse | BaseException | None = None
         """What the task gets or is raised in it; None before the end."""
         self._wake: Callable[[PendingResponse], object] | None = None
-        """Takes the next step of the task that awaits."""
-        self._context: Context | None = None
+        """Takes the next step of the task that awaits, in its context."""
 
     def __await__(self) -> Generator[Any, None, BackendResponse]:
         if self.outcome is None:
             self._asyncio_future_blocking = True
             yield self
+        if isinstance(self.outcome, BackendResponse):
+            return self.outcome
         return self.result()
 
     def result(self) -> BackendResponse:
@@ -83,7 +83,7 @@ class PendingResponse:
         """Take the next step of the task at once; called by the loop only, because two tasks cannot run at once."""
         if self.outcome is None:
             self.outcome = response
-            if self._wake and self._context is not None:  # one without variables is false
+            if self._wake:
                 self._context.run(self._wake, self)
 
     def fail(self, cause: BaseException) -> None:
@@ -91,7 +91,7 @@ class PendingResponse:
         if self.outcome is None:
             self.outcome = cause
             if self._wake:
-                self._loop.call_soon(self._wake, self, context=self._context)
+                self._connection.loop.call_soon(self._wake, self, context=self._context)
                 self._wake = None  # a task refers to an error that it has caught, and the error to this
 
     def cancel(self, msg: object = None) -> bool:
@@ -99,15 +99,15 @@ class PendingResponse:
         if self.outcome is not None:
             return False
         self.fail(asyncio.CancelledError(*([msg] if msg else [])))
-        self._cancelled(self)
+        self._connection.cancel(self)
         return True
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+        return self._connection.loop
 
     def add_done_callback(self, wake: "Callable[[PendingResponse], object]", *, context: Context) -> None:
         self._wake = wake
-        self._context = context
+        self._context: Context = context
 
 
 class Connection(asyncio.Protocol):
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
 
         Bytes that have arrived by then are of an earlier request.
         """
-        waiter = PendingResponse(self.loop, self._cancel)
+        waiter = PendingResponse(self)
         self.loop.call_soon(self._write, request, end, waiter)
         return waiter
 
@@ -178,7 +178,8 @@ class Connection(asyncio.Protocol):
         except RuntimeError as cause:  # uvloop's error for a transport that is closed
             self._fail(f"it closed the connection without a response ({cause})", resend=True)
 
-    def _cancel(self, waiter: PendingResponse) -> None:
+    def cancel(self, waiter: PendingResponse) -> None:
+        """Close, if a request in flight is not awaited any more."""
         if self._waiter is waiter:
             self.abort()
 

@@ -80,8 +80,8 @@ class ConnectionPool:
         """Until when responses may come twice, on the loop's clock."""
         self._closed = False
 
-    async def request(self, head: str, body: bytes, end: float) -> BackendResponse:
-        """Return the response to a request, at the latest at `end` of the loop's clock; `head` has no empty line.
+    async def request(self, head: str, body: bytes, seconds: float) -> BackendResponse:
+        """Return the response to a request, after at most `seconds`; `head` has no empty line.
 
         The request is repeated at once only if a kept connection turns out to be closed, or its response is doubtful.
 
@@ -90,7 +90,8 @@ class ConnectionPool:
         """
         start = f"{head}\r\n".encode()
         pieces = (start + body,) if len(body) < _SMALL_BYTES else (start, body)
-        kept = self._kept()
+        now = asyncio.get_running_loop().time()
+        end, kept = now + seconds, self._kept(now)
         while True:
             try:
                 connection = kept or await self._new(end)
@@ -142,9 +143,8 @@ class ConnectionPool:
         if self._rested:
             self._rest()
 
-    def _kept(self) -> Connection | None:
+    def _kept(self, now: float) -> Connection | None:
         """Return the connection that has been idle longest."""
-        now = asyncio.get_running_loop().time()
         while self._idle or (len(self._resting) + len(self._rested) > _MOST_RESTING and now >= self._long_rest_until):
             longest = self._idle or self._rested or self._resting
             if longest is self._resting and longest[0].idle_since >= now:
@@ -239,6 +239,8 @@ class BackendClient:
         )
         self._timeout_seconds = timeout_seconds
         self._token = token
+        self._send = functools.partial(self._send_with, token) if token else self._connections.request
+        """Sends a head and a body, and returns the response after at most so many seconds."""
         self._what = what
         self._starts: dict[str, str] = {}
         """How the line of a header begins, by its name; see `_start_of`."""
@@ -257,7 +259,7 @@ class BackendClient:
         Raises:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
-        return self._send(f"{self._post}{lines}Content-Length: {len(body)}\r\n", body)
+        return self._send(f"{self._post}{lines}Content-Length: {len(body)}\r\n", body, self._timeout_seconds)
 
     def get(self, path: str) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to `GET path` of the same server, with or without a query.
@@ -266,11 +268,11 @@ class BackendClient:
             DestinationUnavailable: No complete response arrived within the limits of time and size.
         """
         name, _, query = path.partition("?")
-        return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"")
+        return self._send(f"GET {_target(name, query)} HTTP/1.1\r\n{self._fixed}", b"", self._timeout_seconds)
 
     def options(self) -> Coroutine[Any, Any, BackendResponse]:
         """Return the response to an OPTIONS request for the URL, which changes nothing; raises like `get`."""
-        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"")
+        return self._send(f"OPTIONS{self._post.removeprefix('POST')}", b"", self._timeout_seconds)
 
     def close(self) -> None:
         """Close every connection; requests in flight and later ones fail as unavailable."""
@@ -283,20 +285,17 @@ class BackendClient:
         text = f"waiting for the {self._what} {self.url}: {cause}"
         return DestinationUnavailable(text, url=self.url, broken_off=cause.closed)
 
-    def _send(self, head: str, body: bytes) -> Coroutine[Any, Any, BackendResponse]:
-        end = asyncio.get_running_loop().time() + self._timeout_seconds
-        if self._token:
-            return self._send_with(self._token, head, body, end)
-        return self._connections.request(head, body, end)
-
-    async def _send_with(self, token: Token, head: str, body: bytes, end: float) -> BackendResponse:
+    async def _send_with(self, token: Token, head: str, body: bytes, seconds: float) -> BackendResponse:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
         for again in (False, True):
             try:
                 async with asyncio.timeout_at(end):
                     value = await token.value()
             except TimeoutError as cause:
                 raise self.unavailable(Broken("no token arrived in time (timeout_seconds)")) from cause
-            response = await self._connections.request(f"{head}Authorization: Bearer {value}\r\n", body, end)
+            authorized = f"{head}Authorization: Bearer {value}\r\n"
+            response = await self._connections.request(authorized, body, end - loop.time())
             if response.status != 401 or again:
                 break
             token.forget(value)

@@ -75,17 +75,22 @@ def write_records(
     else:
         form += f',"headers":{{"{CORRELATION_ID}":{own}}}'
         columns.append(ids)
-    if any(keys):
+    if all(keys):  # no text is empty
+        form += ',"key":%b'
+        columns.append(keys)
+    elif any(keys):
         form += "%b"
         columns.append([b',"key":' + key if key else b"" for key in keys])
-    if all(values):  # no text is empty
+    texts: Sequence[Any] = values
+    if all(values):
         form += ',"value":'
     else:
         form += "%b"
         columns.append([b',"value":' if value else b"" for value in values])
+        texts = [value or b"" for value in values]
     start = form.encode()
     starts = [start % row for row in zip(*columns, strict=True)]
-    return RecordTexts(starts, [value or b"" for value in values], _ends_of(delivery, own, ids))
+    return RecordTexts(starts, texts, _ends_of(delivery, own, ids))
 
 
 def _own_texts(

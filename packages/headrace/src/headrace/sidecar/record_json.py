@@ -81,16 +81,16 @@ def write_records(
     elif any(keys):
         form += "%b"
         columns.append([b',"key":' + key if key else b"" for key in keys])
-    texts: Sequence[Any] = values
+    ends = _ends_of(delivery, own, ids)
     if all(values):
-        form += ',"value":'
-    else:
-        form += "%b"
-        columns.append([b',"value":' if value else b"" for value in values])
-        texts = [value or b"" for value in values]
+        return RecordTexts(_formatted(f'{form},"value":', columns), values, ends)  # type: ignore[arg-type]
+    columns.append([b',"value":' if value else b"" for value in values])
+    return RecordTexts(_formatted(f"{form}%b", columns), [value or b"" for value in values], ends)
+
+
+def _formatted(form: str, columns: Sequence[Sequence[Any]]) -> list[bytes]:
     start = form.encode()
-    starts = [start % row for row in zip(*columns, strict=True)]
-    return RecordTexts(starts, texts, _ends_of(delivery, own, ids))
+    return [start % row for row in zip(*columns, strict=True)]
 
 
 def _own_texts(

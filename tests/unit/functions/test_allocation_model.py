@@ -106,6 +106,32 @@ STEPS = st.lists(
 )
 
 
+async def test_a_caller_that_is_cancelled_before_it_sends_takes_no_worker() -> None:
+    """Another frame of its worker is taken, sent and recalled in the turn in which the caller got the worker."""
+    sent: list[int] = []
+
+    def recall(worker: int) -> bool:
+        if worker in sent:
+            sent.remove(worker)
+            pool.frame_ended(worker)
+            return True
+        return False
+
+    pool = Allocator(2, recall)
+    pool.started(0)
+    assert [pool.take([0]), pool.take([0])] == [0, 0]
+    waiting = asyncio.ensure_future(pool.acquire([0]))
+    await asyncio.sleep(0)
+    pool.frame_ended(0)
+    pool.frame_ended(0)
+    assert pool.take([0, 1]) == 0
+    sent.append(0)
+    pool.started(1)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (sent, pool.idle) == ([], 2)
+
+
 @given(workers=st.integers(1, 4), steps=STEPS)
 def test_no_frame_waits_for_an_idle_worker_and_none_is_lost(workers: int, steps: list[tuple[str, int]]) -> None:
     """With frames of any worker, of one and of two, which share them; at the end each frame has ended."""

@@ -27,7 +27,10 @@ class Allocator:
     def __init__(self, workers: int, recall: Callable[[int], bool] | None = None) -> None:
         """Prepare; `recall` recalls the second frame of a worker for an idle one; returns whether it could."""
         self._frames: list[dict[object, Sequence[int]]] = [{} for _ in range(workers)]
-        """Per worker: its frames, oldest first, and which workers could serve each."""
+        """Per worker: its frames, oldest first, and which workers could serve each.
+
+        The key is the future of a caller of `acquire` until the caller continues, and sends the frame.
+        """
         self._recall = recall
         self._sharing = False
         self._up: dict[int, None] = {}
@@ -65,7 +68,7 @@ class Allocator:
         self._waiters.append((candidates, waiter, partition))
         self._assign()
         try:
-            return await waiter
+            worker = await waiter
         except asyncio.CancelledError:
             # Race: the worker may have been assigned before the cancellation arrived; it must not leak.
             for frames in self._frames:
@@ -73,6 +76,9 @@ class Allocator:
             self._waiters = [each for each in self._waiters if each[1] is not waiter]
             self._assign()
             raise
+        if worker is not None and waiter in (frames := self._frames[worker]):
+            frames[object()] = frames.pop(waiter)  # it is sent now, behind those that `take` has let overtake it
+        return worker
 
     def give_up(self, partitions: Collection[TopicPartition]) -> None:
         """Release the callers that wait for workers of these partitions."""
@@ -90,8 +96,9 @@ class Allocator:
     def frame_ended(self, worker: int) -> None:
         """Record that a frame of a worker was completed or recalled."""
         frames = self._frames[worker]
+        sent = (frame for frame in frames if not isinstance(frame, asyncio.Future))
         if frames:
-            del frames[next(iter(frames))]
+            del frames[next(sent, next(iter(frames)))]
         self._assign()
 
     def lost(self, worker: int) -> None:

@@ -34,6 +34,17 @@ async def test_a_command_waits_for_a_process_and_can_be_cancelled(harness: Contr
 
 
 @staged(live)
+async def test_a_process_of_0_2_that_has_the_partition_is_understood(harness: ControlHarness, /) -> None:
+    """Two versions share a deployment during a rolling restart, and the older one has another word for it."""
+    process, _ = await harness.start_with()
+    asked = asyncio.ensure_future(ask(process, "skip", {P0: 3}))
+    await until(lambda: process.table.items("skip/"))
+    [(key, entry)] = process.table.items("skip/").items()
+    await process.table.put(key, {**entry, "outcome": "ended already"})
+    assert (await asked)[1][0].outcome == "already completed"
+
+
+@staged(live)
 async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: ControlHarness, /) -> None:
     """The first one waits for what is in flight, and its end takes away its own entry and no other.
 

@@ -36,6 +36,8 @@ _PENDING = (
     "no process has run the command for the pending partitions yet: they are not assigned, or their process is busy; "
     "DELETE cancels it"
 )
+_OUTCOMES_OF_0_2 = {"ended already": "already completed"}
+"""Words of a process of the version before this one, which may have the partition during an upgrade."""
 
 Entry = Mapping[str, Any]
 
@@ -330,5 +332,5 @@ def _outcome(partition: TopicPartition, offset: int, response: asyncio.Future[En
     entry = response.result()
     if entry is None:
         return PartitionOutcome(*partition, offset, "cancelled")
-    by, why = str(entry.get("done_by", "")), str(entry.get("why", ""))
-    return PartitionOutcome(*partition, offset, str(entry["outcome"]), entry.get("from"), by, why)
+    by, why, outcome = str(entry.get("done_by", "")), str(entry.get("why", "")), str(entry["outcome"])
+    return PartitionOutcome(*partition, offset, _OUTCOMES_OF_0_2.get(outcome, outcome), entry.get("from"), by, why)

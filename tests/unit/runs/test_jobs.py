@@ -306,3 +306,16 @@ async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(har
     harness.put("job/x/report", {"state": "running", "run": 4, "progress": {"done": 7}})
     await harness.wait(lambda: harness.runs != [])
     assert harness.runs == [("x", "a", {"done": 7})]
+
+
+@staged(run)
+async def test_a_count_of_0_2_has_its_name_of_now(harness: JobsHarness, /) -> None:
+    """In what people see of a finished job, and for the run of one that goes on."""
+    stored = {"counts": {"delivered": 4, "given_up": 1}, "positions": {"0": [5, ""]}}
+    for place, (name, state) in enumerate({"x": "done", "y": "waiting"}.items()):
+        harness.put(f"job/{name}", {"id": name, "kind": "replay", "spec": {"place": place}, "by": "", "since": ""})
+        harness.put(f"job/{name}/report", {"state": state, "run": 1, "progress": stored})
+    jobs = await harness.process("a")
+    assert jobs.show("x").progress == {"counts": {"delivered": 4, "discarded": 1}}
+    await harness.wait(lambda: harness.runs != [])
+    assert harness.runs == [("y", "a", {**stored, "counts": {"delivered": 4, "discarded": 1}})]

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _PREFIX = "job/"
 _REPORT = "/report"
+_COUNTS_OF_0_2 = {"given_up": "discarded"}
+"""Names of counts in what a version before this one has stored."""
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 """After this time without a new status of a job, other processes try to get its lease."""
@@ -290,6 +292,9 @@ class Jobs(Reconciler):
             known.is_foreign = True
             self._set_message(known, InvalidRequest(f"its status was written by another version: {cause}"))
             return
+        if counts := status.progress.get("counts"):
+            counts = {_COUNTS_OF_0_2.get(name, name): count for name, count in counts.items()}
+            status = msgspec.structs.replace(status, progress={**status.progress, "counts": counts})
         if status.run >= known.status.run:
             known.status, known.updated_at, known.is_foreign = status, self._clock.monotonic(), False
         elif entry is not None and known.status.state != "running" and not known.is_foreign:

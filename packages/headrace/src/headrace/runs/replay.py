@@ -33,8 +33,6 @@ _TO_TOPIC = DeliveryConfig(batch=BatchConfig(max_records=500, max_bytes=1_048_57
 _MAPS_CHARACTERS = 500_000
 _COUNTED = ("delivered", "dead_letters", "discarded", "skipped", "redeliveries", "refusals")
 _NOT_OUTCOMES = ("redeliveries", "refusals")
-_COUNTS_OF_0_2 = {"given_up": "discarded"}
-"""Names in the stored progress of a job that a version before this one began."""
 
 
 ConsumerOf = Callable[[Mapping[str, str]], RunningConsumer | None]
@@ -114,7 +112,7 @@ class ReplayJob:
         found = await context.admin.topic_ids([spec.window.topic], "Read")
         if found.get(spec.window.topic) != spec.window.topic_id:
             raise InvalidRequest(f"topic {spec.window.topic} was deleted or created again: the window no longer exists")
-        self._earlier = {_COUNTS_OF_0_2.get(name, name): count for name, count in progress.get("counts", {}).items()}
+        self._earlier = dict(progress.get("counts", {}))
         if not progress:
             await save_progress({"done": 0, "total": spec.window.total})
         if spec.select is None:

@@ -1,7 +1,7 @@
 """Begins deliveries in turns, makes their attempts, and applies the results.
 
-Partitions take turns, and a busy one leaves slots for idle ones. A task makes the attempt, and writes dead letters.
-Where a delivery is one record, the next record of the lane follows in its slot, in the same task.
+Partitions take turns, and a busy one leaves slots for idle ones. A task makes the attempt, and writes dead letters;
+then it continues with what may begin next. Where a delivery is one record, the next one of the lane keeps the slot.
 """
 
 import asyncio
@@ -187,37 +187,59 @@ class Deliverer:
 
     # Work ------------------------------------------------------------------------------------------------------------
 
-    async def _work(self, running: _LaneWork) -> None:
-        """Deliver records, and write those that failed for good as dead letters.
+    async def _work(self, first: _LaneWork) -> None:
+        """Do work, then what may begin after it; a task that never waits ends after the time of a slot."""
+        until = first.slot_since + _SLOT_SECONDS
+        running: _LaneWork | None = first
+        while running:
+            lane = running.lane
+            try:
+                if dead_letters := await self._deliver(running):
+                    lane.in_flight.replace(running, dead_letters)
+                    with self._limit.writing() if running.attempt_id else nullcontext():
+                        await self._dead_letters.write(lane, dead_letters)
+            except BaseException:
+                self._over(running)
+                raise
+            running = self._following(running, until)
+
+    async def _deliver(self, running: _LaneWork) -> DeadLetterBatch | None:
+        """Deliver records; return those that failed for good.
 
         Where a delivery is one record, the next record of the lane follows in the same slot.
         """
         lane = running.lane
-        try:
-            while isinstance(batch := running.work, Batch):
-                if self._context.breaker.stops(running.attempt_id):
-                    return lane.requeue(batch)
-                if not batch.records.offsets:
-                    return None
-                delivery = self._delivery(running, batch)
-                try:
-                    if batch.is_suspect:
-                        result: Result = await self._deliver_alone(running, delivery)
-                    else:
-                        result = await self._destination.deliver(delivery)
-                except DeliveryError as error:
-                    result = error
-                if self._goes_on(running, result):
-                    continue
+        while isinstance(batch := running.work, Batch):
+            if self._context.breaker.stops(running.attempt_id):
+                lane.requeue(batch)
+                return None
+            if not batch.records.offsets:
+                return None
+            delivery = self._delivery(running, batch)
+            try:
+                if batch.is_suspect:
+                    result: Result = await self._deliver_alone(running, delivery)
+                else:
+                    result = await self._destination.deliver(delivery)
+            except DeliveryError as error:
+                result = error
+            if not self._goes_on(running, result):
                 self.complete_delivered(lane)
-                dead_letters = self._result(running, batch, result)
-                if not dead_letters:
-                    return None
-                lane.in_flight.replace(running, dead_letters)
-            with self._limit.writing() if running.attempt_id else nullcontext():
-                await self._dead_letters.write(lane, batch)
-        finally:
-            self._over(running)
+                return self._result(running, batch, result)
+        return batch
+
+    def _following(self, running: _LaneWork, until: float) -> _LaneWork | None:
+        """Leave work that is over; return what its task continues with. What else may begin gets tasks.
+
+        Users of a shared limit take turns, so there each begins in a task; also after `until` of the monotonic clock.
+        """
+        self._leave(running)
+        task, following = running.task, None
+        is_own = not self._limit.is_shared and self._context.clock.monotonic() < until
+        if task and is_own and not task.cancelling() and (following := self._next()):
+            following.task = task
+        self.begin()
+        return following
 
     def _over(self, running: _LaneWork) -> None:
         if running in running.lane.in_flight.each:

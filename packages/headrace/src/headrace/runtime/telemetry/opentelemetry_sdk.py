@@ -4,15 +4,11 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
-from opentelemetry.propagators.composite import CompositePropagator
-from opentelemetry.propagators.jaeger import JaegerPropagator
-from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -21,14 +17,6 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler, Tr
 from opentelemetry.trace import Link, Span, SpanKind, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import StatusCode
-
-_FORMATS: Final[dict[str, type[TextMapPropagator]]] = {
-    "tracecontext": TraceContextTextMapPropagator,
-    "b3": B3SingleFormat,
-    "b3multi": B3MultiFormat,
-    "jaeger": JaegerPropagator,
-}
-
 
 # `tracing` and `otlp` log each outage once, and the texts of the library may hold what the variables do.
 logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
@@ -42,9 +30,9 @@ class ExportResults(Protocol):
 
 
 class Sdk:
-    """A provider of spans with its sampler, its propagator and its exporter."""
+    """A provider of spans with its sampler and its exporter."""
 
-    def __init__(self, sampler: str, ratio: float, propagators: Sequence[str], results: ExportResults) -> None:
+    def __init__(self, sampler: str, ratio: float, results: ExportResults) -> None:
         self._ids = _DrawnIds()
         root: Sampler = ALWAYS_ON if ratio == 1 else TraceIdRatioBased(ratio)
         self._provider = TracerProvider(
@@ -55,9 +43,7 @@ class Sdk:
         )
         self._provider.add_span_processor(BatchSpanProcessor(_ReportingExporter(results)))
         self._tracer = self._provider.get_tracer("headrace")
-        self._propagator = CompositePropagator([_FORMATS[name]() for name in propagators])
-        self.fields = frozenset(name.lower() for name in _fields_of(propagators))
-        """Names of trace headers, in lower case."""
+        self._propagator = TraceContextTextMapPropagator()
         self.failed = StatusCode.ERROR
 
     def shutdown(self) -> None:
@@ -99,7 +85,7 @@ class Sdk:
         """Return the headers that carry the context of a span."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self.context_below(span))
-        return [(name.lower(), value) for name, value in carrier.items()]
+        return [*carrier.items()]
 
 
 def resource_of(more: Mapping[str, str]) -> Resource:
@@ -107,12 +93,6 @@ def resource_of(more: Mapping[str, str]) -> Resource:
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     name = {} if named else {"service.name": "headrace"}
     return Resource.create({"service.version": version("headrace"), **name, **more})
-
-
-def _fields_of(propagators: Sequence[str]) -> set[str]:
-    """Return the names of the headers that these propagators read: B3 in both of its forms."""
-    fields = {name for each in propagators for name in _FORMATS[each]().fields}
-    return fields | (B3MultiFormat().fields | {"b3"} if {"b3", "b3multi"} & {*propagators} else set())
 
 
 class _DrawnIds(RandomIdGenerator):

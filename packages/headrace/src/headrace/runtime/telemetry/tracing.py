@@ -33,7 +33,8 @@ Carried = Mapping[str, str]
 _DEFAULT_RATIO: Final = "0.01"
 _SAMPLERS: Final = ("always_on", "always_off", "traceidratio")
 _PARENT_BASED: Final = "parentbased_"
-_PROPAGATORS: Final = ("tracecontext", "b3", "b3multi", "jaeger", "baggage", "none")
+_NAMES: Final = ("traceparent", "tracestate")
+_RAW_NAMES: Final = {name.encode(): name for name in _NAMES}
 _LOW_BITS: Final = (1 << 64) - 1
 _UNSAMPLED: Final = "-00"
 _FLUSH_SECONDS: Final = 5.0
@@ -98,32 +99,27 @@ class Tracer:
         """Import the SDK and start its exporter; nothing is contacted before a span has ended."""
         from headrace.runtime.telemetry import opentelemetry_sdk
 
-        self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, settings.propagators, _ExportLog())
+        self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, _ExportLog())
         self.failed = self._sdk.failed
         self._bound, self._ratio = settings.bound, settings.ratio
         self.parent_based = settings.parent_based
         """Whether a caller that is not sampled decides."""
-        self._skips_unsampled = settings.parent_based and settings.propagators == ("tracecontext",)
-        self._names = self._sdk.fields
-        self._raw_names = frozenset(name.encode() for name in self._names)
-        self.passed_on = sorted({b"traceparent"} | self._raw_names - {b"tracestate"})
-        """Headers of a request that is not sampled that its records get nevertheless."""
         self.shutdown: Callable[[], None] = self._sdk.shutdown
         """Export what has ended, and stop; may take long."""
 
     def of_request(self, headers: Mapping[bytes, bytes]) -> Carried:
         """Return the trace headers of an HTTP request."""
-        if self._raw_names.isdisjoint(headers):
+        if _RAW_NAMES.keys().isdisjoint(headers):
             return {}
-        return {name: headers[raw].decode("latin-1") for name in self._names if (raw := name.encode()) in headers}
+        return {name: headers[raw].decode("latin-1") for raw, name in _RAW_NAMES.items() if raw in headers}
 
     def of_record(self, headers: Iterable[Header] | None) -> Carried:
         """Return the trace headers of a record; in Kafka their names are in lower case."""
-        return {name: value.decode("latin-1") for name, value in headers or () if value and name in self._names}
+        return {name: value.decode("latin-1") for name, value in headers or () if value and name in _NAMES}
 
     def is_sampled(self, carried: Carried) -> bool:
         """Return whether these trace headers are of a trace that is exported."""
-        if not carried or (self._skips_unsampled and carried.get("traceparent", _UNSAMPLED).endswith(_UNSAMPLED)):
+        if not carried or (self.parent_based and carried.get("traceparent", _UNSAMPLED).endswith(_UNSAMPLED)):
             return False
         return self._sdk.is_sampled(carried)
 
@@ -159,7 +155,7 @@ class Tracer:
             links: Trace headers of other spans, which are sampled.
             trace_id: From `draw`, if the caller has drawn already.
         """
-        if parent and self._skips_unsampled and parent.get("traceparent", "").endswith(_UNSAMPLED):
+        if parent and self.parent_based and parent.get("traceparent", "").endswith(_UNSAMPLED):
             return None
         context = self._sdk.context_of(parent) if parent else None
         if context is None:
@@ -182,7 +178,7 @@ class Tracer:
 
     def without(self, headers: Iterable[tuple[str, T]] | None) -> list[tuple[str, T]]:
         """Return headers without those of a trace."""
-        return [header for header in headers or () if header[0].lower() not in self._names]
+        return [header for header in headers or () if header[0].lower() not in _NAMES]
 
 
 class _ExportLog:
@@ -219,13 +215,12 @@ class _Settings:
             self.ratio = _ratio(ratio)
         self.bound = round(self.ratio * (_LOW_BITS + 1))
         """Trace ids whose low 64 bits are below it are sampled."""
-        names = environ.get("OTEL_PROPAGATORS", "").lower() or "tracecontext"
-        given = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
-        if unknown := [name for name in given if name not in _PROPAGATORS]:
-            raise EnvironmentProblem(
-                f"OTEL_PROPAGATORS has {unknown[0][:40]!r}: use {', '.join(_PROPAGATORS)}, separated by commas"
-            )
-        self.propagators = tuple(name for name in given if name not in ("baggage", "none"))
+        for name in environ.get("OTEL_PROPAGATORS", "").lower().split(","):
+            if name.strip() not in ("", "tracecontext", "baggage"):
+                raise EnvironmentProblem(
+                    f"OTEL_PROPAGATORS has {name.strip()[:40]!r}: Headrace passes on tracecontext (traceparent) only; "
+                    "remove the others, and have the callers send traceparent"
+                )
 
 
 def _ratio(text: str) -> float:

@@ -4,17 +4,13 @@ Source: OpenTelemetry's semantic conventions for Kafka.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from headrace.http.messages import TRACE_PARENT
 from headrace.http.request import CORRELATION, HttpRequest
 from headrace.records import Produced
-from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import TraceSpan
 from headrace.sidecar.produce.produce import RequestIds
 from headrace.sidecar.produce.produce_response import Result
-
-_TRACE_PARENT: Final = (TRACE_PARENT,)
 
 
 def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> RequestIds:
@@ -28,15 +24,11 @@ def record_ids(request: HttpRequest, topic: str = "", *, each: bool = False) -> 
     correlation = request.head.headers.get(CORRELATION, b"") if each else request.correlation_id
     if correlation != request.correlation_id:
         correlation = b""  # it is not valid
-    headers, span = request.head.headers, request.span
-    if span:
+    if span := request.span:
         write = _begin_write(span, topic) if topic else None
         return RequestIds(correlation, request.traceability_id, (write or span).record_headers(), write)
-    names = tracing.tracer.passed_on if tracing.tracer else _TRACE_PARENT
-    if headers.keys().isdisjoint(names):
-        return RequestIds(correlation, request.traceability_id)
-    trace = [(name.decode(), value) for name in names if name in headers and (value := request.head.given_id(name))]
-    return RequestIds(correlation, request.traceability_id, trace)
+    trace = request.head.given_id(TRACE_PARENT)
+    return RequestIds(correlation, request.traceability_id, [(TRACE_PARENT.decode(), trace)] if trace else ())
 
 
 def _begin_write(request: TraceSpan, topic: str) -> TraceSpan:

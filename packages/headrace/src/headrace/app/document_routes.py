@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -40,17 +40,11 @@ class Index(msgspec.Struct):
     paths: dict[str, str]
 
 
-class DocumentQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """The OpenAPI version of the document."""
-
-    version: Literal["3.1", "3.0"] = "3.1"
-
-
 class DocumentEndpoints:
     """The document, its page, and the parts of the page. None of them needs another site."""
 
-    def __init__(self, written: Callable[[str, str], bytes]) -> None:
-        """Serve a document; `written` returns it by version, `3.1` or `3.0`, and media type."""
+    def __init__(self, written: Callable[[str], bytes]) -> None:
+        """Serve a document; `written` returns it by media type."""
         self._written = written
 
     @Endpoint("GET", "/", "getIndex", "Paths to start with", OPEN)
@@ -58,12 +52,12 @@ class DocumentEndpoints:
         return Index(_version(), _INDEX)
 
     @Endpoint("GET", "/openapi.json", "getOpenApi", "This document as JSON", OPEN, {200: JSON})
-    async def as_json(self, call: Call[None, DocumentQuery]) -> HttpResponse:
-        return HttpResponse(await run_blocking(self._written, call.query.version, JSON))
+    async def as_json(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(await run_blocking(self._written, JSON))
 
     @as_json.at("GET", "/spec.yaml", "getSpecification", summary="This document as YAML", responses={200: YAML})
-    async def as_yaml(self, call: Call[None, DocumentQuery]) -> HttpResponse:
-        return HttpResponse(await run_blocking(self._written, call.query.version, YAML), 200, YAML.encode())
+    async def as_yaml(self, call: Call[None, None]) -> HttpResponse:
+        return HttpResponse(await run_blocking(self._written, YAML), 200, YAML.encode())
 
     @Endpoint("GET", "/specui.html", "getSpecificationPage", "This document to read and to try out", OPEN, {200: HTML})
     async def page(self, call: Call[None, None]) -> HttpResponse:

@@ -9,7 +9,7 @@ import yaml
 from headrace.app.document_routes import DocumentEndpoints
 from headrace.feature import features, imported
 from headrace.http.endpoint import JSON, YAML, Endpoint, endpoints_of
-from headrace.http.openapi import Json, document, older
+from headrace.http.openapi import Json, document
 from headrace.process_context import ProcessContext
 from headrace.runtime.feature_parts import NeededParts, Parts
 
@@ -39,15 +39,12 @@ def whole_document() -> Json:
 
 
 @functools.cache
-def written(version: str, media_type: str) -> bytes:
-    """Return the document by version, `3.1` or `3.0`, as JSON or as YAML."""
-    if media_type == YAML:
-        plain = msgspec.json.decode(
-            written(version, JSON)
-        )  # without shared parts, which YAML would write as references
-        return yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False).encode()
-    made = whole_document()
-    return msgspec.json.encode(older(made) if version == "3.0" else made)
+def written(media_type: str) -> bytes:
+    """Return the document as JSON or as YAML."""
+    if media_type != YAML:
+        return msgspec.json.encode(whole_document())
+    plain = msgspec.json.decode(written(JSON))  # without shared parts, which YAML would write as references
+    return yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False).encode()
 
 
 @functools.cache

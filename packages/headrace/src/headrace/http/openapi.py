@@ -2,7 +2,7 @@
 
 A type of which `one_required` names fields needs at least one of these, though each has a default.
 
-Source: OpenAPI Specification 3.1.0, and 3.0.3 for older tools.
+Source: OpenAPI Specification 3.1.0.
 """
 
 import importlib.metadata
@@ -241,21 +241,3 @@ def _failure(group: Iterable[type[HeadraceError]], more_fields: type | None) -> 
         names = [field.encode_name for field in msgspec.structs.fields(more_fields)]
         properties |= {name: {"$ref": f"{_ref(more_fields)['$ref']}/properties/{name}"} for name in names}
     return {"allOf": [_ref(Status), {"properties": properties}]}
-
-
-def older(node: Any) -> Any:
-    """Return a document as OpenAPI 3.0, without what 3.0 cannot express."""
-    if isinstance(node, list):
-        return [older(part) for part in node]
-    if not isinstance(node, Mapping):
-        return "3.0.3" if node == "3.1.0" else node
-    node = {key: value for key, value in node.items() if (key, value) not in (("default", None), ("required", []))}
-    if {"type": "null"} in node.get("anyOf", ()):
-        rest = [part for part in node.pop("anyOf") if part != {"type": "null"}]
-        node |= {"nullable": True} | (rest[0] if len(rest) == 1 and "$ref" not in rest[0] else {"anyOf": rest})
-    bound = node.get("exclusiveMinimum", True)
-    if not isinstance(bound, bool):
-        node |= {"minimum": bound, "exclusiveMinimum": True}
-    if "prefixItems" in node:
-        node["items"] = {"anyOf": node.pop("prefixItems")}
-    return {key: older(value) for key, value in node.items()}

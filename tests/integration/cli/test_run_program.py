@@ -19,7 +19,7 @@ from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.scenario import Scenario
 
-BACKGROUND = "sleep 600 & echo started $! >&2; "
+BACKGROUND = "sleep 600 & echo background $! >&2; "
 """A shell that starts a program of its own, which outlives it."""
 
 
@@ -41,8 +41,8 @@ class Run:
 
     def pid(self) -> int:
         """Return the process that the program has started."""
-        self.wait("app | started ")
-        return int(self.printed.partition("app | started ")[2].split()[0])
+        self.wait("background ")
+        return int(self.printed.partition("background ")[2].split()[0])
 
 
 @pytest.fixture
@@ -76,15 +76,15 @@ def test_the_program_ends_the_run_with_its_code(run: Callable[..., Run], site: S
     It leaves nothing running.
     """
     consumer = {"topics": [topic()], "group": "g", "backend": {"url": "http://127.0.0.1:9/", "health": {"path": "/"}}}
-    script = BACKGROUND + "cat; echo url=$HEADRACE_URL token=$HEADRACE_TOKEN arguments=$*; printf last; exit 7"
+    script = BACKGROUND + "cat; echo url=$HEADRACE_URL token=$HEADRACE_TOKEN arguments=$*; echo last; exit 7"
     words = ("--", "sh", "-c", script, "sh", "--debug")
     started = run(*words, config={**site.config, "reactive_consumers": {"push": consumer}}, HEADRACE_TOKEN="t0ken")
     started.process.communicate(b"typed\n", 120)
     assert started.process.returncode == 7
     for expected in (
-        r"^app \| typed$",
-        r"^app \| url=http://127.0.0.1:\d+ token= arguments=--debug$",
-        r"^app \| last$",
+        r"^typed$",
+        r"^url=http://127.0.0.1:\d+ token= arguments=--debug$",
+        r"^last$",
     ):
         assert re.search(expected, started.printed, re.MULTILINE), started.printed
     assert "ready http=" not in started.printed, "the consumer's backend is not there"
@@ -101,7 +101,7 @@ def test_the_run_ends_the_program(run: Callable[..., Run], site: Scenario, numbe
     started.process.send_signal(number)
     assert started.process.wait(120) == (0 if number == signal.SIGTERM else -9)
     site.wait_until(lambda: not alive(background), "the end of the background process")
-    assert ("app | last word 200" in started.printed) == (number == signal.SIGTERM)
+    assert ("last word 200" in started.printed) == (number == signal.SIGTERM)
 
 
 def test_a_valid_change_starts_the_run_again(run: Callable[..., Run], site: Scenario, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_run_for_development_needs_no_file_and_no_kafka(run: Callable[..., Run
         started = run("--dev", "--", "sh", "-c", script)
         assert started.process.wait(240) == 4
         assert "started Kafka at 127.0.0.1:" in started.printed
-        assert 'app | {"ready":true' in started.printed
+        assert '{"ready":true' in started.printed
         assert DevCluster(tmp_path / ".headrace/dev").down()
     finally:
         DevCluster(tmp_path / ".headrace/dev").down()

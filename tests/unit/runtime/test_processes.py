@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.user_program import program_environment
-from headrace.runtime import ChildProcess, Deadline, Service, SystemClock, group_command, run_program, start_child
+from headrace.runtime import ChildProcess, Deadline, Service, SystemClock, run_program, start_child
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -100,14 +99,3 @@ async def test_stopping_a_child_of_a_service_has_a_limit() -> None:
     await child.stop(Deadline(SystemClock(), 0.05))
     assert child.process.returncode == -signal.SIGKILL
     await owner.stop()
-
-
-def test_lines_of_a_program_wait_for_a_slow_reader() -> None:
-    """None is lost where another process has made the output non-blocking."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    command = ["seq", "100000"]
-    with subprocess.Popen(group_command(command, "app | "), stdout=write):
-        os.close(write)
-        with os.fdopen(read, "rb") as lines:
-            assert lines.read().splitlines() == [b"app | %d" % n for n in range(1, 100001)]

@@ -11,8 +11,6 @@ from headrace.runtime import ChildProcess, Clock, Deadline, Readiness, Service, 
 
 log = logging.getLogger(__name__)
 
-PREFIX: Final = "app | "
-"""Before each line that the program prints."""
 _LOOK_SECONDS: Final = 0.1
 _END_SECONDS: Final = 10.0
 _NEEDS_PROGRAM: Final = ("reactive ", "backend")
@@ -71,7 +69,7 @@ class UserProgram(Service):
         if self._stopping:
             return
         log.info("starting the program %s", self._command[0])
-        command, variables = group_command(self._command, PREFIX), program_environment(self._url())
+        command, variables = group_command(self._command), program_environment(self._url())
         self._child = await ChildProcess.start(
             self, "program", command, self._ended, env=variables, stdin=_standard_input()
         )
@@ -100,5 +98,4 @@ def _standard_input() -> int | None:
 def program_environment(url: str) -> dict[str, str]:
     """Return the variables of the program: those of a child, and the address of Headrace as `HEADRACE_URL`."""
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    # Python buffers what it writes to a pipe, and its lines would be seen at its end.
-    return {"PYTHONUNBUFFERED": "1", **child_environment(), "HEADRACE_URL": local}
+    return {**child_environment(), "HEADRACE_URL": local}

@@ -43,8 +43,8 @@ def run(dev: bool, share: bool, program: tuple[str, ...], config: Path | None) -
     Prints one line `ready http=...` on standard output when everything is ready; logs go to standard error. After
     SIGTERM or Ctrl-C it finishes what is in flight; a second one stops it at once.
 
-    The program starts when Headrace is ready, and has its address in HEADRACE_URL. Its lines begin with `app |`.
-    When it ends, Headrace ends with its exit code. When Headrace ends, it ends the program first.
+    The program starts when Headrace is ready, and has its address in HEADRACE_URL. When it ends, Headrace ends with
+    its exit code. When Headrace ends, it ends the program first.
 
     With --dev, no file is needed. A changed file is checked, and the run restarts if it is valid.
 

@@ -28,12 +28,9 @@ def launch_command(command: Sequence[str], die_with_parent: bool) -> list[str]:
     return [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *command]
 
 
-def group_command(command: Sequence[str], prefix: str) -> list[str]:
-    """Return the command that runs a user's program, with a prefix before each line that it prints.
-
-    Whatever the program starts in its process group ends with this process. It has the standard input of the launcher.
-    """
-    return [sys.executable, "-I", "-S", _LAUNCH_GROUP, str(os.getpid()), prefix, *command]
+def group_command(command: Sequence[str]) -> list[str]:
+    """Return the command that runs a user's program; what it starts in its process group ends with this process."""
+    return [sys.executable, "-I", "-S", _LAUNCH_GROUP, str(os.getpid()), *command]
 
 
 def start_child(

@@ -14,7 +14,7 @@ from headrace.cli import completion, record_input
 from headrace.cli.command_codecs import open_codecs
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
-from headrace.cli.record_input import ByteCount, read_lines
+from headrace.cli.record_input import read_lines
 from headrace.cli.record_output import JsonLines, ShownBatch, Template, TextLines, for_terminal
 from headrace.config.kafka import SchemaRegistryConfig
 from headrace.errors import HeadraceError, InvalidRequest
@@ -137,7 +137,7 @@ def test_lines_come_out_whole_however_the_bytes_arrive(monkeypatch: pytest.Monke
 
         async def feed() -> list[list[bytes]]:
             pipe.write(b"a\r\nb")
-            chunks = read_lines(file, ByteCount([file]))
+            chunks = read_lines(file)
             found = [await anext(chunks)]
             pipe.write(b"c\nd")
             found.append(await anext(chunks))

@@ -72,24 +72,6 @@ def progress(doing: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 @contextlib.contextmanager
-def byte_progress(doing: str) -> Iterator[Callable[[int, int, int | None], None]]:
-    """Show the bytes that were read and the records that were written on a terminal, nothing in a file or pipe.
-
-    Yields:
-        A function that takes the number of records, the bytes and their total (None: unknown).
-    """
-    if not sys.stderr.isatty():
-        yield lambda records, done, total: None
-        return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    with _bar(DownloadColumn(), TransferSpeedColumn()) as update:
-        yield lambda records, done, total: update(
-            description=f"{doing}: {counted(records, 'record')}", completed=done, total=total
-        )
-
-
-@contextlib.contextmanager
 def install_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the downloads of a first start: a progress bar on a terminal, a line per step in a file or pipe.
 

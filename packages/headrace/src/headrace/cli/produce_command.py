@@ -13,19 +13,8 @@ from headrace.cli.command_codecs import open_codecs
 from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.options import MOMENT, PAIR, ParsedType, with_options
-from headrace.cli.output import byte_progress, counted, print_result
-from headrace.cli.record_input import (
-    ByteCount,
-    Encoding,
-    Item,
-    RecordFields,
-    encode_items,
-    of_file,
-    of_line,
-    of_object,
-    read_lines,
-    read_whole,
-)
+from headrace.cli.output import counted, print_result, progress
+from headrace.cli.record_input import Encoding, RecordFields, encode_lines, of_line, of_object, read_lines
 from headrace.cli.record_output import unescaped
 from headrace.config.format_list import FORMATS, SCHEMA_TYPES
 from headrace.errors import HeadraceError
@@ -37,12 +26,8 @@ from headrace.runs.selection import to_bytes
 
 _FORMAT: Final = click.Choice([*FORMATS])
 _WITH_SCHEMA: Final = " or ".join(", ".join(SCHEMA_TYPES).rsplit(", ", 1))
-Make = Callable[[RecordFields, Any], OutgoingRecord | None]
-_KINDS: Final[dict[str, tuple[Make, str]]] = {
-    "lines": (of_line, "line"),
-    "ndjson": (of_object, "line"),
-    "file": (of_file, "file"),
-}
+Make = Callable[[RecordFields, bytes], OutgoingRecord | None]
+_KINDS: Final[dict[str, Make]] = {"lines": of_line, "ndjson": of_object}
 
 
 def _delimiter(text: str) -> str:
@@ -59,7 +44,7 @@ _what = with_options(
         type=click.Choice([*_KINDS]),
         default="lines",
         show_default=True,
-        help="Lines, JSON objects with key, value, headers, partition and timestamp, or whole files.",
+        help="Lines, or JSON objects with key, value, headers, partition and timestamp.",
     ),
     click.option("-D", "--separator", type=_DELIMITER, default="\\n", show_default=True, help="Between records."),
     click.option("--keys", is_flag=True, help="Each line is key, separator, value."),
@@ -101,13 +86,13 @@ async def produce(topic: str, cluster: ClusterSettings, output: str, properties:
     try:
         await Admin(cluster.kafka).describe_topic(topic)
         fields = await _fields(topic, cluster, given)
-        with byte_progress(f"produce to {topic}") as show:
+        with progress(f"produce to {topic}") as show:
             async with open_producer(cluster.kafka, settings) as target:
                 async for records, problem in source.records(fields):
                     sent, stop = await _send(target, records)
                     acknowledged += sent
                     stop = stop or problem
-                    show(acknowledged, source.progress.read, source.progress.total)
+                    show(acknowledged, None)
                     if stop:
                         raise stop
     except BaseException:
@@ -121,11 +106,10 @@ async def _fields(topic: str, cluster: ClusterSettings, given: dict[str, Any]) -
     """Return what the options say of each record; a schema is fetched once."""
     text = given["schema_file"].read() if given["schema_file"] else None
     has_keys = given["keys"] or given["key_separator"] is not None
-    as_stored = given["kind"] == "file"
     async with open_codecs(cluster.registry) as codecs:
         keys = await Encoding.find(codecs, given["key_format"], f"{topic}-key", SchemaChoice())
         schema = SchemaChoice(text=text, id=given["schema_id"])
-        values = await Encoding.find(codecs, given["value_format"], f"{topic}-value", schema, as_stored=as_stored)
+        values = await Encoding.find(codecs, given["value_format"], f"{topic}-value", schema)
     return RecordFields(
         topic,
         values,
@@ -145,7 +129,6 @@ class _Source(NamedTuple):
     files: Sequence[IO[bytes]]
     kind: str
     separator: bytes
-    progress: ByteCount
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "_Source":
@@ -169,22 +152,15 @@ class _Source(NamedTuple):
         for problem, found in problems.items():
             if found:
                 raise click.UsageError(problem)
-        files = given["files"] or [sys.stdin.buffer]
-        return cls(files, kind, to_bytes(given["separator"]), ByteCount(files))
+        return cls(given["files"] or [sys.stdin.buffer], kind, to_bytes(given["separator"]))
 
     async def records(self, fields: RecordFields) -> AsyncIterator[tuple[list[OutgoingRecord], HeadraceError | None]]:
-        """Yield records as they arrive, up to the first invalid item, and the error of that one."""
-        make, what = _KINDS[self.kind]
+        """Yield records as they arrive, up to the first invalid line, and the error of that one."""
         before = 0
         for file in self.files:
-            async for items in self._items(file):
-                yield encode_items(fields, make, items, before, what)
-                before += len(items)
-
-    def _items(self, file: IO[bytes]) -> AsyncIterator[list[Item]]:
-        if self.kind == "file":
-            return read_whole(file, self.progress)
-        return read_lines(file, self.progress, self.separator)
+            async for lines in read_lines(file, self.separator):
+                yield encode_lines(fields, _KINDS[self.kind], lines, before)
+                before += len(lines)
 
 
 async def _send(target: Producer, records: Sequence[OutgoingRecord]) -> tuple[int, HeadraceError | None]:

@@ -1,10 +1,7 @@
-"""What `headrace produce` reads: lines, JSON objects or whole files, each of which becomes a record."""
+"""What `headrace produce` reads: lines or JSON objects, each of which becomes a record."""
 
 import asyncio
 import functools
-import io
-import os
-import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
@@ -21,8 +18,6 @@ from headrace.runtime import run_blocking
 _CHUNK_BYTES: Final = 1_048_576
 MAX_LINE_BYTES: Final = 16_777_216
 _BINARY: Final = "binary"
-Item = Any
-"""A line, or the content of a file."""
 
 
 class Encoding(NamedTuple):
@@ -34,15 +29,13 @@ class Encoding(NamedTuple):
     """Encodes a JSON value that is not null; raises as well."""
 
     @classmethod
-    async def find(
-        cls, codecs: Codecs, name: str | None, subject: str, schema: SchemaChoice, *, as_stored: bool = False
-    ) -> "Encoding":
+    async def find(cls, codecs: Codecs, name: str | None, subject: str, schema: SchemaChoice) -> "Encoding":
         """Return the encoding of a format, with its newest schema unless another is chosen.
 
         Without a format, a text is stored as it is; of JSON, a string is its text, and another value its JSON.
         """
         if name is None and schema == SchemaChoice():
-            return cls((lambda text: text) if as_stored else _checked_text, _plain)
+            return cls(_checked_text, _plain)
         codec = (await codecs.for_writing(schema._replace(format=name), name or "string", subject)).codec
         return cls(functools.partial(_encoded, codec, name in STRINGS), codec.encode)
 
@@ -158,56 +151,28 @@ def _from_json(encoding: Encoding, raw: msgspec.Raw, name: str | None) -> bytes 
     return BinaryCodec().encode(text) if name == _BINARY else encoding.of_json(text)
 
 
-def of_file(fields: RecordFields, content: bytes) -> OutgoingRecord:
-    """Return the record of a file."""
-    is_null = fields.tombstones and not content
-    return fields.record(fields.key, None if is_null else fields.values.of_text(content))
-
-
-def encode_items(
+def encode_lines(
     fields: RecordFields,
-    make: Callable[[RecordFields, Any], OutgoingRecord | None],
-    items: Iterable[Item],
+    make: Callable[[RecordFields, bytes], OutgoingRecord | None],
+    lines: Iterable[bytes],
     before: int,
-    what: str = "line",
 ) -> tuple[list[OutgoingRecord], HeadraceError | None]:
-    """Return the records up to the first invalid item, and the error of that one.
+    """Return the records up to the first invalid line, and the error of that one.
 
-    Args:
-        before: Items of earlier calls, for the number in the error.
-        what: What an item is called there.
+    `before` is the number of earlier lines, for the number in the error.
     """
     records: list[OutgoingRecord] = []
-    for number, item in enumerate(items, before + 1):
+    for number, line in enumerate(lines, before + 1):
         try:
-            if (record := make(fields, item)) is not None:
+            if (record := make(fields, line)) is not None:
                 records.append(record)
         except HeadraceError as cause:
-            text = f"{what} {number}: {cause}. This {what} and later ones were not sent"
+            text = f"line {number}: {cause}. This line and later ones were not sent"
             return records, InvalidRequest(text, line=number)
     return records, None
 
 
-class ByteCount:
-    """How much of the input was read."""
-
-    def __init__(self, files: Sequence[IO[bytes]]) -> None:
-        """Take the sizes of the files."""
-        self.read = 0
-        sizes = [_size_of(file) for file in files]
-        self.total = None if None in sizes else sum(size or 0 for size in sizes)
-        """None if it is not known, as of a pipe."""
-
-
-def _size_of(file: IO[bytes]) -> int | None:
-    try:
-        found = os.fstat(file.fileno())
-    except (OSError, io.UnsupportedOperation):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n") -> AsyncIterator[list[bytes]]:
+async def read_lines(file: IO[bytes], separator: bytes = b"\n") -> AsyncIterator[list[bytes]]:
     """Yield the available lines without waiting for more, so that lines of a slow pipe are sent at once.
 
     Raises:
@@ -215,7 +180,6 @@ async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n"
     """
     rest = b""
     while data := await run_blocking(file.read1, _CHUNK_BYTES):  # type: ignore[attr-defined]
-        count.read += len(data)
         *lines, rest = (rest + data).split(separator)
         if len(rest) > MAX_LINE_BYTES:
             raise InvalidRequest(f"a line is longer than {MAX_LINE_BYTES} bytes: the input must be lines of text")
@@ -224,16 +188,3 @@ async def read_lines(file: IO[bytes], count: ByteCount, separator: bytes = b"\n"
         await asyncio.sleep(0)
     if rest:
         yield [rest]
-
-
-async def read_whole(file: IO[bytes], count: ByteCount) -> AsyncIterator[list[bytes]]:
-    """Yield the content of a file.
-
-    Raises:
-        InvalidRequest: It is too large for a record.
-    """
-    data = await run_blocking(file.read, MAX_LINE_BYTES + 1)
-    count.read += len(data)
-    if len(data) > MAX_LINE_BYTES:
-        raise InvalidRequest(f"{file.name} is larger than {MAX_LINE_BYTES} bytes: a record cannot be")
-    yield [data]

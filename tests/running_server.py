@@ -36,7 +36,6 @@ from headrace.config.whole_file import WholeFile
 from headrace.delivery.status import SettingsInForce
 from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry, SubjectVersion
-from headrace.functions.routes import FunctionEndpoints
 from headrace.http.application import Application, Router
 from headrace.http.auth import Authenticator
 from headrace.http.server import WebService
@@ -328,13 +327,11 @@ def _further_endpoints(kafka: MemoryCluster, codecs: Codecs) -> list[object]:
         kind="reactive", topics=["t"], reads=lambda topic: topic == "t", group="g", dead_letters=None
     )
     active, produce = active_of(kafka, codecs), kafka.producer.produce
-    reloads: Any = {"t": SimpleNamespace(reload=awaits(kafka))}
     return [
         DocumentEndpoints(written),
         JobEndpoints(work, work, work),
         MetadataEndpoints(work, SimpleNamespace(begin=awaits(kafka, VIEW))),
         ControlEndpoints(control, control, control),
-        FunctionEndpoints(reloads),
         PipelineEndpoints({"t": pipeline_of(kafka)}),
         *query_endpoints(),
         ActiveStatusEndpoints(active, "here"),

@@ -70,11 +70,11 @@ def test_a_function_reloads_while_it_is_written_and_stays_in_its_group(
         write("work", source, "def handler(context, event)\n    return 'third'\n", outputTopic=target)
         site.wait_until(lambda: "keeping the old workers" in process.output, "the broken file is named")
         assert responses_with("second, which is longer")
-        response = site.ask(f"{process.url}/adm/functions/work/reload", {})
-        assert response.status == 400
-        assert "does not compile" in response.body["description"]
+        response = site.ask(f"{process.url}/adm/modules", ["function work"])
+        assert "does not compile" in response.body["failed"]["function work"]
         write("work", source, code.format("the fourth, which is longer still"), outputTopic=target)
-        assert site.ask(f"{process.url}/adm/functions/work/reload", {}).body == {"function": "work"}
+        response = site.ask(f"{process.url}/adm/modules", ["function work"])
+        assert response.body == {"reloaded": ["function work"], "needsRestart": [], "failed": {}}
         site.wait_until(lambda: responses_with("the fourth, which is longer still"), "the response after the request")
         assert changes() == at_first, "the consumer has stayed in its group"
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +42,8 @@ class Action(NamedTuple):
     """Says in lines what the response reports, such as the job that was started."""
     listed: bool = False
     """Whether the API takes a list of changes; this sends a list of one."""
+    names: Sequence[str] = ()
+    """The whole body where the API takes a list of names."""
 
 
 def dry_run(view: View, method: str, path: str, text: Callable[[Any], str], flag: str = "dry_run") -> Preview:
@@ -148,7 +150,8 @@ class _Form:
 
 async def _run(view: View, action: Action, body: Mapping[str, Any]) -> tuple[str, str]:
     """Send the request, and return what was done, and its correlation id; or the sentence of the error, and nothing."""
-    sent = None if action.method == "DELETE" else [body] if action.listed else body
+    given: Any = [body] if action.listed else action.names or body
+    sent = None if action.method == "DELETE" else given
     try:
         reply = await view.send(action.method, action.path, sent, action.query)
     except ApiProblem as problem:

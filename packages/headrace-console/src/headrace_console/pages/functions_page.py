@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from headrace_console.actions import Action, confirm
 from headrace_console.pages.log_levels_page import LINES, rows_of
@@ -143,4 +142,9 @@ def _whole(value: float | None) -> str:
 
 
 def _reload(view: View, name: str) -> None:
-    confirm(view, Action(f"Reload {name}", "POST", f"/adm/functions/{quote(name, safe='')}/reload", reason=""))
+    names = [f"function {name}"]
+    confirm(view, Action(f"Reload {name}", "POST", "/adm/modules", reason="", names=names, outcome=_failures))
+
+
+def _failures(reloads: dict[str, Any]) -> str:
+    return "\n".join(f"{name} failed: {why}" for name, why in reloads["failed"].items()) or "reloaded"

@@ -11,7 +11,7 @@ FEATURE = Feature(
             "headrace.cli.reactive:reactive", "Show and control reactive consumers and functions while they run."
         )
     },
-    tags={"Consumer control": ["/adm/reactive-consumers", "/adm/consumers", "/adm/functions"]},
+    tags={"Consumer control": ["/adm/reactive-consumers", "/adm/consumers"]},
     parameters={
         "name": "Name of the consumer, function, pipeline or table.",
         "partition": "Number of the partition.",

@@ -5,7 +5,6 @@ from headrace.feature import CliCommand, Feature
 FEATURE = Feature(
     name="functions",
     parts="headrace.functions.function_parts:FunctionParts",
-    endpoints=["headrace.functions.routes:FunctionEndpoints"],
     commands={"function": CliCommand("headrace.cli.function:function", "Run and check functions, call a handler.")},
     topics="headrace.functions.function_parts:required_topics",
     checks="headrace.functions.function_checks:FunctionChecks",

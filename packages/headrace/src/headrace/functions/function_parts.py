@@ -11,14 +11,12 @@ from headrace.config.model import HeadraceConfig
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.consumers.preconditions import TopicRequirement
 from headrace.errors import ConfigError
-from headrace.functions.routes import FunctionEndpoints
 from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import ProcessContext
 from headrace.runtime import Service
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
 
 if TYPE_CHECKING:  # what a configuration does not name is not imported
-    from headrace.functions.reload import FunctionReload
     from headrace.functions.running_functions import RunningFunctions
     from headrace.functions.spec import FunctionSpec
     from headrace.functions.triggers.http_requests import FunctionRequests
@@ -27,7 +25,7 @@ _RELOAD = "replaces its workers; its consumers stay in their groups"
 
 
 class FunctionParts(Parts):
-    """The running functions, their endpoints and listeners."""
+    """The running functions and their listeners."""
 
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._context = context
@@ -40,17 +38,13 @@ class FunctionParts(Parts):
             parts.internal.add(trigger for spec in specs for trigger in spec.kafka_triggers)
             parts.consumers.requirements += _requirements(config, specs)
             self._running = RunningFunctions(context, parts.consumers, specs, parts.internal)
-        self.endpoints = [FunctionEndpoints(self._reloads, context.process.others)]
 
     def services(self) -> Sequence[Service]:
         return self._running.services if self._running else ()
 
     def reloads(self) -> Mapping[str, Reload]:
-        return {f"function {name}": Reload(_RELOAD, one.reload) for name, one in self._reloads.items()}
-
-    @property
-    def _reloads(self) -> Mapping[str, FunctionReload]:
-        return self._running.reloads if self._running else {}
+        reloads = self._running.reloads if self._running else {}
+        return {f"function {name}": Reload(_RELOAD, one.reload) for name, one in reloads.items()}
 
     def listeners(self, http: HttpConfig) -> Sequence[tuple[HttpConfig, FunctionRequests, str]]:
         if not self._running or not self._running.listening:

@@ -56,7 +56,7 @@ CERTIFICATES = ("certs/ca.pem", "certs/headrace.pem", "certs/headrace.key")
 EXAMPLES = {
     "headrace.yaml": lambda path: load_config(path, {}),
     "values.yaml": lambda path: load_config(path.parent, {}),
-    "function.yaml": lambda path: load_function(path, WholeFile(functions_secrets_dir=path.parent.parent / "secrets")),
+    "function.yaml": lambda path: load_function(path, WholeFile()),
 }
 BANNED = re.compile(
     r"\b(TODO|TBD|FIXME|simply|easily|seamless\w*|powerful|blazing\w*|robust|world-class|cutting-edge|lightning)\b"
@@ -222,7 +222,6 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
             "secret/shop",
             "secret/operators",
             "secret/cluster",
-            "secrets/kafka-creds/password",
             *CERTIFICATES,
         ):
             file = folder / name

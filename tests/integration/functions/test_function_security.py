@@ -25,12 +25,13 @@ def handler(context, event):
 
 
 def trigger_of(cluster: SecuredCluster, way: str, folder: Path) -> dict[str, Any]:
-    """Return attributes, annotations and volumes of a trigger that logs in as `app`; PEM files are flattened."""
+    """Return attributes and annotations of a trigger that logs in as `app`; PEM files are flattened."""
     security, secrets = cluster.security, folder / "secrets/creds"
     files = {"ca": security.authority, "key": security.folder / "app.key", "certificate": security.folder / "app.pem"}
     known = {
         "ca_file": str(security.authority),
         "password": security.passwords["app"],
+        "secrets": str(secrets),
         "password_file": str(security.folder / "app.password"),
         "tokens": cluster.tokens.token_url,
         "sasl_servers": cluster.cluster.sasl_servers,
@@ -46,19 +47,13 @@ def trigger_of(cluster: SecuredCluster, way: str, folder: Path) -> dict[str, Any
 
 
 def write_function(
-    folder: Path,
-    source: str,
-    *,
-    attributes: dict[str, Any],
-    annotations: dict[str, str] | None = None,
-    volumes: Any = (),
-    **more: Any,
+    folder: Path, source: str, *, attributes: dict[str, Any], annotations: dict[str, str] | None = None, **more: Any
 ) -> Path:
     """Write a handler and its file, private because it may hold secrets."""
     own = {"topics": [source], "consumerGroup": f"{source}-work", "retry": {"attempts": 1}, **more}
     named = {f"nuclio.io/kafka-{name}": value for name, value in (annotations or {}).items()}
     trigger = {"kind": "kafka-cluster", "attributes": {**own, **attributes}}
-    spec = {"handler": "work:handler", "volumes": [*volumes], "triggers": {"in": trigger}}
+    spec = {"handler": "work:handler", "triggers": {"in": trigger}}
     (folder / "work.py").write_text(CODE)
     file = folder / "function.yaml"
     file.touch(0o600)
@@ -80,8 +75,7 @@ def test_a_trigger_with_a_login_of_its_own_reads_and_its_results_are_written(
     scenario = Scenario(kafka_secured.cluster.bootstrap_servers, tmp_path)
     scenario.write(source, *(OutgoingRecord(source, b"k", value) for value in (b"a", b"bad", b"b")))
     file = write_function(tmp_path, source, **trigger_of(kafka_secured, way, tmp_path), outputTopic=target)
-    secrets = {"functions_secrets_dir": str(tmp_path / "secrets")} if way == "secret" else {}
-    process = headrace({**scenario.config, **secrets, "functions": [str(file)]})
+    process = headrace({**scenario.config, "functions": [str(file)]})
     scenario.wait_committed(f"{source}-work", source, 3)
     assert [json.loads(record.value or b"") for record in scenario.records(target)] == [{"was": "a"}, {"was": "b"}]
     assert [record.value for record in scenario.records(f"{source}.dlq")] == [b"bad"]

@@ -1,4 +1,4 @@
-"""TLS and login of a function's trigger: attributes, annotations, mounted secrets, and what is refused."""
+"""TLS and login of a function's trigger: attributes, annotations, files of secrets, and what is refused."""
 
 from __future__ import annotations
 
@@ -146,29 +146,6 @@ def test_secrets_are_read_from_files_and_again_when_they_change(tmp_path: Path, 
     by_annotation = secured(tmp_path, {"sasl": {"enable": True, "user": "u"}}, annotations)
     assert by_annotation.sasl and by_annotation.sasl.password.get_secret_value() == "second"
     assert tmp_path / "ca.pem" in by_annotation.files
-
-
-VOLUME = {
-    "volume": {"name": "s", "secret": {"secretName": "kafka-creds"}},
-    "volumeMount": {"name": "s", "mountPath": "/etc/nuclio/kafka-secret"},
-}
-
-
-def test_a_mounted_secret_is_read_from_the_folder_of_secrets(tmp_path: Path) -> None:
-    """The folder has a folder per secret; without the setting the file is refused with its name."""
-    (tmp_path / "secrets/kafka-creds").mkdir(parents=True)
-    (tmp_path / "secrets/kafka-creds/password").write_text("mounted")
-    attributes: dict[str, Any] = {"sasl": {**PLAIN, "password": "password"}, "tls": {"enable": True}}
-    annotations = {"secret-path": "/etc/nuclio/kafka-secret"}
-    kafka = {"security": {"sasl": {"mechanism": "PLAIN", "username": "a", "password": "b"}}}
-    config = {"kafka": kafka, "functions_secrets_dir": str(tmp_path / "secrets")}
-    found = secured(tmp_path, attributes, annotations, config, volumes=[VOLUME])
-    assert found.sasl and found.sasl.password.get_secret_value() == "mounted"
-    assert found.files == [tmp_path / "secrets/kafka-creds/password"]
-    why = refusal(tmp_path, attributes, annotations, volumes=[VOLUME])
-    assert "sasl.password: is in the secret kafka-creds, which spec.volumes mounts: set functions_secrets_dir" in why
-    attributes["sasl"]["password"] = CANARY
-    assert "names no file under secretPath" in refusal(tmp_path, attributes, annotations, config, volumes=[VOLUME])
 
 
 @pytest.mark.parametrize(

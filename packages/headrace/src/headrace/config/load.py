@@ -222,16 +222,12 @@ class _FileReader:
         folder = self._folder
         files = {section: [folder / file for file in getattr(config, section)] for section in _FILE_LISTS}
         security = located(config.kafka.security, ("kafka", "security"), self._references)
-        secrets = config.functions_secrets_dir and folder / config.functions_secrets_dir
-        if secrets and not secrets.is_dir():
-            self._report(("functions_secrets_dir",), f"folder not found: {secrets}")
         located_values = {name: self._located(name, value) for name, value in config if name in config.model_fields_set}
         return config.model_copy(
             update={
                 **located_values,
                 **files,
                 "kafka": config.kafka.model_copy(update={"security": security}),
-                "functions_secrets_dir": secrets,
                 "audit": config.audit.model_copy(update={"file": folder / config.audit.file}),
                 "state_dir": folder / config.state_dir,
                 "http": self._http(config.http),

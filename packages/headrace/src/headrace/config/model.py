@@ -58,9 +58,6 @@ class HeadraceConfig(Section):
     """Function files (Nuclio's `function.yaml`), relative to this file."""
     functions_reload: bool = False
     """Whether a change in a function's folder replaces its workers; for development."""
-    functions_secrets_dir: Path | None = None
-    """Folder of the secrets that function files mount (`spec.volumes`), relative to this file. Each secret is a folder,
-    and each of its keys a file."""
     durability: Literal["report", "strict"] = "report"
     """What to do if the cluster fails a check for durability (`headrace doctor` lists them). `report`: log it, and add
     it to the details of readiness. `strict`: refuse to start."""

@@ -57,14 +57,13 @@ class _FunctionFile(FileReader):
 
     def __init__(self, tree: Any, problems: Problems, file: Path, config: HeadraceConfig | None) -> None:
         super().__init__(tree, problems, file, config)
-        self._file = file
 
     def function(self, check_handler: bool) -> FunctionSpec | None:
         top = self.section((), self.tree, "top")
         metadata, spec = self.below(top, "metadata"), self.below(top, "spec")
         self.annotations = self._annotations(metadata)
         spec.paths |= metadata.paths
-        file = self._file
+        file = self.file
         own = {"name": file.stem, "handler": f"{file.stem}:handler"} if file.suffix == ".py" else {}
         spec.values = {"name": file.parent.name, **own, **spec.values, **metadata.values}
         build = self.below(spec, "build")
@@ -76,7 +75,6 @@ class _FunctionFile(FileReader):
         self._list(spec, "env")
         self._name_references(spec)
         self._list(spec, "loggerSinks")
-        self.secrets = self.secrets._replace(mounts=self._mounts(spec))
         triggers = self.below(spec, "triggers", any_name=True)
         found = [self._trigger(triggers, name) for name in triggers.values]
         spec.values["triggers"] = sorted(filter(None, found), key=lambda trigger: trigger.requests)
@@ -94,12 +92,12 @@ class _FunctionFile(FileReader):
     def _folder(self, spec: FileSection, build: FileSection) -> Path:
         """Return the folder of the handler's module: that of the file, or one for the source that the file contains."""
         if not (source := build.values.get("functionSourceCode")):
-            return self._file.parent
+            return self.file.parent
         module = str(spec.values.get("handler", "")).partition(":")[0]
         if not re.fullmatch(r"[\w-]+", module):
             text = f"names module {module}, and functionSourceCode is one module: write a name without dots"
             self.wrong(spec.path_of("handler"), text)
-            return self._file.parent
+            return self.file.parent
         path = build.path_of("functionSourceCode")
         try:
             return unpack(str(source), module, self._state)
@@ -107,7 +105,7 @@ class _FunctionFile(FileReader):
             self.wrong(path, "is not the base64 of a source: write what `base64 FILE` prints")
         except OSError as cause:
             self.wrong(path, f"cannot be written below state_dir: {cause.strerror}. Correct {self._state}")
-        return self._file.parent
+        return self.file.parent
 
     @property
     def _state(self) -> Path:
@@ -173,15 +171,3 @@ class _FunctionFile(FileReader):
             other = nearest(str(kind), [*KINDS, *OTHER_KINDS]) or next(iter(KINDS))
             self.wrong(path, f"is {kind!r}, which is not a kind of trigger: did you mean {other}?")
         return False
-
-    def _mounts(self, spec: FileSection) -> dict[Path, str]:
-        """Return the secrets that the file mounts: each `mountPath` with its `secretName`."""
-        found: dict[Path, str] = {}
-        entries = spec.values.get("volumes", [])
-        for index, entry in enumerate(entries if isinstance(entries, list) else [entries]):
-            both = self.section((*spec.path_of("volumes"), index), entry, "volumes")
-            volume, mount = self.below(both, "volume"), self.below(both, "volumeMount")
-            secret, path = self.below(volume, "secret").values.get("secretName"), mount.values.get("mountPath")
-            if isinstance(secret, str) and isinstance(path, str):
-                found[Path(path)] = secret
-        return found

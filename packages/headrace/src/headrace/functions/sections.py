@@ -15,7 +15,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.spelling import hint, nearest
 from headrace.config.yaml_tree import KeyPath, Problems
 from headrace.functions.function_keys import IGNORED, keys_of, read_keys_of
-from headrace.functions.secret_files import SecretFiles
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,8 @@ class FileReader:
         """Reports a problem at a path."""
         self.config = config
         """None if clusters are not compared."""
-        self.secrets = SecretFiles(file, {}, config.functions_secrets_dir if config else None)
+        self.file = file
+        """Relative paths start from its folder."""
         self.annotations = FileSection(())
         """Annotations of the function for Kafka, without the prefix `nuclio.io/kafka-`."""
 

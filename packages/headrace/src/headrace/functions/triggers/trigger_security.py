@@ -53,11 +53,11 @@ class SecurityReader:
         """Take what is written, by the names in `LOGIN`, and the path of the attributes."""
         self._written = written
         self._attributes = attributes
-        self._files = file.secrets
+        self._folder = file.file.parent
         self._wrong = file.wrong
         self._warn = file.warn
         self._is_wrong = False
-        self._references = FileReferences(file.secrets.file, file.secrets.file.parent, os.environ, self._report_setting)
+        self._references = FileReferences(file.file, self._folder, os.environ, self._report_setting)
 
     def read(self) -> KafkaSecurity | None:
         """Return the trigger's TLS and login; None if it says nothing of them.
@@ -146,7 +146,7 @@ class SecurityReader:
             return value
         if not is_certificate and not folder and not value.startswith(("/", "./", "../")):
             return value  # the secret itself
-        file = self._files.find(Path(os.path.normpath(self._files.file.parent / folder / value)))
+        file = Path(os.path.normpath(self._folder / folder / value))
         if not is_file(file):
             other = "or write PEM text" if is_certificate else "or remove secretPath if this is the secret"
             under = f" under secretPath ({folder})" if folder and not value.startswith("/") else ""

@@ -14,6 +14,7 @@ from headrace.admin.process.modules import ALL, Modules, ModuleView, Reloads
 from headrace.admin.process.server_info import ServerInfo, server_info
 from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
+from headrace.config.spelling import hint
 from headrace.errors import InvalidRequest, RequestBodyMissing
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Before, Call, CallEvent, Endpoint, Errors
 from headrace.http.messages import HttpResponse, unknown_name
@@ -88,7 +89,7 @@ class LoggerContent(msgspec.Struct):
 
 
 class ModuleList(msgspec.Struct):
-    """The parts of a process."""
+    """The parts of a process that it can reload."""
 
     modules: list[ModuleView]
 
@@ -181,7 +182,7 @@ class AdministrationEndpoints:
                 logger.logs.append(LogEntry(record.timestamp, _name_of(record.level), text, record.correlation_id))
         return found
 
-    @_adm("GET", "/adm/modules", "getModules", "What a running process reloads, and what needs a restart")
+    @_adm("GET", "/adm/modules", "getModules", "What a running process reloads")
     async def modules(self, call: Call[None, None]) -> ModuleList:
         return ModuleList([*self._modules.list()])
 
@@ -200,7 +201,7 @@ class AdministrationEndpoints:
         names, known = _decode(call.body, _decode_names), {ALL, *(module.name for module in self._modules.list())}
         for name in names:
             if name not in known:
-                raise unknown_name("module", name, known)
+                raise InvalidRequest(f"{name[:60]!r} does not reload without a restart: {hint(name, sorted(known))}")
         call.event = CallEvent("modules", detail=", ".join(dict.fromkeys(names)))
         result = await self._modules.reload(names)
         for number, text in (await self._ask_others(call)).items():

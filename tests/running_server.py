@@ -337,7 +337,7 @@ def _further_endpoints(kafka: MemoryCluster, codecs: Codecs) -> list[object]:
         ActiveStatusEndpoints(active, "here"),
         ActiveDeadLetterEndpoints(ActiveConsumersConfig(), active, kafka, codecs, {"r": reactive}, produce, None),
         RegistrationEndpoints(registered, lambda _: Readiness(True)),
-        ActiveEndpoints(ActiveConsumersConfig(), active, kafka, ""),
+        ActiveEndpoints(ActiveConsumersConfig(), active, kafka),
         TopicEndpoints(ActiveConsumersConfig(), kafka, codecs, kind_by_name, None),
         administration(),
         assaults(WholeFile()),

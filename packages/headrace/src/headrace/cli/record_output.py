@@ -4,7 +4,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -31,11 +31,8 @@ class ShownBatch(NamedTuple):
     has_append_times: bool = False
 
 
-class RecordRenderer(Protocol):
-    """Writes records in one way."""
-
-    def __call__(self, shown: ShownBatch) -> bytes:
-        """Return what is printed for these records."""
+RecordRenderer = Callable[[ShownBatch], bytes]
+"""Writes records in one way: returns what is printed."""
 
 
 def for_terminal(text: str) -> str:

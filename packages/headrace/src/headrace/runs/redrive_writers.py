@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -111,19 +111,6 @@ class WriteContext(NamedTuple):
                 self.tally.too_large[item.position] = f"{what}: {result.description}"
 
 
-class RedriveWriter(Protocol):
-    """Writes the items of a run."""
-
-    async def write(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Write items of one partition and return those that are completed; raises if one failed."""
-
-    async def save(self) -> None:
-        """Save what was completed since the last call."""
-
-    async def write_others(self, records: Sequence[OutgoingRecord]) -> None:
-        """Write records that are not dead letters."""
-
-
 class DryRunWriter:
     """Counts what would be written."""
 
@@ -131,14 +118,15 @@ class DryRunWriter:
         self._tally = tally
 
     async def write(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Write items of one partition and return those that are completed; raises if one failed."""
         self._tally.add(items)
         return items
 
     async def save(self) -> None:
-        pass
+        """Save what was completed since the last call."""
 
     async def write_others(self, records: Sequence[OutgoingRecord]) -> None:
-        pass
+        """Write records that are not dead letters."""
 
 
 class AcknowledgedWriter:
@@ -237,6 +225,9 @@ class TransactionWriter:
     async def write_others(self, records: Sequence[OutgoingRecord]) -> None:
         assert self._session
         _check(await self._session.submit(records))
+
+
+RedriveWriter = DryRunWriter | AcknowledgedWriter | TransactionWriter
 
 
 def _offsets(items: Sequence[Item]) -> Mapping[int, Sequence[int]]:

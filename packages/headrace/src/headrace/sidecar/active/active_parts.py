@@ -37,7 +37,7 @@ class ActiveParts(Parts):
         monitor, consumers = instances.monitor, context.metrics.lag_of
         context.metrics.lag_of = lambda: itertools.chain(consumers(), monitor.lags())
         self.endpoints += [
-            ActiveEndpoints(settings, instances, context.admin, ""),
+            ActiveEndpoints(settings, instances, context.admin),
             ActiveStatusEndpoints(monitor, context.member, context.process.others),
         ]
 

@@ -86,11 +86,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class ActiveEndpoints:
     """The operations of active consumers."""
 
-    def __init__(self, settings: ActiveConsumersConfig, instances: ActiveInstances, admin: Admin, server: str) -> None:
+    def __init__(self, settings: ActiveConsumersConfig, instances: ActiveInstances, admin: Admin) -> None:
         self._settings = settings
         self._instances = instances
         self._admin = admin
-        self._server = server
 
     @_changes(
         "POST",
@@ -140,7 +139,7 @@ class ActiveEndpoints:
         auto_ms = body.auto_commit_interval or int(str(member.properties.get("auto.commit.interval.ms", 0)))
         return InstanceSpec(
             group=group,
-            name=_check_name(body.id or body.name or random_name(self._server)),
+            name=_check_name(body.id or body.name or random_name()),
             owner=owner,
             key_format=format_name(body.key_format or body.format or settings.key_format),
             value_format=format_name(body.value_format or body.format or settings.value_format),

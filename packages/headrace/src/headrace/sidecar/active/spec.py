@@ -36,9 +36,9 @@ class InstanceSpec(NamedTuple):
         return f"{self.group}/{self.name}"
 
 
-def random_name(server: str) -> str:
+def random_name() -> str:
     """Return a name with 144 random bits, for an instance whose client gave none."""
-    return "-".join(filter(None, ("rest-consumer", server, secrets.token_urlsafe(18))))
+    return f"rest-consumer-{secrets.token_urlsafe(18)}"
 
 
 class Topics(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import pytest
@@ -165,19 +164,3 @@ async def test_a_process_that_is_behind_does_not_do_again_what_another_has_done(
     harness.cluster.follow(process.table, 1)
     await until(lambda: not process._busy)
     assert pump.sought == []
-
-
-@staged(live)
-async def test_processes_with_the_same_partitions_all_do_it_once(harness: ControlHarness, /) -> None:
-    """Also one that reads late, when another has done it."""
-    pumps = [FakePump(P0), FakePump(P0)]
-    for pump in pumps:
-        consumers = (await harness.start(pump)).consumers
-        consumers["orders/a b"] = dataclasses.replace(consumers["orders/a b"], partitions=[0])
-    late = harness.cluster.tables.pop()
-    await ask(harness.started[0], "seek", {P0: 3})
-    harness.cluster.follow(late)
-    await ask(harness.started[0], "skip", {P0: 5})
-    await until(lambda: not any(process._busy or process.table.items("s") for process in harness.started))
-    await until(lambda: pumps[1].skipped)
-    assert [(pump.sought, pump.skipped) for pump in pumps] == [([(P0, 3)], [(P0, 5)])] * 2

@@ -11,7 +11,7 @@ delivered in between are then delivered again, and none is lost.
 import asyncio
 import logging
 import uuid
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -94,8 +94,6 @@ class ConsumerControl(Reconciler):
         self._busy: set[tuple[str, TopicPartition | None]] = set()
         """Consumers and partitions of the rounds that run; None for a round that only writes outcomes."""
         self._unwritten: dict[str, dict[str, Entry]] = {}
-        self._ran: deque[str] = deque(maxlen=_MAX_UNFINISHED)
-        """Keys of the commands that this process has run."""
 
     async def start(self) -> None:
         self.table.watch("hold/", self._on_hold)
@@ -225,21 +223,11 @@ class ConsumerControl(Reconciler):
         self._commands[name].pop(key, None)
         if entry is not None and (command := command_of(key, entry)):
             self._commands[name][key] = command
-            self._repeat(command)
         elif not self._commands[name]:
             del self._commands[name]
         request = self._requests.get(key)
         if request and not request.done() and (entry is None or "outcome" in entry):
             request.set_result(entry)
-
-    def _repeat(self, command: Command) -> None:
-        """Run what another process has done, if this one reads the same partition: both have `partitions`."""
-        parsed = parse_key(command.key)
-        consumer = self.consumers.get(parsed.name) if parsed else None
-        is_done = command.outcome not in ("", "refused", "cancelled") and command.key not in self._ran
-        if consumer and consumer.partitions and is_done and self.table.is_loaded.is_set():
-            own = command._replace(entry={**command.entry, "outcome": ""})
-            self.keep(partial(self._run, consumer, own, consumer.pump, {}), f"{command.action} of {consumer.name}")
 
     def reconcile(self) -> float | None:
         """Start a round for each consumer that has commands for partitions of this process without a round."""
@@ -308,7 +296,6 @@ class ConsumerControl(Reconciler):
             outcomes[command.key] = entry
         if command.is_finished or lane is None:
             return
-        self._ran.append(command.key)
         facts: dict[str, Any] = {"done_by": self.member, "done_at": self._clock.time()}
         try:
             if command.action == "seek":

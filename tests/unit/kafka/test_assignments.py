@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from headrace.delivery.pump import Pump
 from headrace.errors import DestinationUnavailable
 from headrace.kafka import hanging_consumers
 from headrace.kafka.loop_proxy import LoopProxy
-from headrace.kafka.poll_thread import PollThread
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, TopicPartition
 from headrace.runtime import Deadline
@@ -164,28 +162,6 @@ async def test_a_partition_whose_leader_is_silent_holds_no_other(member: Member,
     assert (client.assigned[P0], client.paused, member.consumer.trouble(P0)) == (5, {refused}, "")
 
 
-def test_the_thread_polls_as_long_as_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs that do not answer take seconds each; other partitions go on between the questions."""
-    partitions = [TopicPartition("t", number) for number in range(20)]
-
-    async def test(member: Member) -> None:
-        client = member.client
-        asked_at: list[float] = []
-
-        def ask(item: Any, timeout: float) -> Any:
-            asked_at.append(member.clock.monotonic())
-            member.clock._now += timeout
-            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
-
-        client.get_watermark_offsets = ask  # type: ignore[method-assign]
-        member.assign(*partitions)
-        await member.until(lambda: len(asked_at) >= 12, "questions")
-        rounds = [at for before, at in itertools.pairwise(asked_at) if at - before > 2]
-        assert len(rounds) >= 3, "never more than a few questions in a row"
-
-    with_member(monkeypatch, test, policy=ReadPolicy("latest"))
-
-
 def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread gives up at a moment; a lane that drained longer would deliver beside the next owner's."""
     asked = threading.Event()
@@ -213,22 +189,6 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
 
     monkeypatch.setattr(LoopProxy, "wait_for", asking)
     with_member(monkeypatch, test)
-
-
-@staged(with_member, fixtures=("monkeypatch",))
-async def test_partitions_assigned_by_hand_while_the_consumer_leaves_are_not_looked_up(member: Member, /) -> None:
-    """Kafka may not answer, and the time to leave is needed for what is in flight."""
-    requested: list[Any] = []
-    member.client.committed = lambda items, timeout: requested.append(items) or items  # type: ignore[method-assign, func-returns-value]
-
-    def leave_and_assign(poll: PollThread) -> None:
-        member.consumer.begin_drain(Deadline(member.clock, 5))
-        poll.partitions.assign([P0])
-
-    member.consumer._command(leave_and_assign, wakes=True)
-    assert member.consumer._running
-    await member.consumer._running.thread.wait_ended()
-    assert (requested, member.listener.assigned) == ([], [])
 
 
 def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

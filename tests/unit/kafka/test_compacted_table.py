@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
-from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -162,21 +161,6 @@ def test_every_view_is_the_same_wherever_it_began(
         view.watch("", apply)
     wanted = {key: {"value": value} for key, value in dict(steps).items() if value is not None}
     assert view.items("") == wanted == told
-
-
-async def test_a_topic_that_may_not_be_made_is_asked_for_rarely() -> None:
-    """Each question lists the topics of the cluster; who creates it by hand waits for five seconds."""
-    admin, clock = Cluster(create_topics=False), ManualClock()
-    admin.has_topic = asked = AsyncMock(return_value=False)  # type: ignore[method-assign]
-    view = table(admin, clock)
-    await view.start()
-    await clock.settle()
-    count = asked.await_count
-    await clock.advance(4)
-    assert (asked.await_count, view.known.is_set()) == (count, True)
-    await clock.advance(1)
-    assert asked.await_count == 2 * count
-    await view.stop()
 
 
 async def test_an_interrupted_load_continues_where_it_ended(cluster: Cluster) -> None:

@@ -5,44 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from confluent_kafka import KafkaError as ClientError
-
-from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
-from headrace.kafka.client.access import Right, principal_of
+from headrace.kafka.client.access import principal_of
 from headrace.kafka.client.connection_errors import refused_by_java
-from headrace.kafka.client.error_map import to_error
 from headrace_devkit.devcluster.certificates import STORE_PASSWORD, Authority
 
 LOGIN = {"sasl": {"mechanism": "PLAIN", "username": "ann", "password": "secret"}}
-RIGHTS = (Right("Read", "group", "g"), Right("Read", "topic", "a b"))
 
 
 def kafka(**section: Any) -> KafkaConfig:
     """Return the configuration of a cluster."""
     return KafkaConfig.model_validate(section)
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (
-            ClientError.TOPIC_AUTHORIZATION_FAILED,
-            "no right Read on topic a b: allow it "
-            "(kafka-acls.sh --add --allow-principal User:ann --operation Read --topic 'a b')",
-        ),
-        (ClientError.GROUP_AUTHORIZATION_FAILED, "no right Read on group g: allow it"),
-        (ClientError.CLUSTER_AUTHORIZATION_FAILED, "no right Read on group g: allow it"),
-    ],
-)
-def test_the_right_of_the_refused_kind_is_named(code: int, words: str) -> None:
-    """Kafka names the kind only; a kind that is not needed here stands for the first right. No secret is named."""
-    error = to_error(ClientError(code, "refused", True), "read a b", kafka(security=LOGIN), *RIGHTS)
-    assert (type(error), error.status) == (errors.KafkaUnauthorized, 403)
-    assert f"read a b: User:ann has {words}" in error.description
-    assert "secret" not in error.description
 
 
 def test_the_principal_of_a_certificate_is_what_the_brokers_make_of_it(tmp_path: Path) -> None:

@@ -57,16 +57,6 @@ def test_every_text_of_tls_and_login_has_a_sentence(login: str, row: list[str]) 
     assert not [sign for sign in ("{", "}", SECRET, "SSL routines", "after") if sign in str(found)]
 
 
-def test_a_response_ends_a_problem() -> None:
-    """What was reported before a response is not the reason of a later outage."""
-    errors = ConnectionErrors(kafka(LOGIN))
-    errors.take(error("_AUTHENTICATION", f"{SASL}Invalid username or password"))
-    assert (last := errors.last())
-    assert last.name == "password"
-    errors.clear()
-    assert errors.last() is None
-
-
 @pytest.mark.parametrize(("security", "protocol"), [({}, "plaintext"), (CERTIFICATE, "ssl")])
 def test_a_cluster_that_closes_connections_may_want_another_protocol(security: dict[str, Any], protocol: str) -> None:
     """The client says nothing more of it while no broker has answered; it is a guess, so retries go on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import confluent_kafka
 import pytest
 
 from headrace.config.kafka import PRODUCER_KEYS, KafkaConfig
@@ -33,14 +32,6 @@ def test_the_clients_defaults_are_those_of_light_4j() -> None:
             compared.add(name)
     same = {"acks", "enable.idempotence", "linger.ms", "max.in.flight.requests.per.connection", "max.request.size"}
     assert compared == same | set(DIFFERENT) | {"bootstrap.servers"}
-
-
-@pytest.mark.parametrize("given", table(__file__, "the_client_takes_every_extreme"))
-def test_the_client_takes_every_extreme(given: dict[str, Any]) -> None:
-    """What the section lets pass, the client does not refuse."""
-    confluent_kafka.Producer(
-        producer_properties(KafkaConfig(bootstrap_servers="127.0.0.1:1"), ProducerConfig(**given), "me")
-    )
 
 
 def test_settings_reach_the_client_in_its_names_and_units() -> None:

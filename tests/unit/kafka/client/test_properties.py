@@ -9,13 +9,6 @@ from headrace.config.kafka_security import KafkaSecurity
 from headrace.kafka.client.properties import client_log, client_properties
 
 
-def test_consumer_properties_stay_out_of_producers() -> None:
-    """The client warns about properties of the other kind, so it does not get them."""
-    kafka = KafkaConfig(properties={"max.poll.interval.ms": 1000})
-    assert "max.poll.interval.ms" not in client_properties(kafka, "p")
-    assert client_properties(kafka, "c", consumer=True)["max.poll.interval.ms"] == 1000
-
-
 def test_the_client_does_not_repeat_itself() -> None:
     """A line comes once in a while, one of a start only if it lasts; lost connections are told elsewhere, once."""
 

@@ -70,17 +70,6 @@ def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
     ]
 
 
-def test_an_outage_is_told_again_after_growing_pauses() -> None:
-    """An hour without Kafka is a handful of lines, whatever the clients report."""
-    harness = Harness()
-    harness.attempt(True)
-    for _ in range(3600):
-        harness.seen.failed(REFUSED)
-        harness.attempt(False)
-    assert [line.split(" for ")[1].split(" s:")[0] for line in harness.reports[:4]] == ["1", "11", "41", "131"]
-    assert len(harness.reports) < 15
-
-
 def test_a_response_to_another_client_is_no_outage() -> None:
     """A question that failed says nothing if another client has had a response since it was asked."""
     harness = Harness()

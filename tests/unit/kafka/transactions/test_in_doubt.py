@@ -14,11 +14,9 @@ from confluent_kafka import KafkaError, KafkaException
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaTimeout, KafkaUnavailable, TransactionAborted
-from headrace.kafka import Admin
 from headrace.kafka.transactions import producers as transactional
 from headrace.kafka.transactions.transaction_job import TransactionJob
 from headrace.records import OutgoingRecord, Produced
-from headrace.runtime.gauge_registry import GaugeKey, gauges
 
 RECORD = OutgoingRecord("t", None, b"1")
 
@@ -77,19 +75,6 @@ async def test_what_waits_is_taken_back_at_its_limit_and_what_is_being_written_i
     assert isinstance(waiting.response.result()[0], KafkaUnavailable)
     assert not waiting.claim()
     assert not claimed.response.done()
-
-
-async def test_a_session_leaves_the_gauge_of_the_process_alone() -> None:
-    """An exactly-once redrive in a process must not take the number of its waiting transactions away."""
-    name, kafka = GaugeKey("headrace_waiting_transactions"), KafkaConfig()
-    producers = transactional.TransactionalProducers(kafka, ProducerConfig(), "x")
-    session = transactional.TransactionSession(Admin(kafka), "session")
-    await producers.start()
-    await session.start()
-    await session.stop()
-    assert gauges()[name] == 0
-    await producers.stop()
-    assert name not in gauges()
 
 
 class RefusingClient:

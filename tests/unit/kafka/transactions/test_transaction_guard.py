@@ -45,16 +45,6 @@ def test_statistics_older_than_the_last_transaction_do_not_count() -> None:
     assert guard.fresh
 
 
-def test_one_request_that_ended_the_transaction_is_in_order() -> None:
-    """For a commit, for an abort, and for the next transaction compared with this one."""
-    guard = begun()
-    for number in (1, 2, 3):
-        guard.ended(10.0 + number)
-        guard.observe(statistics(10.5 + number, ends=number))
-        assert guard.problem() == ""
-        guard.begin()
-
-
 @pytest.mark.parametrize(
     ("counters", "problem"),
     [

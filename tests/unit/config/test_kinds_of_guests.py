@@ -10,19 +10,9 @@ import pytest
 from headrace.errors import EnvironmentProblem
 from headrace_pipelines.sinks.sink_kinds import GROUP, SINKS, registered
 
-GUESTS = Path(__file__).parents[2] / "guests"
-
 
 def point(value: str) -> EntryPoint:
     return EntryPoint("guest", value, GROUP)
-
-
-def test_an_entry_point_adds_a_kind_behind_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its key is the one of its class; the same class may be registered twice."""
-    monkeypatch.syspath_prepend(GUESTS)
-    found = registered([point("lines_sink:LinesSink"), point("lines_sink:LinesSink")])
-    assert [*found] == [*SINKS, "lines"]
-    assert found["lines"].__module__ == "lines_sink"
 
 
 @pytest.mark.parametrize(

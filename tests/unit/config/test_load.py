@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace.config.load import load_config
-from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from yaml_table import table
 
@@ -23,14 +22,6 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return write
-
-
-@pytest.mark.parametrize("text", [None, "", "http:\n  # port: 1\nkafka:\n"])
-def test_what_is_not_written_has_its_default(write: Write, text: str | None) -> None:
-    """Without a file, and in a section whose lines are all commented out."""
-    config = load_config(None if text is None else write(text), {})
-    assert (config.http, config.kafka) == (HeadraceConfig().http, HeadraceConfig().kafka)
-    assert config.state_dir.parts[-2:] == (".headrace", "state")
 
 
 CONSUMER = "topics: [{topic}], group: {group}, backend: {{url: 'http://localhost/x'}}"
@@ -52,13 +43,6 @@ def test_a_file_that_cannot_be_read_is_rejected_at_once(tmp_path: Path, content:
         (tmp_path / "headrace.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=says):
         load_config(tmp_path / "headrace.yaml", {})
-
-
-def test_aliases_are_followed(write: Write) -> None:
-    """An anchor and its alias are plain YAML and work."""
-    text = f"reactive_consumers:\n  a: {{{CONSUMER.format(topic='t', group='a')}, retry: &r {{attempts: 2}}}}\n"
-    text += f"  b: {{{CONSUMER.format(topic='t', group='b')}, retry: *r}}\n"
-    assert load_config(write(text), {}).reactive_consumers["b"].retry.attempts == 2
 
 
 def test_relative_paths_start_at_the_file(write: Write) -> None:

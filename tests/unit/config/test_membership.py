@@ -27,20 +27,6 @@ def test_every_setting_reaches_the_client_which_takes_it() -> None:
     assert ConsumerConfig(properties={"group.instance.id": ""}) == ConsumerConfig()  # of a variable that is not set
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, 60_000),
-        ({"group.protocol": "consumer"}, 60_000),
-        ({"session.timeout.ms": 90_000}, 90_000),
-        ({"max.poll.interval.ms": 300_000}, 300_000),
-    ],
-)
-def test_a_group_waits_a_minute_for_a_member_that_has_vanished(settings: dict[str, Any], expected: int) -> None:
-    """Not five as with the client's default; a longer session or the user's own value counts."""
-    assert ConsumerConfig(properties=settings).client_properties({})["max.poll.interval.ms"] == expected
-
-
 def test_what_every_client_is_given_counts_too() -> None:
     """A contradiction between the two is refused; what belongs to the broker is left out, with a warning."""
     kafka = KafkaConfig(properties={"session.timeout.ms": 4000, "fetch.min.bytes": "7"})

@@ -28,14 +28,6 @@ def test_dead_letters_wait_for_all_whatever_produce_requests_do(given: dict[str,
     assert weak.lasting == strong
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"), [({}, 10.0), ({"delivery.timeout.ms": 300_000}, 30.0), ({"request.timeout.ms": 2000}, 2.0)]
-)
-def test_an_attempt_takes_a_third_of_the_delivery_timeout(given: dict[str, float], seconds: float) -> None:
-    """So what a broker that went silent has not answered is sent again in time."""
-    assert ProducerConfig(properties=given).attempt_seconds == pytest.approx(seconds, abs=0.001)
-
-
 def test_a_pattern_fits_whole_names() -> None:
     """As Java's subscribe does; alternatives too."""
     fits = fits_any([r"metrics\..*", "a|b"])

@@ -14,7 +14,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 def flow(records: int = 10_000, size: int = 10_000_000) -> FetchFlowControl:
     made = FetchFlowControl(FlowControl(max_records=records, max_bytes=size))
-    made.assigned([A, B])
+    made.assigned({A: 1, B: 1})
     return made
 
 
@@ -25,9 +25,9 @@ def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> 
     made.changes(0.0)
     assert made.changes(1.0) == ([A, B], [])
     assert not made.must_wait
-    made.released(A, 1000, 1, 2)
+    made.released(A, 1, 1000, 1, 2)
     assert made.changes(2) == ([], [B])
-    made.released(A, 7000, 5, 3)
+    made.released(A, 1, 7000, 5, 3)
     assert made.changes(3) == ([], [A])
 
 
@@ -42,12 +42,12 @@ def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
         assert not made.must_wait
         made.fetched(B, 2399, 10, now)
         assert made.changes(now) == ([], [])
-        made.released(B, 2399, 10, now)
+        made.released(B, 1, 2399, 10, now)
         assert made.changes(now) == ([], [])
     made.fetched(B, 2390, 10, 100)
     made.fetched(B, 500, 10, 100)
     assert made.changes(100) == ([B], [])
-    made.released(B, 2000, 10, 101)
+    made.released(B, 1, 2000, 10, 101)
     assert made.changes(101) == ([], [B])
 
 
@@ -56,8 +56,12 @@ def test_late_releases_of_a_revoked_partition_are_ignored() -> None:
     made = flow()
     made.fetched(A, 6000, 10, 0)
     made.revoked([A])
-    made.released(A, 6000, 10, 1)
+    made.released(A, 1, 6000, 10, 1)
     assert (made.records, made.bytes) == (0, 0)
+    made.assigned({A: 2})
+    made.fetched(A, 500, 10, 2)
+    made.released(A, 1, 400, 10, 3)
+    assert (made.records, made.bytes) == (500, 10)
 
 
 @given(
@@ -79,14 +83,14 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
             held[partition] += count
         else:
             part = min(count, held[partition])
-            made.released(partition, part, part, now)
+            made.released(partition, 1, part, part, now)
             held[partition] -= part
         pause, resume = made.changes(now)
         paused = (paused | set(pause)) - set(resume)
         assert made.records == sum(held.values())
         assert made.records < 10_000 + 4000
     for partition, count in held.items():
-        made.released(partition, count, count, now)
+        made.released(partition, 1, count, count, now)
     _, resume = made.changes(now)
     assert not paused - set(resume)
 
@@ -94,11 +98,11 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
 def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
     """The records of the last poll say how large those of the next one are."""
     made = FetchFlowControl(FlowControl(max_records=20_000, max_bytes=2_000_000))
-    made.assigned([A])
+    made.assigned({A: 1})
     assert made.poll_limit_records == 10_000
     made.fetched(A, 1, 100_000, 0)
     assert made.poll_limit_records == 9
     made.fetched(A, 19, 1_900_000, 0)
     assert made.poll_limit_records == 1
-    made.released(A, 20, 2_000_000, 0)
+    made.released(A, 1, 20, 2_000_000, 0)
     assert made.poll_limit_records == 10

@@ -10,7 +10,6 @@ import confluent_kafka
 from headrace.errors import HeadraceError
 from headrace.kafka.client.access import is_refused
 from headrace.kafka.loop_proxy import ConsumerProblems
-from headrace.kafka.positions import from_client, to_client
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
 from headrace.runtime import Clock
 from headrace.runtime.failpoints import reach
@@ -223,3 +222,13 @@ class Commits:
         self._requests = [request for request in self._requests if request.unsent or request.sent]
         for request in completed:
             request.respond(request.dropped)
+
+
+def to_client(offsets: CommitOffsets) -> list[Any]:
+    """Return offsets to commit, as the client takes them."""
+    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
+
+
+def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
+    """Return committed offsets, as the client returns them."""
+    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}

@@ -189,24 +189,17 @@ class Consumer(Service):
     def release(self, partition: TopicPartition, records: int, size_bytes: int) -> None:
         now = self._clock.monotonic()
         epoch = self._epochs.get(partition)
-        flow = self._flow
-        assert self._running
-        partitions = self._running.poll.partitions
-
-        def released() -> None:
-            if epoch == partitions.epochs.get(partition):  # an earlier assignment has nothing in flight any more
-                flow.released(partition, records, size_bytes, now)
-
-        self._commands.append(released)
-        self._released_part += flow.part_of(records, size_bytes)
+        self._commands.append(functools.partial(self._flow.released, partition, epoch, records, size_bytes, now))
+        self._released_part += self._flow.part_of(records, size_bytes)
         if self._released_part >= _WAKE_PART:
             self._released_part = 0.0
             self._commands.wake()
 
     def commit(self, offsets: CommitOffsets) -> None:
-        copy = dict(offsets)
+        assert self._running
         epochs = {partition: self._epochs.get(partition, 0) for partition in offsets}
-        self._command(lambda poll: poll.partitions.commits.request(copy, epochs))
+        commits = self._running.poll.partitions.commits
+        self._commands.append(functools.partial(commits.request, dict(offsets), epochs))
 
     @property
     def keeps_offsets_elsewhere(self) -> bool:

@@ -8,10 +8,10 @@ the other half goes to the partitions that fill it first. So a partition without
 addition to its own part, and the other partitions continue.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.config.consumers import FlowControl
-from headrace.records import TopicPartition
+from headrace.records import Epochs, TopicPartition
 
 _MIN_SHARE_RECORDS = 1000
 _MIN_SHARE_BYTES = 1_048_576
@@ -22,9 +22,10 @@ _MOST_FETCH_AHEAD_KBYTES = 16_384
 
 
 class _InFlight:
-    __slots__ = ("bytes", "moved_at", "paused", "records")
+    __slots__ = ("bytes", "epoch", "moved_at", "paused", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
         self.records = 0
         self.bytes = 0
         self.paused = False
@@ -100,11 +101,11 @@ class FetchFlowControl:
             return f"fetching stopped until a record completes: none has completed for more than {seconds:g} s"
         return "fetching stopped until records in flight complete: the limits of flow are reached"
 
-    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+    def assigned(self, epochs: Epochs) -> None:
         """Begin to count for partitions, from zero; they start resumed."""
-        self.revoked(partitions)
-        for partition in partitions:
-            self._partitions[partition] = _InFlight()
+        self.revoked(epochs)
+        for partition, epoch in epochs.items():
+            self._partitions[partition] = _InFlight(epoch)
 
     def revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions and everything in flight for them."""
@@ -126,9 +127,10 @@ class FetchFlowControl:
             self.bytes += size_bytes
             self._mean_bytes = max(1, size_bytes // max(1, records))
 
-    def released(self, partition: TopicPartition, records: int, size_bytes: int, now: float) -> None:
-        """Count completed records; a partition that was revoked in between is ignored."""
-        if found := self._partitions.get(partition):
+    def released(self, partition: TopicPartition, epoch: int | None, records: int, size_bytes: int, now: float) -> None:
+        """Count completed records; those of an assignment that is over are ignored."""
+        found = self._partitions.get(partition)
+        if found and found.epoch == epoch:
             records, size_bytes = min(records, found.records), min(size_bytes, found.bytes)
             found.records -= records
             found.bytes -= size_bytes

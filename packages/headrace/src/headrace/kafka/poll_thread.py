@@ -211,10 +211,9 @@ class PollThread:
         for batch in batches:
             partition = batch.topic_partition
             epoch = self.partitions.epochs.get(partition)
-            if epoch is None or self._resolver.is_open(partition):
+            if epoch is None or not self._resolver.advance(partition, batch.offsets[-1] + 1):
                 continue  # revoked during this poll, or after offsets that cannot be read
             self._flow.fetched(partition, len(batch), batch.size_bytes, self._clock.monotonic())
-            self._resolver.read_to({partition: batch.offsets[-1] + 1})
             reach("hand-over.before")
             self.loop.post(self.loop.listener.on_records, partition, epoch, batch)
             reach("hand-over.after")

@@ -15,8 +15,9 @@ import confluent_kafka
 
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, InvalidOffset
+from headrace.kafka.commits import from_client
 from headrace.kafka.loop_proxy import ConsumerProblems
-from headrace.records import CommitOffsets, Committed, Epochs, Offsets, TopicPartition
+from headrace.records import Committed, Epochs, Offsets, TopicPartition
 from headrace.runtime import Clock, Deadline
 
 _LIMIT_SECONDS = 3.0
@@ -244,6 +245,13 @@ class PositionResolver:
         text = f"the group has committed no offset, and auto.offset.reset is none: {self.policy.advice}"
         return InvalidOffset(f"{partition}: {text}", **partition._asdict())
 
+    def advance(self, partition: TopicPartition, position: int) -> bool:
+        """Keep the next offset to read; False if records before it must be ignored, as the position is open."""
+        if self.is_open(partition):
+            return False
+        self._positions[partition] = position
+        return True
+
     def read_to(self, positions: Offsets) -> None:
         """Keep the next offsets to read in this assignment."""
         self._positions.update(positions)
@@ -451,16 +459,6 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap
     if 0 <= position < start:
         return OffsetGap(position, start, start)
     return OffsetGap(end, position, start) if position > end else None
-
-
-def to_client(offsets: CommitOffsets) -> list[Any]:
-    """Return offsets to commit, as the client takes them."""
-    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
-
-
-def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:
-    """Return committed offsets, as the client returns them."""
-    return {TopicPartition(p.topic, p.partition): Committed(p.offset, p.metadata or "") for p in offsets}
 
 
 def client_partitions(partitions: Iterable[TopicPartition]) -> list[Any]:

@@ -13,7 +13,7 @@ from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
-from headrace.kafka.positions import to_client
+from headrace.kafka.commits import to_client
 from headrace.kafka.producer_client import ProduceResult
 from headrace.kafka.transactions.transactional_client import flush
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced

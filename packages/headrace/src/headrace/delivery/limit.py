@@ -127,12 +127,7 @@ class AdaptiveLimit:
 
     def begin(self) -> None:
         """Begin what may begin: first the user with the fewest in flight, then the one that has waited longest."""
-        users = self._users
-        if len(users) == 1:
-            while users[0].begin_one():
-                pass
-            return
-        while any(user.begin_one() for user in sorted(users, key=lambda user: (user.in_flight, user.last_turn))):
+        while any(user.begin_one() for user in sorted(self._users, key=lambda user: (user.in_flight, user.last_turn))):
             pass
 
     def change(self, most: int) -> None:

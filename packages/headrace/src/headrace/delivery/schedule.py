@@ -115,7 +115,11 @@ class Deliverer:
 
     def begin(self) -> None:
         """Begin what may begin now, in this pump and in others that share the limit."""
-        self._limit.begin()
+        if self._limit.is_shared:
+            self._limit.begin()
+        else:
+            while self.begin_one():
+                pass
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -165,7 +169,8 @@ class Deliverer:
         if isinstance(work, DeadLetterBatch):
             self._writing += 1
         else:
-            context.rate.take(len(work.records.offsets))
+            if context.rate.records_per_second:
+                context.rate.take(len(work.records.offsets))
             self._limit.take(self)
             attempt_id = context.breaker.begin()
         running = _LaneWork(lane, work, attempt_id, context.clock.monotonic())

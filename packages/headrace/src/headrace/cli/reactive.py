@@ -1,12 +1,10 @@
-"""`headrace reactive`: show, watch, control and register reactive consumers and functions, over the HTTP API."""
+"""`headrace reactive`: show and control reactive consumers and functions, over the HTTP API."""
 
 from __future__ import annotations
 
 import functools
-import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,11 +14,7 @@ from headrace.cli.completion import consumer_names
 from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import TARGET
 from headrace.cli.output import counted, print_json, print_result, print_rows
-from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.routes import ControlEndpoints
-from headrace.config.references import ReferenceProblem, resolve
-from headrace.config.yaml_tree import Problems, read_text, read_tree
-from headrace.errors import ConfigError, HeadraceError
 from headrace.http.endpoint import Endpoint
 
 _COLUMNS = 100
@@ -55,9 +49,8 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @reactive.command()
 @click.argument("consumer", required=False, shell_complete=consumer_names)
-@click.option("--registered", is_flag=True, help="Those that you have registered, and why one does not run.")
 @api_options
-def status(consumer: str | None, registered: bool, api: Api, output: str) -> None:
+def status(consumer: str | None, api: Api, output: str) -> None:
     """Show the position of each partition of a consumer, and why one stalls.
 
     Without CONSUMER it lists consumers with their lag: `headrace reactive list`.
@@ -65,12 +58,7 @@ def status(consumer: str | None, registered: bool, api: Api, output: str) -> Non
     Example: headrace reactive status orders
     """
     if consumer is not None:
-        if registered:
-            raise click.UsageError("--registered lists consumers: leave out CONSUMER")
         _print_consumer(api.call(ControlEndpoints.show, name=consumer), output)
-        return
-    if registered:
-        _print_registrations(api.call(RegistrationEndpoints.list)["consumers"], output)
         return
     found = api.call(ControlEndpoints.list)["consumers"]
     if output == "json":
@@ -169,64 +157,6 @@ def set_(consumer: str, reset: bool, api: Api, output: str, **settings: Any) -> 
     if reset:
         given = {**dict.fromkeys(settings), **given}
     _print_consumer(api.call(ControlEndpoints.change_settings, given, name=consumer), output)
-
-
-@reactive.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@api_options
-def register(file: Path, api: Api, output: str) -> None:
-    """Register or change the consumers of a file: its reactive_consumers, as in headrace.yaml.
-
-    ${env:NAME} and ${file:/path} are replaced on this machine. The values are sent to Headrace, which stores them in a
-    Kafka topic.
-
-    Example: headrace reactive register team.yaml
-    """
-    problems = Problems()
-    tree = read_tree(read_text(file, ConfigError, "Name another file"), str(file), problems)
-    found = tree.get("reactive_consumers") if isinstance(tree, dict) else None
-    if not isinstance(found, dict) or not found:
-        problems.add(str(file), (), "has no reactive_consumers: write them as in headrace.yaml")
-    if problems.found:
-        raise ConfigError("\n".join(problems.found))
-    try:
-        consumers = _with_values(found, file.resolve().parent)
-    except ReferenceProblem as cause:
-        raise ConfigError(f"{file}: {cause}") from cause
-    done: list[dict[str, Any]] = []
-    for name, settings in consumers.items():
-        try:
-            done.append(api.call(RegistrationEndpoints.put, settings, name=name))
-        except HeadraceError as error:
-            before = f"; already registered: {', '.join(one['name'] for one in done)}" if done else ""
-            raise HeadraceError(f"{name}: {error.description}{before}") from error
-    _print_registrations(done, output)
-
-
-@reactive.command()
-@click.argument("name")
-@api_options
-def remove(name: str, api: Api, output: str) -> None:
-    """Remove a registered consumer; its group keeps its offsets.
-
-    Example: headrace reactive remove orders
-    """
-    print_rows([api.call(RegistrationEndpoints.remove, name=name)], output, "")
-
-
-def _with_values(value: Any, folder: Path) -> Any:
-    """Return settings with their references replaced."""
-    if isinstance(value, dict):
-        return {name: _with_values(item, folder) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_with_values(item, folder) for item in value]
-    return resolve(value, os.environ, folder, lambda _: None) if isinstance(value, str) else value
-
-
-def _print_registrations(found: list[dict[str, Any]], output: str) -> None:
-    names = ("name", "owner", "version", "state", "why")
-    shown = [{name: one.get(name, "") for name in names} for one in found]
-    print_rows(found if output == "json" else shown, output, "no registered consumers")
 
 
 def _print_consumer(one: Mapping[str, Any], output: str) -> None:

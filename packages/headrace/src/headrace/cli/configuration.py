@@ -17,7 +17,6 @@ from headrace.cli.trust import START
 from headrace.config.explain import masked
 from headrace.config.load import load_config, read_config
 from headrace.config.model import HeadraceConfig
-from headrace.config.whole_file import WholeFile
 from headrace.config.written_file import as_file
 from headrace.config.yaml_tree import KeyPath
 from headrace.consumers.feature_checks import completed, feature_checks, problems_of_files
@@ -93,8 +92,7 @@ def check(config: Path | None, output: str) -> None:
         problems += problems_of_files(files, settings)
         if settings and not problems:
             problems += _problems_of_assembly(settings)
-    counts = ", ".join(f"{part.replace('_', ' ')}: {count}" for part, count in _counts(settings))
-    print_check(ConfigError, problems, [*remarks, *warnings], f"{file}: ok ({counts})", output)
+    print_check(ConfigError, problems, [*remarks, *warnings], f"{file}: ok", output)
 
 
 @config.command()
@@ -129,16 +127,6 @@ def show(as_headrace: bool, config: Path | None, output: str) -> None:
     path = None if file == DEFAULT_FILE and not file.exists() else file
     shown = masked(with_environment(load_config(path, variables())))
     return print_result(shown, yaml.safe_dump(shown, sort_keys=False).rstrip(), output)
-
-
-def _counts(settings: HeadraceConfig | None) -> Iterator[tuple[str, int]]:
-    """Yield how many of each kind a file has; of features of other packages, maps that are not empty and lists."""
-    if not settings:
-        return
-    yield from (("reactive_consumers", len(settings.reactive_consumers)), ("functions", len(settings.functions)))
-    for name in (each for each in WholeFile.model_fields if each not in HeadraceConfig.model_fields):
-        if isinstance(value := getattr(settings, name), list | dict) and (value or isinstance(value, list)):
-            yield name, len(value)
 
 
 def _slow_problems(settings: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:

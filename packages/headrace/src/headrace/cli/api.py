@@ -72,7 +72,6 @@ class Api:
 
     @property
     def has_token(self) -> bool:
-        """Whether requests have a token."""
         return bool(self._headers)
 
     def call(

@@ -129,7 +129,6 @@ class Printer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the limit is reached."""
         return self.printed == self._limit
 
     async def render(self, part: ReadPart) -> bytes:

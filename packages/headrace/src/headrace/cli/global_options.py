@@ -102,7 +102,6 @@ class HeadraceCommand(click.Command):
     """A command that takes global options."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return its own options and the global ones."""
         return [*super().get_params(ctx), *OPTIONS]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -136,7 +135,6 @@ class HeadraceGroup(click.Group):
         self.aliases = aliases or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return its own options and the global ones, which `headrace` has as its own."""
         own = super().get_params(ctx)
         return [*own, *(option for option in OPTIONS if option not in own)]
 

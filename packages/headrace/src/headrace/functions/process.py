@@ -115,7 +115,6 @@ class _DrainCallback:
 
     @property
     def pending(self) -> bool:
-        """Whether a request is in flight."""
         return self.ended is not None and not self.ended.done()
 
     def requested(self, in_flight: Set[int]) -> asyncio.Future[protocol.Drained]:
@@ -179,7 +178,6 @@ class WorkerProcess:
 
     @property
     def served(self) -> int:
-        """Completed frames."""
         return self._frames.served if self._frames else 0
 
     @property

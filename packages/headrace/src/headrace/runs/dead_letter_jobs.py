@@ -50,7 +50,6 @@ class DeadLetterJobRequest(Selection, frozen=True, kw_only=True, rename="camel")
     dry_run: bool = False
 
     def selection(self) -> Selection:
-        """Return the part of the request that selects dead letters."""
         return Selection(**{name: getattr(self, name) for name in Selection.__struct_fields__})
 
 

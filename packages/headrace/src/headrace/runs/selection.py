@@ -92,17 +92,14 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Number of offsets."""
         return sum(end - start for start, end in self.ranges.values())
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
-        """Where each partition starts."""
         return {TopicPartition(self.topic, number): start for number, (start, _) in self.ranges.items()}
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        """Where each partition ends."""
         return {TopicPartition(self.topic, number): end for number, (_, end) in self.ranges.items()}
 
     def overlaps(self, other: "Window") -> bool:

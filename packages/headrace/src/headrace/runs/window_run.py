@@ -74,7 +74,6 @@ class _HandedOver:
 
     @property
     def in_flight(self) -> int:
-        """Records that are not completed."""
         return self.records - self.completed
 
     @property
@@ -167,7 +166,6 @@ class WindowSource(Service):
         self.commit(await self._pump.on_revoked(list(self._ends), deadline))
 
     def saved(self, progress: Progress) -> None:
-        """Record that the progress is saved."""
         self._handed_over.saved = progress.completed
         self._handed_over.changed.set()
 

@@ -130,7 +130,6 @@ class TopicAdministration:
         return TopicView(name, info.replication_factor, partitions, problems, records, configs)
 
     async def configs(self, name: str) -> TopicConfigs:
-        """Return every configuration of a topic."""
         await self._admin.describe_topic(name)
         return TopicConfigs(await self._cluster.configs(name))
 

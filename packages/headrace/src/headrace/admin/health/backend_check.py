@@ -43,7 +43,6 @@ class BackendCheck:
             raise self._unavailable(f"it responds with HTTP {status}")
 
     async def close(self) -> None:
-        """Close every connection."""
         if self._session:
             await self._session.close()
             self._session = None

@@ -78,7 +78,6 @@ class CompletedOffsets:
         self._blocks.clear()
 
     def is_completed(self, partition: int, offset: int) -> bool:
-        """Return whether a dead letter is completed."""
         block = self._blocks.get((partition, offset // BLOCK_OFFSETS))
         return block is not None and bool(block[offset % BLOCK_OFFSETS >> 3] & 1 << (offset & 7))
 

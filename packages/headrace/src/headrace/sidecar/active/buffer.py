@@ -56,7 +56,6 @@ class RecordBuffer:
 
     @property
     def first_offsets(self) -> dict[TopicPartition, int]:
-        """The first buffered offset of each partition."""
         return {partition: each.batches[0].offsets[each.taken] for partition, each in self._partitions.items()}
 
     def add(self, batch: RecordBatch) -> None:
@@ -65,7 +64,6 @@ class RecordBuffer:
         self._count(batch, 1)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the records of partitions."""
         for partition in partitions:
             if waiting := self._partitions.pop(partition, None):
                 for batch in waiting.batches:

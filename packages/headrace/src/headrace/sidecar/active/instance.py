@@ -83,11 +83,9 @@ class ReadTurn:
             )
 
     def begin(self) -> None:
-        """Begin a read."""
         self._is_reading = True
 
     def end(self) -> None:
-        """End a read."""
         self._is_reading = False
 
 
@@ -121,7 +119,6 @@ class ActiveInstance(Service, Listener):
 
     @property
     def assigned(self) -> list[TopicPartition]:
-        """Partitions that it reads now."""
         consumer = self.membership.consumer
         return sorted({*self._positions, *(consumer.stalled if consumer else ())})
 

@@ -71,7 +71,6 @@ class InstanceMembership:
 
     @property
     def topics(self) -> list[str]:
-        """Topics that it reads now."""
         if self.reads and self.reads.matches:
             return list(self._watch.subscribed) if self._watch else []
         return list(self.reads.names) if self.reads else []

@@ -181,7 +181,6 @@ class ActiveInstances(Service):
         return EntryWriter(spec.group, keys, self._codecs.for_reading(value_format or spec.value_format))
 
     def all(self) -> Sequence[ActiveInstance]:
-        """Return every instance."""
         return list(self._instances.values())
 
     async def delete(self, instance: ActiveInstance) -> None:

@@ -225,7 +225,6 @@ class ProduceService:
         return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
 
     def _encode(self, topic: str, part: Slice, encoders: Encoders, ids: RequestIds) -> list[OutgoingRecord]:
-        """Encode one slice."""
         first, records = part
         check_partitions(records, topic, encoders.partitions, first)
         keys = _encoded("key", [record.key for record in records], encoders.keys.codec, first)

@@ -148,7 +148,6 @@ class ProduceRoute:
         return self._writing.response(response)
 
     def _requested(self, request: HttpRequest, topic: str, body: bytes) -> Requested:
-        """Return what a request asks for."""
         head = request.head
         if head.parsed is None:
             if head.headers.get(b"content-type") in _JSON_TYPES or media_type(head.headers) in (JSON, b""):

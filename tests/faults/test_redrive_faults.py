@@ -43,7 +43,7 @@ class Redrive(Ledger):
     def start(self, *words: str, failpoints: str = "") -> ForkedCommand:
         self.output = self.folder / f"{time.monotonic()}"
         env = {**os.environ, "KAFKA": self.kafka.bootstrap_servers, "HEADRACE_FAILPOINTS": failpoints}
-        command = ("dlq", "redrive", self.dlq, "--wait", "200", *words)
+        command = ("dlq", "redrive", self.dlq, *words)
         return ForkedCommand(command, self.folder, env, self.output, self.output, Path(os.devnull))
 
     def run(self, *words: str, failpoints: str = "") -> int:

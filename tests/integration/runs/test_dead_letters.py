@@ -111,7 +111,7 @@ def test_one_run_at_a_time(site: Scenario, topic: MakeTopic, tmp_path: Path) -> 
     name = topic()
     dlq = letters_of(site, name, 5)
     with start(site, tmp_path, "redrive.sent=delay:90", "dlq", "redrive", dlq) as first:
-        for words in (["drop", dlq, "--reason", "x"], ["redrive", dlq, "--wait", "0.5"]):
+        for words in (["drop", dlq, "--reason", "x"], ["redrive", dlq]):
             assert f"(pid {first.pid} on " in site.cli("dlq", *words, code=1).stderr
         first.kill()
     assert values(site, name) == sorted(values(site, dlq) * 2)

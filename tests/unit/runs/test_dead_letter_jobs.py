@@ -94,9 +94,8 @@ def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.
         return [SimpleNamespace(client="headrace-lease-here-process-7")]
 
     monkeypatch.setattr(cluster, "group_members", members)
-    monkeypatch.setattr(dead_letter_jobs, "_RELEASE_SECONDS", 0.0)
     with pytest.raises(LeaseTaken, match="here-process-7 is already working on"):
-        asyncio.run(jobs_of(cluster)._check_ready("t.dlq", Selection()))
+        asyncio.run(jobs_of(cluster)._check_ready("t.dlq", Selection(), 0.0))
 
 
 def test_a_dry_run_of_very_many_letters_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,16 @@
 """`headrace dlq`: reads dead letters from Kafka; redrives, moves and drops them, here or in a running Headrace."""
 
 import contextlib
-import functools
 import gc
 import getpass
 import logging
 import os
 import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import click
 import msgspec
@@ -24,11 +22,11 @@ from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceGroup, uses
 from headrace.cli.options import RATE, TIMES, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
-from headrace.cli.replay_jobs import POLL_SECONDS, follow, print_job
+from headrace.cli.replay_jobs import follow, print_job
 from headrace.cli.trust import certificates_of, trust
 from headrace.config.whole_file import WholeFile
 from headrace.delivery.dead_letter import MAX_REDRIVES
-from headrace.errors import Conflict, HeadraceError, LeaseTaken
+from headrace.errors import HeadraceError
 from headrace.kafka import Admin
 from headrace.runs.dead_letter_jobs import DRY_RUN_SECONDS, Kind
 from headrace.runs.dead_letters.pages import (
@@ -44,11 +42,8 @@ from headrace.runs.routes import JobEndpoints
 from headrace.runs.selection import Selection
 from headrace.runtime import LoopThread, SystemClock
 
-T = TypeVar("T")
-
 _COLLECT_AFTER = 200_000, 50, 100
 """Dead letters are many small short-lived objects. Collecting after every 700 took half of the time."""
-_BUSY = (LeaseTaken.code, Conflict.code)
 
 
 @click.group(cls=HeadraceGroup, aliases={"search": "show"})
@@ -174,13 +169,6 @@ _EXACTLY_ONCE = click.option("--exactly-once", is_flag=True, help="Write in tran
 _RUN = (
     selection_options,
     click.option("--dry-run", is_flag=True, help="Only print what would be done, by error and hour."),
-    click.option(
-        "--wait",
-        "wait_seconds",
-        type=click.FloatRange(0),
-        default=0.0,
-        help="Seconds to wait for another run on the topic; a killed run releases it after 10.",
-    ),
     uses("url", "ca"),
     kafka_options,
 )
@@ -198,7 +186,6 @@ class _RunOptions(NamedTuple):
     cluster: ClusterSettings
     selection: Selection
     dry_run: bool
-    wait_seconds: float
     url: str | None
     ca: Path | None
     output: str
@@ -279,8 +266,7 @@ def _run(kind: Kind, topic: str, request: Mapping[str, Any], options: _RunOption
     else:
         own = certificates_of(options.cluster.file) if options.url.startswith(address_of(options.cluster.file)) else []
         api = Api(options.url, 2 * DRY_RUN_SECONDS, tls=trust(options.ca, own))
-        begin = functools.partial(api.call, _ENDPOINTS[kind], body, topic=topic)
-        found = _when_free(begin, options.wait_seconds)
+        found = api.call(_ENDPOINTS[kind], body, topic=topic)
         if not dry_run:
             found = follow(api, found)
         if "toConsumer" in request:
@@ -323,25 +309,13 @@ def _run_here(kind: Kind, topic: str, body: dict[str, Any], options: _RunOptions
                 if not options.dry_run:
                     show_progress(done, total)
 
-            return _when_free(lambda: thread.call(runs.run(kind, topic, body, on_progress)), options.wait_seconds)
+            return thread.call(runs.run(kind, topic, body, on_progress))
     except KeyboardInterrupt:
         click.echo("stopping after the records in flight; press Ctrl-C again to stop at once", err=True)
         raise
     finally:
         thread.call(runs.stop())
         thread.stop()
-
-
-def _when_free(begin: Callable[[], T], wait_seconds: float) -> T:
-    """Start a run; while another run is working on the topic, retry for the given time."""
-    end = time.monotonic() + wait_seconds
-    while True:
-        try:
-            return begin()
-        except HeadraceError as error:
-            if error.code not in _BUSY or time.monotonic() >= end:
-                raise
-        time.sleep(POLL_SECONDS)
 
 
 def _print_run(kind: str, topic: str, body: Mapping[str, Any], done: Redriven) -> None:

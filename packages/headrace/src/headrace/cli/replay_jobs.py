@@ -16,7 +16,7 @@ from headrace.runs.routes import JobEndpoints
 from headrace.runs.selection import Span
 
 _FINISHED = ("done", "failed", "stopped")
-POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 """Interval between two requests for the state of a job."""
 
 
@@ -111,7 +111,7 @@ def follow(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     try:
         with progress(f"{job['kind']} {_topic(job)}") as show_progress:
             while job["state"] not in (*_FINISHED, "paused"):
-                time.sleep(POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 job = api.call(JobEndpoints.show, job=name)
                 show_progress(job["progress"].get("done", 0), job["progress"].get("total"))
     except KeyboardInterrupt:

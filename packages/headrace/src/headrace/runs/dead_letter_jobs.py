@@ -25,7 +25,10 @@ from headrace.runs.selection import Selection, Window
 from headrace.runtime import Deadline
 
 Kind = Literal["redrive", "drop", "quarantine"]
-_LOOK_SECONDS, _RELEASE_SECONDS = 0.3, 5.0
+_LOOK_SECONDS = 0.3
+_RELEASE_SECONDS = 5.0
+_KILLED_SECONDS = 15.0
+"""A run that was killed holds its lease for 10 s. A command waits for that; a request is refused before."""
 DRY_RUN_SECONDS = 60.0
 _SAVE_SECONDS = 0.5
 _MOST_SAVED = 500
@@ -95,7 +98,7 @@ class DeadLetterJobs:
         if request.dry_run:
             return await self._dry_run(spec, request.to_consumer)
         spec.check()
-        await self._check_ready(topic, spec.select)
+        await self._check_ready(topic, spec.select, _RELEASE_SECONDS)
         if replay:
             limit = None if request.last_retry else request.max_redrives
             replay = msgspec.structs.replace(replay, redrives_below=limit)
@@ -115,7 +118,7 @@ class DeadLetterJobs:
         spec = self._spec(kind, check_topic(topic), request, by)
         if not request.dry_run:
             spec.check()
-            await self._check_ready(topic, spec.select)
+            await self._check_ready(topic, spec.select, _KILLED_SECONDS)
         return self._redrive(spec)
 
     async def _dry_run(self, spec: RedriveSpec, consumer: str) -> DryRunReport:
@@ -131,15 +134,17 @@ class DeadLetterJobs:
             found["targets"] = {consumer: found["records"]}
         return DryRunReport(**found)
 
-    async def _check_ready(self, topic: str, selection: Selection) -> None:
+    async def _check_ready(self, topic: str, selection: Selection, seconds: float) -> None:
         """Return if a job can start: no other run is working on the topic, and a dead letter is found at once.
+
+        A run that has just finished or was killed releases its lease soon, so this waits for some seconds.
 
         Raises:
             LeaseTaken: Another run is working on the topic.
             InvalidRequest: Nothing is selected, or the topic has no dead letters.
         """
         admin, clock = self._context.admin, self._context.clock
-        deadline = Deadline(clock, _RELEASE_SECONDS)  # a run that has just finished releases its lease soon
+        deadline = Deadline(clock, seconds)
         while holder := await lease_holder(admin, lease_name(topic)):
             if deadline.passed:
                 raise lease_taken(topic, holder)

@@ -168,11 +168,7 @@ class CompletedOffsets:
 
 def lease_taken(topic: str, holder: str) -> LeaseTaken:
     """Return the error for a topic that another run holds."""
-    return LeaseTaken(
-        f"{holder} is already working on {topic}: send the request again when it is done, or use --wait of the "
-        "command. A run that was killed releases the topic after 10 s",
-        topic=topic,
-    )
+    return LeaseTaken(f"{holder} is already working on {topic}: send the request again when it is done", topic=topic)
 
 
 @contextlib.asynccontextmanager

@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from headrace.cli.cluster_options import find_settings, with_environment
+from headrace.cli.cluster_options import find_settings
 from headrace.cli.global_options import uses
 from headrace.cli.trust import certificates_of, trust, unreachable
 from headrace.client.exchange import ClientRequest, HttpReply, accepted, error_of
 from headrace.config.http import HttpConfig
 from headrace.config.model import HeadraceConfig
-from headrace.config.whole_file import WholeFile
 from headrace.http.endpoint import Endpoint
 
 _LIMIT_SECONDS = 60.0
@@ -57,8 +56,6 @@ class Api:
         self.url = url.rstrip("/")
         self._management = management or self.url
         self.limit_seconds = limit_seconds
-        self.settings: HeadraceConfig | None = None
-        """Of the file and the environment, if no URL was given."""
         token = os.environ.get("HEADRACE_TOKEN")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._opener = urllib.request.OpenerDirector()  # it follows no redirect: the token is for this server
@@ -148,9 +145,7 @@ def api_at(url: str | None, ca: Path | None, config: Path | None, limit_seconds:
     url = url or os.environ.get("HEADRACE_URL")
     settings = None if url else find_settings(config)
     management, tls = url or address_of(settings, management=True), trust(ca, certificates_of(settings))
-    api = Api(url or address_of(settings), limit_seconds, management, tls)
-    api.settings = None if url else settings or with_environment(WholeFile())
-    return api
+    return Api(url or address_of(settings), limit_seconds, management, tls)
 
 
 def address_of(settings: HeadraceConfig | None, *, management: bool = False) -> str:

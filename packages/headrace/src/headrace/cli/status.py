@@ -1,6 +1,5 @@
 """`headrace status`: one page about a running Headrace, from its HTTP API, with what needs a person first."""
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -12,21 +11,16 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import click
-import msgspec
 
 from headrace.cli.api import Api, api_options
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.output import aligned, cell, counted, print_json, printable
 from headrace.cli.trust import START
 from headrace.client.attention import PARTS, Need, kafka_outage, needs_of
-from headrace.config.kafka import KafkaConfig
 from headrace.errors import HeadraceError
-from headrace.kafka import Admin
-from headrace.runs.dead_letters.counts import DeadLetterTopics
 
 _LIMIT_SECONDS: Final = 10.0
 _PAGE_SECONDS: Final = 2.0
-_KAFKA_SECONDS: Final = 5.0
 _COLUMNS: Final = 100
 _NEEDS_KAFKA: Final = ("cluster", "dead_letters", "instances")
 _COMPLETED: Final = ("delivered", "deadLetters", "delayed", "skipped", "discarded")
@@ -65,9 +59,8 @@ class Poll(NamedTuple):
 def status(watch: bool, api: Api, output: str) -> int:
     """Show one page: Kafka, services, consumers, functions, pipelines, tables, dead letters left, active instances.
 
-    What needs a person is first, worst first, with the reason and the command that helps. If Headrace is unreachable,
-    the page has what Kafka alone can tell. The exit code is 1 if Headrace or Kafka is unreachable, or the
-    token is not valid.
+    What needs a person is first, worst first, with the reason and the command that helps. The exit code is 1 if
+    Headrace or Kafka is unreachable, or the token is not valid.
 
     Example: headrace status --watch
     """
@@ -90,7 +83,7 @@ def status(watch: bool, api: Api, output: str) -> int:
 
 
 def poll(api: Api) -> Poll:
-    """Return what a process responds; if it does not, what Kafka alone can tell."""
+    """Return what a process responds."""
     at, parts, refused = time.monotonic(), dict[str, Any](), dict[str, str]()
     for name, path in PARTS.items():
         if name in _NEEDS_KAFKA and kafka_outage(parts):
@@ -99,25 +92,13 @@ def poll(api: Api) -> Poll:
             parts[name] = api.read(path)
         except HeadraceError as problem:
             if remedy := problem.parameters.get("remedy"):  # there was no response
-                kafka = api.settings.kafka if api.settings else None
-                alone = asyncio.run(_kafka_alone(kafka)) if kafka else {}
-                return Poll(at, alone, {}, problem.description, remedy)
+                return Poll(at, {}, {}, problem.description, remedy)
             if problem.status not in _ABSENT:
                 refused[name] = problem.description
             if problem.status == _UNKNOWN_CALLER and api.has_token:
                 text = f"the token is not valid here (401), so most is not shown: {problem.description}"
                 return Poll(at, parts, refused, text, "export HEADRACE_TOKEN=TOKEN")
     return Poll(at, parts, refused)
-
-
-async def _kafka_alone(config: KafkaConfig) -> dict[str, Any]:
-    admin = Admin(config.model_copy(update={"request_timeout_seconds": _KAFKA_SECONDS}))
-    try:
-        cluster = await admin.describe_cluster()
-        counts = [msgspec.to_builtins(one) for one in await DeadLetterTopics(admin).counts()]
-    except HeadraceError as problem:
-        return {"readiness": {"services": {"kafka": {"ready": False, "reason": problem.description}}}}
-    return {"cluster": {"brokers": [{}] * cluster.brokers}, "dead_letters": {"topics": counts}}
 
 
 def document(url: str, now: Poll, before: Poll | None) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def shown(name: str, value: bytes | None, key: bytes = b"k") -> ShownBatch:
 def test_values_are_printed_in_their_format(name: str, data: str | None, text: str, found: Any) -> None:
     """Strings as text, JSON as it is stored, binary as base64, and what is found by itself never ends the command."""
     value = to_bytes(data)
-    lines = TextLines(["value"], stored=name in ("auto", "string"), terminal=False, colour=False)
+    lines = TextLines(["value"], stored=name in ("auto", "string"), terminal=False)
     assert lines(shown(name, value)).decode() == text + "\n"
     assert lines.fast(batch(None, value)) in (None, f"{text}\n".encode())
     row = json.loads(JsonLines(terminal=False)(shown(name, value)))
@@ -101,7 +101,7 @@ def test_a_terminal_gets_no_control_characters_of_records() -> None:
     record = shown("auto", b"a\tb\n" + hostile, hostile)
     record.batch.headers[0][0] = ("h", hostile)
     columns = ["time", "key", "value"]
-    printed = TextLines(columns, stored=True, terminal=True, colour=False)(record).decode()
+    printed = TextLines(columns, stored=True, terminal=True)(record).decode()
     printed += Template("%h", terminal=True)(record).decode()
     assert printed.count("\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7f\\u200b\\u2060\\ufeff\\U000e0041\\x85") == 3
     row = JsonLines(terminal=True)(record).decode()
@@ -110,8 +110,6 @@ def test_a_terminal_gets_no_control_characters_of_records() -> None:
         assert [each for each in text if not each.isprintable() and each not in "\t\n"] == []
     assert for_terminal("\u200d\ufe0f\t\n") == escaped("\u200d\ufe0f\t\n") == "\u200d\ufe0f\t\n"
     assert escaped("\x85\ufeff\ud83d\U000e0041") == r"\u0085\ufeff\ud83d\udb40\udc41"
-    coloured = TextLines(columns, stored=True, terminal=True, colour=True)(record)
-    assert (coloured.count(b"\x1b["), coloured.count(b"\x1b[0m")) == (4, 2)
 
 
 @pytest.mark.parametrize(("words", "sentence"), table(__file__, "wrong_usage"))

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import gc
-import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -198,10 +197,6 @@ def _write(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _has_colours() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 class _Run(NamedTuple):
     """One run of the command: its options."""
 
@@ -266,7 +261,7 @@ class _Run(NamedTuple):
             return JsonLines(terminal=terminal)
         columns = [name for name, chosen in (("time", self.times), ("key", self.keys), ("value", True)) if chosen]
         is_stored = self.value_format in (AUTO, _TEXT)
-        return TextLines(columns, stored=is_stored, terminal=terminal, colour=terminal and _has_colours())
+        return TextLines(columns, stored=is_stored, terminal=terminal)
 
     async def print_records(self) -> None:
         renderer = self.renderer()
@@ -292,12 +287,7 @@ class _Run(NamedTuple):
                         if printer.is_complete:
                             return
         if not printer.printed:
-            text = " meet the condition" if self.where else self._where(bounds)
-            click.echo(f"no records in {name}{text}", err=True)
-
-    def _where(self, bounds: LogBounds) -> str:
-        is_whole = self.start.kind == "earliest" and not self.stop
-        return "" if is_whole else f" between these positions: {bounds}"
+            click.echo(f"no such records in {name}", err=True)
 
     async def _read_as_member(self, printer: Printer, topics: Sequence[str]) -> None:
         properties = {"isolation.level": self.isolation}

@@ -124,10 +124,3 @@ class LogBounds(NamedTuple):
         else:
             requested = dict.fromkeys(self.ends, value)
         return {p: min(max(self.firsts[p], offset), self.ends[p]) for p, offset in requested.items()}
-
-    def __str__(self) -> str:
-        parts = [
-            f"{p} has {first} to {self.ends[p] - 1}" if first < self.ends[p] else f"{p} is empty"
-            for p, first in [*self.firsts.items()][:3]
-        ]
-        return ", ".join(parts) + (", ..." if len(self.firsts) > len(parts) else "")

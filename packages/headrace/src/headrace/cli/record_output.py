@@ -16,7 +16,6 @@ from headrace.runtime.invisible import INVISIBLE, escaped
 
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 _LENGTH: Final = struct.Struct(">i")
-_STYLES: Final = {"time": "2", "key": "36"}
 TOKENS: Final = "topic %t, partition %p, offset %o, key %k, value %s, headers %h, time in ms %T, lengths %K %S %R"
 
 
@@ -92,11 +91,10 @@ def _header_text(value: bytes | None) -> str:
 class TextLines:
     """One line per record: time, key, value, as far as they were chosen."""
 
-    def __init__(self, columns: Sequence[str], *, stored: bool, terminal: bool, colour: bool) -> None:
+    def __init__(self, columns: Sequence[str], *, stored: bool, terminal: bool) -> None:
         """Prepare; `stored` is whether values are text as they are stored."""
         self._columns = columns
         self._terminal = terminal
-        self._colour = colour
         self._is_plain = stored and not terminal and [*columns] == ["value"]
 
     def fast(self, batch: RecordBatch) -> bytes | None:
@@ -119,11 +117,7 @@ class TextLines:
 
     def _cells(self, name: str, shown: ShownBatch) -> list[str]:
         found = _column(name, shown)
-        if self._terminal:
-            found = [for_terminal(text) for text in found]
-        if self._colour and name in _STYLES:
-            found = [f"\x1b[{_STYLES[name]}m{text}\x1b[0m" for text in found]
-        return found
+        return [for_terminal(text) for text in found] if self._terminal else found
 
 
 def _column(name: str, shown: ShownBatch) -> list[str]:

@@ -178,10 +178,10 @@ def test_a_window_is_offsets_that_hold_something() -> None:
     ("requested", "error", "said"),
     [
         ({"partition": 1}, InvalidRequest, "has no records"),
-        ({"partition": 0, "offsets": (0, 5)}, InvalidRequest, "no longer in the log"),
+        ({"partition": 0, "offsets": (0, 5)}, InvalidRequest, "is not in the log"),
         ({"until": 1000}, InvalidRequest, "has no records"),
         ({"since": 1_500_000}, InvalidRequest, "has no records since"),
-        ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "empty"),
+        ({"since": 1_003_000, "until": 1_003_000}, InvalidRequest, "later than since"),
     ],
 )
 def test_a_window_that_makes_no_sense_is_refused(requested: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -164,23 +164,13 @@ def _check(span: Span, now_seconds: float) -> None:
     if since is not None and since.timestamp() > now_seconds:
         raise InvalidRequest(f"{iso_ms(milliseconds(since))} is in the future: there are no records yet")
     if since is not None and until is not None and until <= since:
-        what = "empty: start and end are equal" if until == since else "reversed: it ends before it starts"
-        raise InvalidRequest(
-            f"the window from {iso_ms(milliseconds(since))} to {iso_ms(milliseconds(until))} is {what}"
-        )
+        raise InvalidRequest(f"until must be later than since, which is {iso_ms(milliseconds(since))}")
 
 
 def _check_offsets(span: Span, partition: TopicPartition, start: int, end: int) -> None:
     """Raise unless offsets of a partition exist; some of them may have been removed from the log."""
     given = [offset for offset in (span.first, span.last) if offset is not None]
-    if given[-1] >= end:
-        problem = "beyond the log"
-    elif span.last is not None and span.last < start:
-        problem = "no longer in the log"
-    else:
-        return
-    log = f"it has {start} to {end - 1}" if end > start else "it is empty"
-    offsets = " to ".join(map(str, dict.fromkeys(given)))
-    raise InvalidRequest(
-        f"offset {offsets} is {problem} of {partition}: {log}", topic=partition.topic, partition=partition.partition
-    )
+    if given[-1] >= end or (span.last is not None and span.last < start):
+        log = f"it has {start} to {end - 1}" if end > start else "it is empty"
+        text = f"offset {' to '.join(map(str, dict.fromkeys(given)))} is not in the log of {partition}: {log}"
+        raise InvalidRequest(text, topic=partition.topic, partition=partition.partition)

@@ -109,12 +109,6 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
     assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
 
 
-@pytest.mark.parametrize(("spec", "bounds"), table(__file__, "replicas_bound_how_many_processes_run"))
-def test_replicas_bound_how_many_processes_run(tmp_path: Path, spec: dict[str, int], bounds: list[int]) -> None:
-    """`replicas` wins; one bound alone is both."""
-    assert list(load(tmp_path, spec).replica_bounds) == bounds
-
-
 def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A sink is a destination of Nuclio's platform; here is one log."""
     assert load(tmp_path, {"loggerSinks": [{"level": "Warn"}, {"level": "info", "sink": "es"}]}).log_level == "info"

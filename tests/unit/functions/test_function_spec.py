@@ -43,7 +43,7 @@ def test_an_unmodified_nuclio_file_loads(tmp_path: Path, caplog: pytest.LogCaptu
     assert (trigger.kafka.brokers, trigger.kafka.auto_offset_reset, trigger.workers) == (["host:9092"], "latest", 4)
     assert trigger.termination_seconds == 7
     assert warnings(caplog) == [
-        "spec: without effect in Headrace: volumes, disableDefaultHTTPTrigger",
+        "spec: without effect in Headrace: volumes, minReplicas, disableDefaultHTTPTrigger",
         "spec.triggers.my-kafka.attributes: without effect in Headrace: rebalanceRetryMax",
     ]
 

@@ -56,9 +56,8 @@ class FunctionSpec(FilePart):
     readiness_timeout_seconds: Annotated[int, Field(ge=0, le=86_400), Number, AfterValidator(lambda n: n or 60)] = 60
     """Longest time for loading the handler and `init_context`; 0 in the file means the default."""
     logger_sinks: list[LoggerSink] = []
-    replicas: Annotated[int | None, Number] = None
-    min_replicas: Whole | None = None
     max_replicas: Whole | None = None
+    """The most processes that may run this function."""
     folder: Path
     """The folder of the file, which holds the handler's module."""
     triggers: list[Trigger]
@@ -66,16 +65,14 @@ class FunctionSpec(FilePart):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        least, most = self.replica_bounds
-        if least > most:
-            raise ValueError(f"minReplicas is {least}, and maxReplicas {most}: write them the other way around")
         single = next((trigger for trigger in self.triggers if trigger.requests), None)
         if single and any(trigger.batch.mode == "enable" for trigger in self.triggers):
             text = f"of kind {single.kind}, whose calls have one event, and batch, whose calls have a list"
             remedy = "write batch: {mode: disable}, or move one to another function"
             raise ValueError(f"triggers have {single.name} {text}: {remedy}")
-        if most > 1 and (fixed := next((trigger for trigger in self.kafka_triggers if trigger.kafka.partitions), None)):
-            text = f"maxReplicas is {most}, and each replica would read the partitions of {fixed.name}"
+        fixed = next((trigger for trigger in self.kafka_triggers if trigger.kafka.partitions), None)
+        if fixed and (self.max_replicas or 1) > 1:
+            text = f"maxReplicas is {self.max_replicas}, and each replica would read the partitions of {fixed.name}"
             raise ValueError(f"{text}: write maxReplicas: 1, or remove partitions")
         acknowledging = [trigger for trigger in self.kafka_triggers if trigger.explicit_ack_mode != "disable"]
         topics = [topic for trigger in acknowledging for topic in trigger.topics]
@@ -85,14 +82,6 @@ class FunctionSpec(FilePart):
                 "move one of them to another function"
             )
         return self
-
-    @property
-    def replica_bounds(self) -> tuple[int, int]:
-        """The fewest and the most processes that may run this function."""
-        if self.replicas is not None:
-            return max(0, self.replicas), max(0, self.replicas)
-        written = [number for number in (self.min_replicas, self.max_replicas) if number is not None] or [1]
-        return written[0], written[-1]
 
     @property
     def kafka_triggers(self) -> list[KafkaTrigger]:

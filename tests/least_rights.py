@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AdminClient,
-    ResourceType,
-    ScramCredentialInfo,
-    ScramMechanism,
-    UserScramCredentialUpsertion,
-)
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, ResourceType  # type: ignore[attr-defined]
 
 from headrace_devkit.devcluster.certificates import write_file
 from headrace_devkit.devcluster.security import allowed
@@ -94,10 +85,10 @@ class RightsScenario:
         self.user = f"user-{key}"
         self.site = Scenario(secured.cluster.bootstrap_servers, folder)
         self.process: HeadraceProcess | None = None
-        self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers})
+        self._admin = secured.admin
         self.password = secrets.token_urlsafe(16)
         write_file(secured.security.folder / f"{self.user}.password", self.password.encode(), 0o600)
-        self.set_password(self.password)
+        secured.set_password(self.user, self.password)
         for row in self.rows:
             if row.kind == "topic" and row.operation != "Create" and not row.name.endswith("*"):
                 self.create_topic(row.name)
@@ -105,13 +96,6 @@ class RightsScenario:
 
     def __call__(self, name: str) -> str:
         return named(name, self.key)
-
-    def set_password(self, password: str) -> None:
-        """Set the user's password on the brokers."""
-        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        change = UserScramCredentialUpsertion(self.user, scram, password.encode())
-        for future in self._admin.alter_user_scram_credentials([change]).values():
-            future.result(LIMIT_SECONDS)
 
     def create_topic(self, name: str) -> None:
         """Create the topic for one of the page."""
@@ -137,9 +121,7 @@ class RightsScenario:
 
     def give(self, *rows: Row) -> None:
         """Give the user rights."""
-        rights = [row.binding(self.user, self.key) for row in rows]
-        for future in self._admin.create_acls(rights).values() if rights else ():
-            future.result(LIMIT_SECONDS)
+        self.secured.grant(*(row.binding(self.user, self.key) for row in rows))
 
     def take(self, row: Row) -> None:
         """Take a right from the user."""

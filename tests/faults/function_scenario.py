@@ -66,8 +66,3 @@ def children(process: HeadraceProcess) -> list[int]:
     """Return the processes that a process has started."""
     pid = process.server.id.pid
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Return those that have not ended."""
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]

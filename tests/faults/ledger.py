@@ -169,10 +169,6 @@ class Ledger(Scenario):
         self.wait_until(found, f"a leader of {topic}")
         return leaders[0]
 
-    def coordinator_of(self, group: str) -> int:
-        """Return the broker that keeps a group."""
-        return int(self.client.describe_consumer_groups([group])[group].result(60).coordinator.id)
-
     @contextmanager
     def paused(self, *brokers: int) -> Iterator[None]:
         """Pause brokers until this ends, and wait until they have caught up."""

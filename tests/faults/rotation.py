@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
-from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from headrace_devkit.devcluster import HeadraceProcess
 from headrace_devkit.devcluster.certificates import Authority
@@ -59,7 +57,6 @@ class Operator:
 
     def __init__(self, secured: SecuredCluster) -> None:
         self._secured = secured
-        self._admin = AdminClient({"bootstrap.servers": secured.cluster.bootstrap_servers, "log_level": 0})
         self._authority = Authority(secured.security.folder, "ca")
 
     def _rights(self, user: str) -> list[Any]:
@@ -69,8 +66,7 @@ class Operator:
 
     def certificate(self, user: str) -> dict[str, Path]:
         """Return a new certificate and its key, of a user with every right that is needed."""
-        for granted in self._admin.create_acls(self._rights(user)).values():
-            granted.result(30)
+        self._secured.grant(*self._rights(user))
         files = self._authority.issue(user)
         return {"client_pem": files.certificate, "client_key": files.key}
 
@@ -79,18 +75,14 @@ class Operator:
         of_user: Any = (f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
         any_name: Any = None
         every = AclBindingFilter(ResourceType.ANY, any_name, ResourcePatternType.ANY, *of_user)
-        for removed in self._admin.delete_acls([every]).values():
+        admin = self._secured.admin
+        for removed in admin.delete_acls([every]).values():
             assert removed.result(30)
 
     def password(self, user: str, password: str) -> None:
         """Set a password of SCRAM, and give the user every right that is needed."""
-        change = UserScramCredentialUpsertion(
-            user, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
-        )
-        for changed in self._admin.alter_user_scram_credentials([change]).values():
-            changed.result(30)
-        for granted in self._admin.create_acls(self._rights(user)).values():
-            granted.result(30)
+        self._secured.set_password(user, password)
+        self._secured.grant(*self._rights(user))
 
 
 class Rotation:

@@ -112,21 +112,3 @@ def test_events_and_counted_gaps_are_as_many_as_completed_records(
         assert len(letters) == kinds["REACTIVE_CONSUMER", "FAILURE"] > 0
         places = {(n["partition"], n["offset"]) for n in events if n["auditType"] == "REACTIVE_CONSUMER"}
         assert places == {(record.partition, record.offset) for record in records}
-
-
-@pytest.mark.long
-def test_events_that_are_lost_with_a_broker_are_counted(
-    kafka_three: Cluster, headrace: StartHeadrace, backend: RecordingBackend, tmp_path: Path
-) -> None:
-    """Events wait for the other brokers; what is lost all the same is counted."""
-    scenario = Audited(kafka_three, tmp_path, headrace, backend.url)
-    with Poster(scenario.process.url, scenario.topic) as poster:
-        poster.wait_for_more(300)
-        with scenario.killed(1):
-            poster.wait_for_more()
-        poster.wait_for_more()
-    numbers = scenario.settled()
-    events, gaps = scenario.events()
-    lost = numbers.of("audit_events", "lost")
-    assert numbers.counted == numbers.due
-    assert numbers.due - gaps <= len(events) <= numbers.due - gaps + lost

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ class Steered(PushScenario):
         runs = self.recording()
         assert [run.log[0].partition for run in runs] == [*self.operations]
         judged = zip(runs, self.operations.values(), strict=True)
-        return [text for run, done in judged for text in check_pushed(run, "key", self.faults, done)]
+        return [
+            text for run, done in judged for text in check_pushed(run, self.settings["ordering"], self.faults, done)
+        ]
 
 
 def ask(process: HeadraceProcess, action: str, **body: Any) -> None:
@@ -91,6 +94,47 @@ def scenario(
     made.backend.start()
     yield made
     made.backend.stop()
+
+
+QUICK = {"heartbeat.interval.ms": 300}
+"""So that a member hears at once that others come and go."""
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("scenario", [3], indirect=True)
+@pytest.mark.parametrize(
+    "membership",
+    [
+        QUICK,
+        pytest.param({**QUICK, "partition.assignment.strategy": "range"}, marks=pytest.mark.long),
+        pytest.param({"group.protocol": "consumer"}, marks=pytest.mark.long),
+    ],
+    ids=["cooperative", "eager", "kip-848"],
+)
+def test_seeks_under_load_are_exact(scenario: Steered, membership: dict[str, Any]) -> None:
+    """Back, forward and twice, with deliveries in flight: nothing comes twice or too early, and nothing is lost."""
+    scenario.settings |= {"ordering": "partition", "consumer": {"properties": membership}}
+    process = scenario.run()
+    scenario.fill_each(400)
+    scenario.wait_more(60)
+
+    def seek(partition: int, offset: int) -> None:
+        begin, body = time.time(), {"partitions": [partition], "offset": offset}
+        [done] = Api(process.url).request("POST", f"{CONSUMER}/seek?waitSeconds=60", body)["results"]
+        assert done["outcome"] == "sought"
+        scenario.operations[partition].append(Seek(begin, time.time(), offset))
+
+    with ThreadPoolExecutor(3) as callers:
+        both = [callers.submit(seek, 0, 3), callers.submit(seek, 1, 380)]
+        seek(2, 90)
+        seek(2, 7)
+        for done in both:
+            done.result()
+    assert scenario.committed(scenario.group)[TopicPartition(scenario.topic, 1)] >= 380
+    scenario.wait_done()
+    seek(0, 395)
+    scenario.check_done()
+    assert process.terminate() == 0
 
 
 @pytest.mark.timeout(500)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import confluent_kafka
 import pytest
 
 from headrace.delivery.offset_map import decode
@@ -54,8 +53,7 @@ def test_records_are_removed_before_they_are_read(scenario: PushScenario) -> Non
     scenario.wait_done()
     assert process.terminate() == 0
     scenario.fill(100)
-    for removed in scenario.client.delete_records([confluent_kafka.TopicPartition(scenario.topic, 0, 110)]).values():
-        removed.result(60)
+    scenario.remove_before(scenario.topic, 110)
     standing = scenario.run(wait=False)
     missing = r"offsets 100 to 109 \(10\) are no longer in the log"
     scenario.wait_until(lambda: re.search(missing, standing.output), "the gap")

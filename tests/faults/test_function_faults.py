@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace_devkit.devcluster.jvm_server import is_alive
 from headrace_devkit.testing import Cluster, StartHeadrace
-from tests.faults.function_scenario import FunctionScenario, alive, children, descriptors
+from tests.faults.function_scenario import FunctionScenario, children, descriptors
 from yaml_table import table
 
 pytestmark = pytest.mark.timeout(500)
@@ -51,4 +52,4 @@ def test_each_way_to_break_a_worker_costs_its_own_record_only(
     assert descriptors(process) <= open_before + 5
     workers = children(process)
     assert process.terminate() == 0
-    assert alive(workers) == []
+    assert not any(map(is_alive, workers))

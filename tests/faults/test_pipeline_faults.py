@@ -101,35 +101,16 @@ class Copying:
         assert found.total() - self.sent <= most_repeats
 
 
-async def written(run: PipelineRun, after_seconds: float) -> None:
-    """Wait until a driver has written one batch more, and a while longer."""
+async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
+    """Kill the driver that runs after it has written at least one batch."""
     before = run.status()["flows"]["copy"]["input_records"]
     await until(lambda: run.status()["flows"]["copy"]["input_records"] > before, run)
     await asyncio.sleep(after_seconds)
-
-
-async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
-    """Kill the driver that runs after it has written at least one batch."""
-    await written(run, after_seconds)
     if pid := run.status()["driver_pid"]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: run.status()["driver_pid"] != pid, run)
         assert gone(pid)
-
-
-def kill_workers(folder: Path) -> int:
-    """Kill the Python workers of a pipeline, which are children of their daemon. Returns how many there were."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (entry / "cwd").resolve() == folder and b"pyspark.daemon" in (entry / "cmdline").read_bytes():
-                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    workers = [pid for pid, parent in found.items() if parent in found]
-    for pid in workers:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(workers)
 
 
 @pytest.fixture
@@ -193,26 +174,6 @@ def test_a_driver_is_killed_at_random_moments(
         scenario.check(tasks)
         newest = {row["id"]: row["n"] for row in scenario.rows(sums)}
         assert newest == Counter(number % 16 for number in range(scenario.sent))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_workers_are_killed_at_random_moments(copying: Callable[..., Copying], request: pytest.FixtureRequest) -> None:
-    """Their tasks are tried again by the same driver, and what a task has written is left out."""
-    kills = 20 if request.config.getoption("--all") else 5
-    scenario = copying(**EXACT["task"])
-
-    async def main() -> None:
-        async with scenario.running() as run:
-            for _ in range(kills):
-                scenario.send(5 * BATCH)
-                await written(run, random.uniform(0, 0.5))
-                print(f"killed {kill_workers(scenario.folder / 'copying')} workers")
-            await scenario.caught_up(run)
-            assert run.status()["restarts"] == 0
-
-    asyncio.run(main())
-    scenario.check()
 
 
 @pytest.mark.long

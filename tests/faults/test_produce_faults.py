@@ -64,14 +64,6 @@ def test_the_leader_is_killed(produce: Callable[..., ProduceScenario]) -> None:
         scenario.clients.wait_for_more(1000)
 
 
-@pytest.mark.long
-def test_the_leader_is_paused(produce: Callable[..., ProduceScenario]) -> None:
-    """What it had taken is sent again to the next one; when it goes on it finds itself deposed."""
-    scenario = produce(delivery_seconds=12)
-    with scenario.fault(), scenario.paused(scenario.leader_of(scenario.topic)):
-        scenario.clients.wait_for_more(1000)
-
-
 def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(produce: Callable[..., ProduceScenario]) -> None:
     """What was in flight is unknown, and some of it is written later; nothing of that was called a fail."""
     scenario = produce(delivery_seconds=6)

@@ -1,15 +1,10 @@
-"""Brokers, the network and the group fail while records are pushed; the ledger judges by what is not Headrace's.
-
-A repeat is no fault here: any machine can be so busy that a member is thought dead.
-"""
+"""Topics that change or hold odd records and transactions while they are pushed."""
 
 from __future__ import annotations
 
 import base64
 import itertools
 import re
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,93 +12,27 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import NewPartitions
 
-from headrace.records import OutgoingRecord, TopicPartition
-from headrace_devkit.testing import Cluster, HeadraceProcess, RecordingBackend, StartHeadrace
-from headrace_devkit.testing.proxy import OFFSET_COMMIT, FaultProxy
+from headrace.records import OutgoingRecord
+from headrace_devkit.testing import Cluster, RecordingBackend, StartHeadrace
 from tests.faults.ledger import Ledger, delivered_by
-from tests.faults.push_scenario import SHORT_SESSION, Feeder, PushScenario
+from tests.faults.push_scenario import Feeder, PushScenario
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
 
 
-class Fed(PushScenario):
-    """A topic of three brokers that is written all the time; partitions are paused and resumed all the time."""
-
-    def __init__(self, cluster: Any, start: Callable[..., HeadraceProcess], folder: Path) -> None:
-        super().__init__(cluster, start, folder, partitions=3)
-        self.settings = {"ordering": "partition", "batch": {"max_records": 20}, "flow": {"max_records": 100}}
-        self.feeder = Feeder(self, per_second=500)
-
-    def finish(self, *processes: HeadraceProcess) -> None:
-        """Write no more, let the group come to its end, hear the ledger, and end the processes."""
-        self.feeder.stop()
-        self.wait_done()
-        assert self.check(but="repeat") == []
-        assert [process.terminate() for process in processes] == [0] * len(processes)
-
-
-@pytest.fixture
-def scenario(kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path) -> Iterator[Fed]:
-    """A topic that is being written, and a backend."""
-    made = Fed(kafka_three, headrace, tmp_path)
-    made.backend.start()
-    with made.feeder:
-        yield made
-    made.backend.stop()
-
-
-@pytest.mark.long
-def test_two_brokers_of_three_stand_still(scenario: Fed) -> None:
-    """The third one can take neither records nor commits; then all goes on."""
-    process = scenario.run()
-    scenario.wait_more()
-    with scenario.paused(1, 2):
-        time.sleep(6)  # how long the fault lasts, longer than the session of a broker
-    scenario.wait_more()
-    scenario.finish(process)
-
-
-@pytest.mark.long
-def test_the_coordinator_is_killed_while_a_commit_is_on_its_way(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """The next one takes the commits, and none passes what has not ended."""
-    process = scenario.run(servers=kafka_network.bootstrap_servers)
-    scenario.wait_more()
-    kafka_network.hold(OFFSET_COMMIT)
-    scenario.wait_until(lambda: kafka_network.held, "a commit")
-    with scenario.killed(scenario.coordinator_of(scenario.group)):
-        kafka_network.heal()
-        scenario.wait_more()
-    scenario.finish(process)
-
-
-@pytest.mark.long
-def test_a_commit_arrives_when_the_partitions_have_another_owner(scenario: Fed, kafka_network: FaultProxy) -> None:
-    """It is refused, no commit goes back, and its sender joins again."""
-    scenario.settings["consumer"] = SHORT_SESSION
-    first = scenario.run(servers=kafka_network.bootstrap_servers)
-    scenario.wait_more()
-    kafka_network.hold(OFFSET_COMMIT)
-    scenario.wait_until(lambda: kafka_network.held, "a commit")
-    second = scenario.run()
-    for number in range(3):
-        place = re.escape(str(TopicPartition(scenario.topic, number)))
-        scenario.wait_until(lambda place=place: re.search(f"assigned .*{place}", second.output), "a new owner")
-    scenario.wait_more()
-    kafka_network.heal()
-    scenario.wait_members(2)
-    scenario.wait_more()
-    scenario.finish(first, second)
-
-
-def test_partitions_are_added_under_load(kafka_three: Cluster, scenario: Fed) -> None:
+def test_partitions_are_added_under_load(kafka_three: Cluster, scenario: PushScenario) -> None:
     """What is written to the new ones from their first moment is delivered too."""
+    scenario.settings = {"ordering": "partition", "batch": {"max_records": 20}, "flow": {"max_records": 100}}
     scenario.properties["topic.metadata.refresh.interval.ms"] = 1000
-    process = scenario.run()
-    scenario.wait_more()
-    for created in scenario.client.create_partitions([NewPartitions(scenario.topic, 6)]).values():
-        created.result(60)
-    scenario.wait_until(lambda: len(ends := scenario.ends()) == 6 and min(ends) > 20, "6 partitions in use")
-    scenario.finish(process)
+    with Feeder(scenario, per_second=500):
+        process = scenario.run()
+        scenario.wait_more()
+        for created in scenario.client.create_partitions([NewPartitions(scenario.topic, 8)]).values():
+            created.result(60)
+        scenario.wait_until(lambda: len(ends := scenario.ends()) == 8 and min(ends) > 20, "8 partitions in use")
+    scenario.wait_done()
+    assert scenario.check(but="repeat") == []
+    assert process.terminate() == 0
 
 
 def pushing(ledger: Ledger, name: str, url: str, **settings: Any) -> dict[str, Any]:
@@ -134,27 +63,6 @@ def test_lag_is_zero_behind_aborted_transactions(
     ledger.wait_until(lambda: sum(ledger.committed(name).values()) == 4 * count, "the commit to reach the end")
     assert [record["value"] for record in backend.accepted] == wanted
     assert ledger.behind(name, name) == 0
-    assert process.terminate() == 0
-
-
-@pytest.mark.long
-def test_lag_is_zero_where_compaction_has_left_gaps(
-    ledger: Ledger, headrace: StartHeadrace, backend: RecordingBackend
-) -> None:
-    """Offsets that are not there any more are waited for by nobody."""
-    often = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100"}
-    name = ledger.new_topic(1, **{"cleanup.policy": "compact", **often})
-    producer = confluent_kafka.Producer({"bootstrap.servers": ledger.kafka.bootstrap_servers})
-    for number in range(1000):
-        producer.produce(name, f"{number}", f"k{number % 7}", partition=0)
-        if number % 100 == 99:
-            assert producer.flush(120) == 0
-            time.sleep(0.15)  # so that the next one begins another segment
-    ledger.wait_until(lambda: len(ledger.records(name)) < 500, "the broker to compact")
-    process = headrace(pushing(ledger, name, backend.url))
-    ledger.wait_committed(name, name, 1000)
-    assert ledger.behind(name, name) == 0
-    assert not ledger.missing(name, delivered_by(backend))
     assert process.terminate() == 0
 
 

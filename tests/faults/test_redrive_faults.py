@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import time
 from collections import Counter
@@ -22,7 +21,6 @@ from headrace_devkit.testing.forked import ForkedCommand
 from tests.faults.ledger import Ledger, dead_letter
 
 EXACT = ("--exactly-once",)
-KILLS = 20
 
 
 class Redrive(Ledger):
@@ -33,9 +31,7 @@ class Redrive(Ledger):
         self.topic, self.letters = self.new_topic(2), letters
         self.dlq = f"{self.topic}.dlq"
         cluster.create_topic(self.dlq, 2, {})
-        for first in range(0, letters, 20_000):
-            numbers = range(first, min(first + 20_000, letters))
-            self.write(self.dlq, *(dead_letter(self.topic, self.dlq, number) for number in numbers))
+        self.write(self.dlq, *(dead_letter(self.topic, self.dlq, number) for number in range(letters)))
         group = {TopicPartition(name, 0): number for number, name in enumerate((self.topic, self.dlq))}
         asyncio.run(self.admin.alter_group_offsets(f"{self.topic}-group", group))
         self.offsets = self.offsets_of(self.topic)
@@ -50,11 +46,6 @@ class Redrive(Ledger):
         code = self.start(*words, failpoints=failpoints).wait(300)
         assert "Traceback" not in self.output.read_text()
         return code
-
-    def written(self) -> int:
-        """Return how many records the topic has, those of open and aborted transactions and markers included."""
-        places = [TopicPartition(self.topic, number) for number in range(2)]
-        return sum(asyncio.run(self.admin.written_offsets(places)).values())
 
     def check(self, repeats: int) -> None:
         """Every letter is back, so many are repeated at most, and no group stands elsewhere than before."""
@@ -103,22 +94,3 @@ ALWAYS = "sent"
 def test_what_is_killed_or_overtaken_goes_on_where_it_was(kafka: Cluster, tmp_path: Path, scenario: str) -> None:
     """Killed with records sent and not marked, marked, and in a transaction; and asleep while another takes over."""
     SCENARIOS[scenario](Redrive(kafka, tmp_path, 6000))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("words", [(), EXACT], ids=["plain", "exactly-once"])
-def test_killed_at_random_points(kafka: Cluster, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Twenty kills, each at some moment after the run has begun to send; then it ends."""
-    redrive = Redrive(kafka, tmp_path, 200_000)
-    chance = random.Random(7)
-    for _ in range(KILLS):
-        before = redrive.written()
-        run = redrive.start("--rate", "2000", *words)
-        while run.poll() is None and redrive.written() == before:
-            time.sleep(0.05)
-        time.sleep(chance.uniform(0, 2))
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait(60)
-    assert redrive.run(*words) == 0
-    redrive.check(0 if words else REPEATS_AT_MOST * KILLS)

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -25,6 +24,7 @@ from headrace.records import TopicPartition
 from headrace_devkit.testing import Cluster, StartHeadrace
 from headrace_devkit.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 from tests.active_client import send
+from tests.faults.function_scenario import children
 from tests.faults.ledger import Ledger
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(500)]
@@ -38,12 +38,6 @@ def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
         return send("POST", url, body, {"Idempotency-Key": key} if key else {})
     except (OSError, ValueError, http.client.HTTPException):
         return 0, None
-
-
-def children_of(run: Any) -> list[int]:
-    """Return the process ids that a run of several has started."""
-    pid = run.server.id.pid
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ids_in(ledger: Ledger, topic: str) -> dict[int, tuple[int, int]]:
@@ -79,7 +73,7 @@ def test_a_key_writes_once_though_the_process_is_killed(
             wave = list(itertools.islice(numbers, CLIENTS))
             sent = [clients.submit(send, number) for number in wave]
             threading.Event().wait(moments.uniform(0, 0.06))
-            victims = [process.server.id.pid] if processes == 1 else children_of(process)
+            victims = [process.server.id.pid] if processes == 1 else children(process)
             os.kill(moments.choice(victims), signal.SIGKILL)
             concurrent.futures.wait(sent)
             if processes == 1:

@@ -144,6 +144,11 @@ class Server:
             time.sleep(0.01)
 
 
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    return _start_time(pid) != ""
+
+
 def _start_time(pid: int) -> str:
     """Return the kernel's start time of a process, "" if there is none or it is a zombie.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka
+from confluent_kafka.admin import AdminClient
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
@@ -78,6 +79,17 @@ class Scenario:
             *(OutgoingRecord(topic, f"k{n}".encode(), json.dumps(v).encode(), None, 0) for n, v in enumerate(values)),
         )
 
+    def remove_before(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Remove the first records of a partition, as retention does."""
+        client = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for done in client.delete_records([confluent_kafka.TopicPartition(topic, partition, offset)]).values():
+            done.result(60)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; brokers may know it for a moment longer."""
+        client = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        client.delete_topics([topic])[topic].result(60)
+
     def committed(self, group: str) -> dict[TopicPartition, int]:
         """Return a group's committed offsets."""
         return asyncio.run(self.admin.committed(group))
@@ -122,10 +134,12 @@ class Scenario:
             time.sleep(0.05)
 
     @staticmethod
-    def ask(url: str, body: Any = None, limit_seconds: float = 120.0) -> JsonResponse:
+    def ask(
+        url: str, body: Any = None, limit_seconds: float = 120.0, headers: Mapping[str, str] | None = None
+    ) -> JsonResponse:
         """Send a GET, or a POST if there is a body."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
         began = time.monotonic()
         try:
             response = urllib.request.urlopen(request, timeout=limit_seconds)

@@ -8,6 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
 from headrace.config.kafka import KafkaConfig
 from headrace.config.load import load_config
 from headrace_devkit.devcluster import Cluster, HeadraceProcess
@@ -68,3 +72,22 @@ class SecuredCluster(NamedTuple):
             "bootstrap_servers": self.cluster.tls_servers,
             "security": {"tls": {"ca": str(self.security.authority), **pem}},
         }
+
+    def set_password(self, user: str, password: str) -> None:
+        """Set a user's password of SCRAM-SHA-512 on the brokers."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        change = UserScramCredentialUpsertion(user, scram, password.encode())
+        admin = self.admin
+        for changed in admin.alter_user_scram_credentials([change]).values():
+            changed.result(60)
+
+    def grant(self, *rights: AclBinding) -> None:
+        """Give rights to users."""
+        admin = self.admin
+        for granted in admin.create_acls(list(rights)).values() if rights else ():
+            granted.result(60)
+
+    @property
+    def admin(self) -> AdminClient:
+        """A client with every right."""
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})

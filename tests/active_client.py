@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import struct
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -87,7 +86,7 @@ class Instance:
     def subscribe(self, topic: str) -> Instance:
         """Subscribe, and wait for partitions."""
         self.ok("POST", "/subscriptions", {"topics": [topic]})
-        wait_for(lambda: self.ok("GET", "/assignments")["partitions"], "the assignment")
+        Scenario.wait_until(lambda: self.ok("GET", "/assignments")["partitions"], "the assignment")
         return self
 
     def wait_reading(self) -> None:
@@ -95,7 +94,7 @@ class Instance:
         process, _, path = self.url.partition("/consumers/")
         table, name = f"{process}/adm/consumers?group={path.partition('/')[0]}", self.created.body["instance_id"]
         readers = lambda: [one["name"] for one in send("GET", table).body["consumers"] if one["isReading"]]  # noqa: E731
-        wait_for(lambda: name in readers(), "the read to wait")
+        Scenario.wait_until(lambda: name in readers(), "the read to wait")
 
     def first(self, query: str = "") -> list[Any]:
         """Read until there are records, once."""
@@ -183,11 +182,3 @@ def write(site: Scenario, topic: str, *values: bytes | None, partition: int = 0)
 def offsets_of(records: list[Any], partition: int = 0) -> list[int]:
     """Return the offsets of a partition's entries."""
     return [record["offset"] for record in records if record["partition"] == partition]
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + _LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"timed out waiting for {what}"
-        time.sleep(0.02)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from active_client import Instance, offsets_of, send, write
 from headrace.records import OutgoingRecord
@@ -173,9 +171,7 @@ def test_a_position_out_of_range_is_reported_and_stops_no_other_partition(
     assert (refused.status, refused.code) == (409, "ERR40069")
     assert refused.body["metadata"]["partitions"] == [one]
     assert "offsets 3 to 999 (997)" in refused.body["description"]
-    admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
-    for future in admin.delete_records([confluent_kafka.TopicPartition(source, 0, 2)]).values():
-        future.result()
+    site.remove_before(source, 2)
     instance.ok("POST", "/positions", {"offsets": [{**one, "offset": 0}]})
     assert "removed before they were read" in instance("GET", "/records?timeout=20000").body["description"]
     instance.ok("POST", "/positions/first", {"partitions": [one]})
@@ -200,9 +196,7 @@ def test_a_topic_that_is_missing_or_created_again_is_reported(
 
     site.wait_until(lambda: read() == 5, "the records of the topic")
     site.wait_until(lambda: instance("GET", "/records?timeout=10").status == 200, "the topic is known")
-    admin = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
-    for future in admin.delete_topics([again]).values():
-        future.result()
+    site.delete_topic(again)
     site.wait_until(lambda: instance("GET", "/records?timeout=10").code == "ERR40006", "the topic is gone")
     kafka.create_topic(again, 1, {})
     written(site, again, 2)

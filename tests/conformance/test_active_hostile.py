@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from active_client import Instance, offsets_of, send, wait_for, write
+from active_client import Instance, offsets_of, send, write
 from headrace_devkit.testing import HeadraceProcess, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 
@@ -134,7 +134,7 @@ def test_the_end_of_the_process_ends_reads_and_streams(process: HeadraceProcess,
     process.server.signal(signal.SIGTERM)
     assert waiting.until(lambda data: data.endswith(b"[]")).startswith(b"HTTP/1.1 200")
     assert stream.rest().endswith(b"0\r\n\r\n")
-    wait_for(lambda: process.exit_code is not None, "the end")
+    Scenario.wait_until(lambda: process.exit_code is not None, "the end")
     assert process.exit_code == 0
     assert site.committed(f"{source}-stream") == {}
     waiting.cut()
@@ -175,7 +175,7 @@ def test_a_reader_that_left_frees_its_instance_at_once(url: str, source: str) ->
         waiting = instance.open(accept)
         instance.wait_reading()
         waiting.cut()
-        wait_for(lambda: instance("GET", "/records?timeout=1").status == 200, "the instance to be free")
+        Scenario.wait_until(lambda: instance("GET", "/records?timeout=1").status == 200, "the instance to be free")
 
 
 def test_a_client_that_never_reads_its_stream_holds_little(
@@ -224,7 +224,7 @@ def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site
     live_at_a_time(3)
     before = counted()
     live_at_a_time(3)  # 24 instances: one thread left behind by each is more than the pool
-    wait_for(
+    Scenario.wait_until(
         lambda: all(now <= then + more for now, then, more in zip(counted(), before, (16, 3), strict=True)),
         f"{counted()} of {before}",
     )

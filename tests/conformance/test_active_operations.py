@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from active_client import Instance, send
 from headrace.delivery.dead_letter import origin_of
@@ -97,9 +96,7 @@ def test_records_that_no_format_fits_are_entries_and_formats_are_chosen(url: str
 
 def test_offsets_outside_the_log_are_refused_with_its_bounds(url: str, site: Scenario, source: str) -> None:
     site.write(source, *(OutgoingRecord(source, None, b"0", None, 0) for _ in range(10)))
-    client = AdminClient({"bootstrap.servers": site.kafka.bootstrap_servers})
-    for future in client.delete_records([confluent_kafka.TopicPartition(source, 0, 4)]).values():
-        future.result()
+    site.remove_before(source, 4)
     for offset in (3, 11):
         response = part(url, source, offset=offset)
         assert (response.status, response.body["code"]) == (416, "ERR40071")

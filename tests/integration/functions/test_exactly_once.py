@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace_devkit.testing import Cluster, HeadraceProcess, MakeTopic, StartHeadrace
@@ -48,23 +47,6 @@ def test_kills_of_the_process_repeat_and_lose_nothing(
     check(site, source, target)
 
 
-def test_members_join_and_leave_under_load(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """Partitions move while transactions are open; a process that leaves ends its transaction first."""
-    source, target = topic(4), topic(2)
-    fill(site, source, 6000, 4)
-    first = function(source, target, SLOW)
-    site.wait_until(lambda: committed_records(site, source) > 500, "progress")
-    function(source, target, SLOW)
-    at = committed_records(site, source)
-    site.wait_until(lambda: committed_records(site, source) > min(at + 1000, 5000), "progress of both")
-    assert first.terminate() == 0
-    fill(site, source, 2000, 4)
-    site.wait_until(lambda: committed_records(site, source) == 8000, "every record committed")
-    check(site, source, target)
-
-
 def test_a_frozen_process_adds_nothing_after_a_peer_has_its_partitions(
     site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
 ) -> None:
@@ -98,7 +80,7 @@ def test_two_processes_with_one_name_fence_each_other_and_repeat_nothing(
 
 
 def test_one_event_without_a_key_is_the_only_dead_letter(
-    site: Scenario, kafka: Cluster, topic: MakeTopic, function: Callable[..., HeadraceProcess]
+    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
 ) -> None:
     """Of a compacted topic; Kafka's client reports the whole batch. A deleted dead letter topic is made again."""
     source, target = topic(1), topic(1, cleanup_policy="compact")
@@ -108,8 +90,7 @@ def test_one_event_without_a_key_is_the_only_dead_letter(
         site.wait_until(lambda count=count: committed_records(site, source) == count, "every record committed")
         [dead_letter] = site.records(f"{source}.dlq")
         assert (dead_letter.value, dict(dead_letter.headers)["headrace.dlq.error"]) == (b"5", b"RecordRefused")
-        client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        client.delete_topics([f"{source}.dlq"])[f"{source}.dlq"].result(60)
+        site.delete_topic(f"{source}.dlq")
     check(site, source, target, lambda each: by_id(each) if each.key else [])
 
 

@@ -97,29 +97,3 @@ def test_events_of_a_key_go_to_one_worker_in_their_order(
         assert [body["n"] for body in bodies] == sorted(body["n"] for body in bodies)
         assert len({body["pid"] for body in bodies}) == 1
     assert process.terminate() == 0
-
-
-def test_a_hung_event_stops_no_other(
-    site: Scenario, topic: MakeTopic, function: Callable[..., HeadraceProcess]
-) -> None:
-    """Its worker is replaced three times, it becomes a dead letter `timeout`, and thousands behind it are called."""
-    source, target = topic(2), topic()
-    code = (
-        "import time\n"
-        "def handler(context, event):\n"
-        "    if event.body == b'hang':\n"
-        "        time.sleep(600)\n"
-        "    return event.body\n"
-    )
-    values = [b"hang", *[b"%d" % number for number in range(2500)]]
-    site.write(source, *(OutgoingRecord(source, None, value, partition=0) for value in values))
-    site.write(source, *(OutgoingRecord(source, None, b"x%d" % number, partition=1) for number in range(2500)))
-    process = function(source, code, spec={"eventTimeout": "1s"}, outputTopic=target, outputFormat="binary")
-    for partition, count in enumerate((2501, 2500)):
-        site.wait_committed(f"{source}-work", source, count, partition)
-    assert sorted(record.value or b"" for record in site.records(target)) == sorted(
-        [*values[1:], *(b"x%d" % number for number in range(2500))]
-    )
-    (dead_letter,) = site.records(f"{source}.dlq")
-    assert dict(dead_letter.headers)["headrace.dlq.error"] == b"timeout"
-    assert process.terminate() == 0

@@ -1,4 +1,4 @@
-"""Functions in a running process: the example unchanged, and a topic that comes later."""
+"""Functions in a running process and in the foreground: the example unchanged, and a topic that comes later."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.records import OutgoingRecord
 from headrace_devkit.testing import HeadraceProcess, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
+from tests.function_calls import function_file
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "function"
 
@@ -54,3 +56,23 @@ def test_the_cluster_lacks_the_topic_until_it_is_made(
     described = json.loads(site.cli("topics", "describe", f"{source}-out", "--output", "json").stdout)
     assert len(described["partitions"]) == 3
     assert "Traceback" not in process.output
+
+
+def test_a_record_of_kafka_is_called_in_the_foreground(site: Scenario, topic: MakeTopic, tmp_path: Path) -> None:
+    """The handler sees what the record is; nothing is written, and no group exists afterwards."""
+    source, target = topic(2), topic()
+    attributes = {"topics": [source], "consumerGroup": f"{source}-work", "outputTopic": target}
+    code = (
+        "def handler(context, event):\n"
+        "    return {'id': event.id, 'h': event.headers['h'].decode(), 'of': event.num_shards, 'is': event.body}\n"
+    )
+    function_file(tmp_path, code, {"in": {"kind": "kafka-cluster", "attributes": attributes}})
+    site.write(source, *(OutgoingRecord(source, b"k", b"v%d" % n, [("h", b"%d" % n)], 1) for n in range(3)))
+    done = site.cli("function", "test", ".", "--record", f"{source}:1:1", "--output", "json")
+    (output,) = json.loads(done.stdout)["outputs"]
+    seen = {"id": f"{source}-1-1", "h": "1", "of": 2, "is": "djE="}
+    assert (output["topic"], output["key"], json.loads(output["value"])) == (target, "k", seen)
+    assert site.records(target) == []
+    assert site.committed(f"{source}-work") == {}
+    problem = site.cli("function", "test", ".", "--record", f"{source}:1:3", code=1).stderr
+    assert f"offset 3 is not in {source}-1: it holds 0 to 2" in problem

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from headrace.delivery.outcomes import ACK
 from headrace.functions.load import load_function
 from headrace.runtime import Deadline
 from headrace.runtime.telemetry.logs import JsonFormatter
+from headrace_devkit.devcluster.jvm_server import is_alive
 from tests.function_workers import PARTITION, Run, Running, Write
 from yaml_table import table
 
@@ -93,8 +93,8 @@ async def test_what_a_handler_has_started_does_not_outlive_its_worker(
         worker, child = function.pid(), int((folder / "child").read_text())
         if killed:
             os.kill(worker, signal.SIGKILL)
-            await function.until(lambda: not _alive(child))
-    assert not _alive(worker) and not _alive(child)
+            await function.until(lambda: not is_alive(child))
+    assert not is_alive(worker) and not is_alive(child)
 
 
 async def test_a_stop_waits_for_the_end_of_a_worker_that_is_just_starting(write_function: Write) -> None:
@@ -108,11 +108,6 @@ async def test_a_stop_waits_for_the_end_of_a_worker_that_is_just_starting(write_
         process = function.service._slots[0].process
         await function.service.stop()
         assert process and not (process._child and process._child.running), turns
-
-
-def _alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().split(")")[1].split()[0] != "Z"
 
 
 def test_a_worker_imports_little() -> None:

@@ -183,39 +183,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(
     assert shown["settings"]["maxRecords"] == 100
 
 
-def test_the_commands_of_the_command_line(
-    site: Scenario, topic: MakeTopic, add: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """What HTTP says, for people at 100 columns and for programs; 1 is the exit code where nothing was done."""
-    name = topic()
-    site.write_json(name, *range(5))
-    process = add(name)
-    site.wait_committed(f"{name}-push", name, 5)
-
-    def run(*words: str, code: int = 0) -> str:
-        done = site.cli("reactive", *words, "--url", process.url, code=code)
-        assert max(map(len, done.stdout.splitlines()), default=0) <= 100
-        return done.stdout + done.stderr
-
-    assert "push" in run("list")
-    assert json.loads(run("list", "--output", "json"))[0]["name"] == "push"
-    assert "paused by anonymous since" in run("pause", "push", "--reason", "night")
-    assert "no position" in run("seek", "push", "--to", "soon", code=2)
-    assert " 0 " in run("seek", "push", "--to", "2h")
-    assert "sought" in run("seek", "push", "--to", "1", "--partition", "0")
-    assert "skip" in run("skip", "push", "3", "--partition", "0", "--reason", "no order")
-    assert "max_in_flight" not in run("set", "push", "--max-records", "1", "--rate", "500")
-    assert json.loads(run("status", "push", "--output", "json"))["settings"]["rateRecords"] == 500
-    assert "greater than or equal to 1" in run("set", "push", "--max-records", "0", code=1)
-    assert "nothing to change" in run("set", "push", code=2)
-    assert "paused" not in run("resume", "push")
-    site.wait_committed(f"{name}-push", name, 5)
-    assert [record["offset"] for record in backend.accepted[5:]] == [1, 2, 4]
-    assert "maxRecords 100" in run("set", "push", "--reset")
-    assert "does not run here" in run("status", "nobody", code=1)
-    assert "Headrace is unreachable" in site.cli("reactive", "list", "--url", "http://127.0.0.1:9", code=1).stderr
-
-
 def test_a_process_without_consumers_says_that_it_has_no_control(site: Scenario, headrace: StartHeadrace) -> None:
     """A job requested there is refused with the reason, and readiness does not wait for what is not started."""
     api = Api(headrace(site.config).url)

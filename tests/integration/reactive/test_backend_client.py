@@ -213,21 +213,6 @@ async def test_a_request_has_one_deadline_for_everything(start: bytes, drips: bo
 
 
 @staged(run)
-async def test_who_no_longer_waits_leaves_no_connection_behind() -> None:
-    """A cancelled request closes its connection, and closing the client ends those under way."""
-    async with served(always(b"")) as server:
-        with client_for(server.url) as client:
-            task = asyncio.ensure_future(client.post(b"x"))
-            await until(lambda: len(server.requests) == 1)
-            task.cancel()
-            await until(lambda: server.ended == 1)
-            task = asyncio.ensure_future(why_not(client))
-            await until(lambda: len(server.requests) == 2)
-            client.close()
-            assert "closed the connection" in await task
-
-
-@staged(run)
 async def test_nothing_is_sent_once_the_client_is_closed() -> None:
     """Neither by a request in flight, which opens no new connection, nor by a later one."""
     async with served(always(OK, b"")) as server:

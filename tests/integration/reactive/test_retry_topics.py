@@ -90,24 +90,6 @@ def test_keys_keep_their_order_when_who_holds_their_records_is_killed(
     assert order[-1] == 7
 
 
-def test_a_seek_back_delivers_what_lies_before_a_record_that_waits(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """The key is unblocked first; else the earlier record would count as ended, because a later one waits."""
-    name = topic()
-    fail(backend, lambda entry: entry["value"]["n"] == 1)
-    process = push(name, retry={"attempts": 1, "topics": [60], "keep_key_order": True}, ordering="key")
-    write(site, name, b"a", 0, 1, 2)
-    group = f"{name}-push"
-    site.wait_until(lambda: len(site.records(f"{group}.retry.60s")) == 2, "records of the key to wait")
-    fail(backend, lambda entry: False)
-    body = {"topic": name, "partitions": [0], "offset": 0}
-    response = site.ask(f"{process.url}/adm/reactive-consumers/{name}/seek", body)
-    assert response.body["results"][0]["outcome"] == "sought"
-    backend.wait_for(lambda b: [record["value"]["n"] for record in b.accepted] == [0, 0, 1, 2])
-    assert waiting_in(site, group) == []
-
-
 def lag_in(site: Any, group: str) -> int:
     """Return how many records a group has not ended."""
     return sum(partition.lag for partition in asyncio.run(lag_of(site.admin, group)))

@@ -57,16 +57,6 @@ def test_a_letter_says_where_it_came_from_and_what_it_holds(site: Scenario, kafk
     assert "continue with --cursor oldest.0-1" in said.stderr
 
 
-def test_topics_that_are_empty_or_missing_or_none(site: Scenario, kafka: Cluster, topic: MakeTopic) -> None:
-    """Each is said clearly."""
-    ordinary, empty = topic(), buried(site, kafka, topic(), [])
-    site.write(ordinary, OutgoingRecord(ordinary, None, b"v"))
-    assert site.cli("dlq", "show", empty).stdout == f"no dead letters in {empty}\n"
-    for command in ("list", "stats", "show"):
-        assert "is not a dead letter topic" in site.cli("dlq", command, ordinary, code=1).stderr
-        assert "does not exist" in site.cli("dlq", command, f"{ordinary}.none", code=1).stderr
-
-
 def test_the_same_over_http(site: Scenario, kafka: Cluster, topic: MakeTopic, headrace: StartHeadrace) -> None:
     """List, page, search and statistics, for administrators only."""
     name = topic()

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
+from headrace.config.kafka import SchemaRegistryConfig
 from headrace.formats.registry import SchemaRegistry
-from headrace.kafka import Admin
-from headrace.records import TopicPartition
 from headrace.runtime import SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic, Registry
 from headrace_devkit.testing.scenario import Scenario
@@ -137,41 +135,6 @@ def test_what_does_not_exist_is_named_in_one_paragraph(
     )
     for words in (["consume", "x"], ["produce", "x"]):
         assert "within 3 s: connection refused by localhost:1" in headrace(*words, "-b", "localhost:1", code=1).stderr
-
-
-def test_topics_are_created_listed_and_described(
-    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic
-) -> None:
-    """Creation takes partitions and configuration, says when the topic exists, and both views show it."""
-    name = topic() + "-made"
-    words = ("topics", "create", name, "--partitions", "2", "--set", "retention.ms=12345")
-    assert headrace(*words).stdout == f"created topic {name} with 2 partitions\n"
-    assert "already exists" in headrace(*words, code=1).stderr
-    headrace(*words, "--if-not-exists")
-    headrace("topics", "create", f"{name}-x", "--set", "retention.ms=soon", code=1)
-    headrace("topics", "create", f"{name}-x", "--set", "retention.ms", code=2)
-    rows = json.loads(headrace("topics", "list", "--output", "json").stdout)
-    assert {"topic": name, "partitions": 2, "replication_factor": 1, "unhealthy_partitions": 0} in rows
-    found = json.loads(headrace("topics", "describe", name, "--output", "json").stdout)
-    assert found["configs"]["retention.ms"] == "12345"
-    assert [row["replicas"] for row in found["partitions"]] == [[{"broker": 1, "leader": True, "in_sync": True}]] * 2
-
-
-def test_lag_counts_every_partition_of_a_groups_topics(
-    headrace: Callable[..., subprocess.CompletedProcess[str]], topic: MakeTopic, kafka: Cluster
-) -> None:
-    """A partition without a committed offset counts from its first record."""
-    name = topic(2)
-    headrace("produce", name, "--keys", given="".join(f"k{number}\tx\n" for number in range(50)))
-    admin = Admin(KafkaConfig(bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=60))
-    ends = {place.partition: end for place, (_, end) in asyncio.run(admin.topic_offsets(name)).items()}
-    asyncio.run(admin.alter_group_offsets(f"g-{name}", {TopicPartition(name, 0): 1}))
-    (group,) = json.loads(headrace("groups", "describe", f"g-{name}", "--output", "json").stdout)
-    assert [(row["partition"], row["committed"], row["lag"]) for row in group["offsets"]] == [
-        (0, 1, ends[0] - 1),
-        (1, None, ends[1]),
-    ]
-    assert f"g-{name}" in headrace("groups", "list").stdout
 
 
 def test_interrupted_commands_end_at_once(

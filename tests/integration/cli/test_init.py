@@ -18,7 +18,7 @@ from headrace_devkit.init_command import KINDS
 from tests.command_line import headrace
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind != "all")) for kind in KINDS])
 def test_a_project_is_valid(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

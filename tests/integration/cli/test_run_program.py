@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace_devkit.devcluster import DevCluster
+from headrace_devkit.devcluster.jvm_server import is_alive
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.scenario import Scenario
@@ -63,13 +64,6 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         one.process.communicate()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_program_ends_the_run_with_its_code(run: Callable[..., Run], site: Scenario, topic: MakeTopic) -> None:
     """It starts even if a consumer waits for it, has the standard input, knows the address and no secret.
 
@@ -81,14 +75,10 @@ def test_the_program_ends_the_run_with_its_code(run: Callable[..., Run], site: S
     started = run(*words, config={**site.config, "reactive_consumers": {"push": consumer}}, HEADRACE_TOKEN="t0ken")
     started.process.communicate(b"typed\n", 120)
     assert started.process.returncode == 7
-    for expected in (
-        r"^typed$",
-        r"^url=http://127.0.0.1:\d+ token= arguments=--debug$",
-        r"^last$",
-    ):
+    for expected in (r"^typed$", r"^url=http://127.0.0.1:\d+ token= arguments=--debug$", r"^last$"):
         assert re.search(expected, started.printed, re.MULTILINE), started.printed
     assert "ready http=" not in started.printed, "the consumer's backend is not there"
-    site.wait_until(lambda: not alive(started.pid()), "the end of the background process")
+    site.wait_until(lambda: not is_alive(started.pid()), "the end of the background process")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -100,7 +90,7 @@ def test_the_run_ends_the_program(run: Callable[..., Run], site: Scenario, numbe
     background = started.pid()
     started.process.send_signal(number)
     assert started.process.wait(120) == (0 if number == signal.SIGTERM else -9)
-    site.wait_until(lambda: not alive(background), "the end of the background process")
+    site.wait_until(lambda: not is_alive(background), "the end of the background process")
     assert ("last word 200" in started.printed) == (number == signal.SIGTERM)
 
 

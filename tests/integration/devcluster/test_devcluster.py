@@ -7,21 +7,23 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
-from headrace.errors import EnvironmentProblem
-from headrace_devkit.devcluster import Cluster, DevCluster, Registry, broker_protocol
+from headrace_devkit.devcluster import DevCluster, Registry, broker_protocol
+from headrace_devkit.devcluster.jvm_server import is_alive
 from headrace_devkit.devcluster.ports import free_ports
-from headrace_devkit.testing import MakeTopic
 from headrace_devkit.testing.forked import run_command
+from headrace_devkit.testing.scenario import Scenario
 
 Dev = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,27 +34,6 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
 
     yield functools.partial(run_command, tmp_path, "dev")
     DevCluster(tmp_path / ".headrace/dev").reset()
-
-
-def _wait(met: Callable[[], bool], limit_seconds: float = 120.0) -> bool:
-    end = time.monotonic() + limit_seconds
-    while not met() and time.monotonic() < end:
-        time.sleep(0.02)
-    return met()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _json(url: str, body: Any = None) -> Any:
-    data = json.dumps(body).encode() if body else None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        return json.load(response)
 
 
 def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> None:
@@ -66,18 +47,18 @@ def test_up_twice_down_and_up_again_keeps_the_data(dev: Dev, tmp_path: Path) -> 
 
     broker = kafka["brokers"][0]
     broker_protocol.create_topic(broker["port"], "kept", 1, 1, {})
-    assert _json(f"{registry}/config") == {"compatibilityLevel": "BACKWARD"}
-    schema_id = _json(f"{registry}/subjects/s/versions", {"schema": '"long"'})
+    assert Scenario.ask(f"{registry}/config").body == {"compatibilityLevel": "BACKWARD"}
+    schema_id = Scenario.ask(f"{registry}/subjects/s/versions", {"schema": '"long"'}).body
     assert dev("status").returncode == 0
 
     assert dev("down").stderr == "stopped\n"
-    assert not _alive(broker["pid"])
+    assert not is_alive(broker["pid"])
     assert dev("status").returncode == 1
     assert dev("down").stderr == "nothing was running\n"
 
     assert dev("up").stdout == first.stdout
     assert "kept" in {partition.topic for partition in broker_protocol.metadata(broker["port"]).partitions}
-    assert _json(f"{registry}/subjects/s/versions", {"schema": '"long"'}) == schema_id
+    assert Scenario.ask(f"{registry}/subjects/s/versions", {"schema": '"long"'}).body == schema_id
     assert dev("reset", "--yes").returncode == 0
     assert not (tmp_path / ".headrace/dev").exists()
 
@@ -88,7 +69,7 @@ def test_up_starts_again_what_has_died(dev: Dev, tmp_path: Path) -> None:
     assert "schema_registry" not in endpoints
     (before,) = endpoints["kafka"]["brokers"]
     os.kill(before["pid"], signal.SIGKILL)
-    assert _wait(lambda: not _alive(before["pid"]))
+    Scenario.wait_until(lambda: not is_alive(before["pid"]), "the end of the broker")
     (after,) = json.loads(dev("up", "--no-registry", "--output", "json").stdout)["kafka"]["brokers"]
     assert after["port"] == before["port"]
     assert after["pid"] != before["pid"]
@@ -124,11 +105,11 @@ def test_ctrl_c_during_up_leaves_nothing_running(dev: Dev, tmp_path: Path) -> No
     command = [sys.executable, "-m", "headrace.cli.main", "dev", "up", "--no-registry"]
     up = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     state = tmp_path / ".headrace/dev/kafka/cluster.json"
-    assert _wait(state.exists)
+    Scenario.wait_until(state.exists, "the file of the cluster")
     pid = json.loads(state.read_text())["nodes"]["1"]["process"][0]
     up.send_signal(signal.SIGINT)
     assert up.wait(120) == 130
-    assert not _alive(pid)
+    assert not is_alive(pid)
     assert not (tmp_path / ".headrace/dev/endpoints.json").exists()
 
 
@@ -143,29 +124,51 @@ def test_brokers_of_a_killed_program_die_with_it(tmp_path: Path) -> None:
     assert owner.stdout
     with owner.stdout:
         pid = int(owner.stdout.readline())
-    assert _alive(pid)
+    assert is_alive(pid)
     owner.kill()
     owner.wait()
-    assert _wait(lambda: not _alive(pid))
+    Scenario.wait_until(lambda: not is_alive(pid), "the end of the broker")
 
 
-def test_topics_have_the_settings_that_were_asked_for(kafka: Cluster, topic: MakeTopic) -> None:
-    """Partitions, each with a leader; one that exists is fine; an error has the number and text of Kafka."""
-    name = topic(3, retention_ms=1000)
-    kafka.create_topic(name, 3)
-    found = [p for p in broker_protocol.metadata(kafka.endpoints[0]["port"]).partitions if p.topic == name]
-    assert sorted(p.partition for p in found) == [0, 1, 2]
-    with pytest.raises(EnvironmentProblem, match=r"topic no spaces please: error 17, .+"):
-        kafka.create_topic("no spaces please")
-    with pytest.raises(EnvironmentProblem, match="error 40"):
-        topic(1, nonsense_ms=1)
+def test_secrets_are_private_and_stay_until_the_reset(dev: Dev) -> None:
+    """Keys and passwords are readable by their owner only; a second start keeps passwords and users."""
+    started = dev("up", "--secured", "--output", "json")
+    assert started.returncode == 0, started.stderr
+    endpoints = json.loads(started.stdout)
+    secured = endpoints["secured"]
+    passwords = json.loads(Path(secured["passwords"]).read_text())
+    modes = {mode for name, mode in secured["modes"].items() if name.endswith((".key", ".p12", "passwords.json"))}
+    assert modes == {"0o600"}
+    assert not [text for text in passwords.values() if text in json.dumps(endpoints)]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        trust = ssl.create_default_context(cafile=secured["authority"])
+        urllib.request.urlopen(f"{secured['schema_registry']['url']}/subjects", context=trust, timeout=120)
+    broker_protocol.create_topic(endpoints["kafka"]["brokers"][0]["port"], "t", 1, 1, {})
+    other = dev("up", "--no-secured")
+    assert other.returncode == 1
+    assert "is secured. Continue without that option" in other.stderr
+    assert dev("down").stderr == "stopped\n"
+    assert dev("up").returncode == 0
+    assert json.loads(Path(secured["passwords"]).read_text()) == passwords
+    login = {
+        "bootstrap.servers": secured["sasl_ssl"]["bootstrap_servers"],
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": secured["authority"],
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "app",
+        "sasl.password": passwords["app"],
+    }
+    results: list[Any] = []
+    producer = Producer(login)
+    producer.produce("t", b"v", on_delivery=lambda error, _: results.append(error))
+    assert (producer.flush(120), results) == (0, [None])
 
 
 def test_two_registries_live_side_by_side_on_loopback(schema_registry: Registry, tmp_path: Path) -> None:
     """Neither holds a fixed port, and nothing listens on another address than 127.0.0.1."""
     with Registry(tmp_path / "second") as second:
-        assert _json(f"{second.url}/subjects") == []
-        assert _json(f"{schema_registry.url}/config") == {"compatibilityLevel": "BACKWARD"}
+        assert Scenario.ask(f"{second.url}/subjects").body == []
+        assert Scenario.ask(f"{schema_registry.url}/config").body == {"compatibilityLevel": "BACKWARD"}
         assert second.server.id
         assert set(_listening(second.server.id.pid)) == {"0000000000000000FFFF00000100007F"}
 

@@ -16,18 +16,11 @@ import yaml
 from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import HeadraceProcess
+from headrace_devkit.testing.scenario import Scenario
 from tests.active_client import Response, send
 
 ADMIN, WRITER = "canary-of-the-admin-token", "canary-of-the-writer-token"
 OPERATIONS = [(one.method, one.path.replace("{assault}", "kill")) for one in endpoints_of(AdministrationEndpoints)]
-
-
-def until(condition: Callable[[], Any], limit_seconds: float = 60.0) -> Any:
-    end = time.monotonic() + limit_seconds
-    while not (result := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return result
 
 
 class Backend(http.server.BaseHTTPRequestHandler):
@@ -86,7 +79,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("administration"))
     site.process.start()
-    until(site.is_live)
+    Scenario.wait_until(site.is_live, "liveness")
     yield site
     site.process.kill()
     site.backend.shutdown()
@@ -105,7 +98,8 @@ def test_only_administrators_and_no_secret(site: Site) -> None:
     assert info["environment"]["python"] and info["environment"]["libraries"]["librdkafka"]
     assert info["component"]["kafka"]["bootstrap_servers"] == "127.0.0.1:1"
     path = "/adm/logger/content?loggerName=headrace.kafka&loggerLevel=WARN"
-    content = until(lambda: site.ask("GET", path).body)
+    Scenario.wait_until(lambda: site.ask("GET", path).body, "a line of the log")
+    content = site.ask("GET", path).body
     assert "Kafka at 127.0.0.1:1 has not answered" in json.dumps(content)
     assert "canary" not in json.dumps([info, content, site.process.output])
 
@@ -122,19 +116,20 @@ def test_requests_for_the_backend_are_passed_on_without_credentials(site: Site) 
         sent = {"Accept-Encoding", "Content-Length", "Content-Type", "Host", "X-Correlation-Id"}
         assert set(seen["headers"]) <= sent
         event = f"passed through: {method} {path.partition('?')[0]}"
-        until(lambda event=event: event in site.audit.read_text())
+        Scenario.wait_until(lambda event=event: event in site.audit.read_text(), event)
     assert "DEBUG" not in {one["level"] for one in site.ask("GET", "/adm/logger").body}
 
 
 def test_the_backend_fails_readiness_and_never_liveness(site: Site) -> None:
     """Its state is in readiness within seconds, with the reason and without the query of its URL."""
-    until(lambda: site.service("backend")["reason"].endswith("/health is not healthy: it responds with HTTP 503"))
+    reason = "/health is not healthy: it responds with HTTP 503"
+    Scenario.wait_until(lambda: site.service("backend")["reason"].endswith(reason), reason)
     for path in ("/health/headrace", "/adm/health/headrace"):
         assert send("GET", site.process.url + path).body == {"result": "ERROR"}, path
     assert send("GET", f"{site.process.url}/health/readiness").body == {"ready": False}
     assert site.is_live()
     Backend.status = 204
-    until(lambda: site.service("backend")["ready"])
+    Scenario.wait_until(lambda: site.service("backend")["ready"], "the backend")
 
 
 def test_principals_limits_and_levels_are_reloaded(site: Site) -> None:
@@ -166,7 +161,7 @@ def test_principals_limits_and_levels_are_reloaded(site: Site) -> None:
     root, second = (site.ask("GET", "/adm/logger", token=new) for _ in range(2))
     assert root.body[0]["name"] == "ROOT" and root.body[0]["level"] == "DEBUG" and second.status == 429
     file.write_text(before)
-    until(lambda: site.ask("POST", "/adm/modules", ["ALL"], token=new).status == 200)
+    Scenario.wait_until(lambda: site.ask("POST", "/adm/modules", ["ALL"], token=new).status == 200, "the reload")
     assert site.ask("GET", "/adm/server/info").status == 200
     assert new not in site.process.output
 
@@ -179,7 +174,7 @@ def test_assaults_end_by_themselves(site: Site) -> None:
     assert (hit.status, hit.body["code"]) == (500, "ERR10010")
     assert site.service("chaos")["reason"].startswith("assault exception for ")
     assert site.ask("POST", f"{path}/memory", {"seconds": 2, "megabytes": 32}).status == 200
-    until(lambda: not any(site.ask("GET", path).body.values()))
+    Scenario.wait_until(lambda: not any(site.ask("GET", path).body.values()), "the end of the assaults")
     assert site.service("chaos") == {"ready": True, "reason": ""}
     assert site.ask("POST", f"{path}/latency", {"seconds": 60, "level": 1, "milliseconds": 300}).status == 200
     began = time.monotonic()
@@ -187,15 +182,17 @@ def test_assaults_end_by_themselves(site: Site) -> None:
     assert time.monotonic() - began >= 0.3
     assert site.ask("POST", f"{path}/latency", {"seconds": 0}).status == 200
     assert not any(site.ask("GET", path).body.values())
-    until(lambda: site.audit.read_text().count("end assault") == 3)
+    Scenario.wait_until(lambda: site.audit.read_text().count("end assault") == 3, "the audit")
 
 
 def test_a_request_ends_the_process_as_a_signal_does(site: Site) -> None:
     """It drains and exits with 0; an assault kills it, and the audit has both."""
     assert site.ask("DELETE", "/adm/shutdown").body["serviceId"] == "headrace"
-    assert until(lambda: site.process.exit_code is not None) and site.process.exit_code == 0
+    Scenario.wait_until(lambda: site.process.exit_code is not None, "the end")
+    assert site.process.exit_code == 0
     site.process.start()
-    until(site.is_live)
+    Scenario.wait_until(site.is_live, "liveness")
     assert site.ask("POST", "/adm/chaosmonkey/kill", {}).status == 200
-    assert until(lambda: site.process.exit_code is not None) and site.process.exit_code == -9
+    Scenario.wait_until(lambda: site.process.exit_code is not None, "the end")
+    assert site.process.exit_code == -9
     assert all(text in site.audit.read_text() for text in ('"shut down', '"assault kill'))

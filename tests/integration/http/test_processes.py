@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,8 +16,7 @@ from headrace_devkit.testing.scenario import Scenario
 
 def by_process(run: HeadraceProcess, name: str, **labels: str) -> dict[str, float]:
     """Return the values of a metric by process, from one request."""
-    with urllib.request.urlopen(f"{run.url}/metrics", timeout=30) as response:
-        families = text_string_to_metric_families(response.read().decode())
+    families = text_string_to_metric_families(Scenario.ask(f"{run.url}/metrics").body)
     samples = [one for family in families for one in family.samples if one.name == name]
     return {one.labels["process"]: one.value for one in samples if labels.items() <= one.labels.items()}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,15 +99,14 @@ def test_long_requests_end_when_a_reload_takes_their_credentials(
     security = {"mode": "token", "principals": principals}
     process = headrace({**settings_of(kafka, site, name), "security": security})
     open_requests = {who: long_requests(process.url, name, token, token) for who, token in tokens.items()}
-    shown = urllib.request.Request(f"{process.url}/metrics", headers={"Authorization": tokens["kept"]})
-    reads = b'headrace_http_connections{kind="reads"} 9.0'
-    site.wait_until(lambda: reads in urllib.request.urlopen(shown).read(), "all reads to be open")
+    asked = {"Authorization": tokens["kept"]}
+    reads = 'headrace_http_connections{kind="reads"} 9.0'
+    site.wait_until(lambda: reads in site.ask(f"{process.url}/metrics", headers=asked).body, "all reads to be open")
     file = process.server.log.parent / "headrace.yaml"
     changed = yaml.safe_load(file.read_text())
     changed["security"]["principals"]["less"]["scopes"] = ["kafka:r"]
     del changed["security"]["principals"]["gone"]
     file.write_text(yaml.safe_dump(changed))
-    asked = {"Authorization": tokens["kept"]}
     assert send("POST", f"{process.url}/adm/modules", ["security"], asked).body["failed"] == {}
     for who, why in (("gone", "is not valid here"), ("less", "scopes of this caller have changed")):
         ends = {kind: request.end() for kind, request in open_requests[who].items()}

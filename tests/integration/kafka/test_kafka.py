@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from typing import Any
 
-import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from headrace import errors
 from headrace.config.consumers import FlowControl
@@ -17,10 +14,10 @@ from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.delivery.offset_map import SPAN_OFFSETS, encode
 from headrace.kafka import Admin, Consumer, Producer, ReadPolicy
-from headrace.kafka.client.properties import client_properties
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace.runtime import Deadline, SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic
+from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import kafka_settings
 from tests.group_member import Heard
 from tests.raw_server import until
@@ -101,23 +98,15 @@ async def test_the_longest_offset_map_is_taken_by_the_broker(kafka: Cluster, top
     await second.drain(Deadline(CLOCK, 100))
 
 
-async def removed_below(kafka: KafkaConfig, place: TopicPartition, offset: int) -> None:
-    """Let the log start at an offset, as retention does."""
-    admin = AdminClient(client_properties(kafka, "test"))
-    wanted = confluent_kafka.TopicPartition(*place, offset)
-    for future in admin.delete_records([wanted]).values():
-        await asyncio.to_thread(future.result)
-
-
 async def test_a_group_behind_the_end_of_its_log_stalls_or_continues_by_policy(
-    kafka: Cluster, topic: MakeTopic
+    site: Scenario, kafka: Cluster, topic: MakeTopic
 ) -> None:
     """Nothing is reset silently: the reason has the exact offsets, another partition continues, the gap is counted."""
     where, name = config(kafka), topic(2)
     await fill(where, name, 10, partition=0)
     await fill(where, name, 10, partition=1)
     admin, partition = Admin(where), TopicPartition(name, 0)
-    await removed_below(where, partition, 6)
+    site.remove_before(name, 6)
     await admin.alter_group_offsets(f"{name}-g", {partition: 1000})
     consumer, listener = consumer_of(where, name)
     await consumer.start()

@@ -79,29 +79,6 @@ def test_one_holds_and_the_next_has_it_when_it_lets_go(settings: KafkaConfig, to
     run(work)
 
 
-def test_of_many_that_come_at_once_one_has_it_at_a_time(settings: KafkaConfig, topic: MakeTopic) -> None:
-    """Four that want it at the same moment have it one after the other."""
-    name = topic()
-    holding = 0
-
-    async def one() -> None:
-        nonlocal holding
-        lease = lease_of(settings, name)
-        assert await lease.acquire(_PATIENCE_SECONDS)
-        holding += 1
-        assert holding == 1
-        await asyncio.sleep(0)
-        await lease.check()
-        assert holding == 1
-        holding -= 1
-        await lease.release()
-
-    async def work() -> None:
-        await asyncio.gather(*(one() for _ in range(4)))
-
-    run(work)
-
-
 def test_holders_that_are_killed_or_sleep_lose_it_with_their_session(
     settings: KafkaConfig, holders: dict[str, subprocess.Popen[str]]
 ) -> None:

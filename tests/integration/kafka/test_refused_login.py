@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from headrace_devkit.devcluster import Cluster
 from headrace_devkit.devcluster.certificates import write_file
@@ -48,15 +46,6 @@ def short_logins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCl
         yield SecuredCluster(cluster, cluster.security, tokens)
     finally:
         cluster.remove()
-
-
-def set_password(cluster: SecuredCluster, password: str) -> None:
-    """Change the password of the user `app` on the brokers."""
-    admin = AdminClient({"bootstrap.servers": cluster.cluster.bootstrap_servers})
-    information = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    change = UserScramCredentialUpsertion("app", information, password.encode())
-    for done in admin.alter_user_scram_credentials([change]).values():
-        done.result(LIMIT_SECONDS)
 
 
 def warnings(process: Any) -> list[dict[str, Any]]:
@@ -118,16 +107,16 @@ def test_a_refused_login_heals(
         for n in range(CONSUMERS)
     }
     settings = {"kafka": short_logins.login()}
-    set_password(short_logins, "another")
+    short_logins.set_password("app", "another")
     process = headrace({**settings, "reactive_consumers": consumers}, wait=False)
     ready = f"{process.url}/health/readiness"
     for turn in (1, 2):
         before = 0 if turn == 1 else len(warnings(process))
-        set_password(short_logins, "another")
+        short_logins.set_password("app", "another")
         scenario.wait_until(lambda: REFUSED in scenario.ask(ready).body["services"]["kafka"]["reason"], "the refusal")
         assert_refused(process, topic)
         assert_one_line(process, before)
-        set_password(short_logins, short_logins.security.passwords["app"])
+        short_logins.set_password("app", short_logins.security.passwords["app"])
         scenario.wait_until(lambda: scenario.ask(ready).status == 200, "an accepted login")
         response = scenario.ask(f"{process.url}/producers/{topic}", {"records": [{"value": turn}]})
         assert (response.status, response.body["offsets"]) == (200, [{"partition": 0, "offset": turn - 1}])

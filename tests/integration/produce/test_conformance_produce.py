@@ -172,7 +172,9 @@ def test_records_are_where_the_response_says(produce: Produce, topic: MakeTopic)
         {"key": "b", "value": None, "partition": 2},
         {"value": [1, 2], "partition": 2, "correlationId": "mine"},
     ]
-    status, body = produce.post(name, {"records": records}, **{"X-Correlation-Id": "http"})
+    status, body = produce.post(
+        name, {"records": records}, **{"X-Correlation-Id": "http", "Authorization": "Bearer not-for-kafka"}
+    )
     assert status == 200
     assert body["offsets"] == [{"partition": 2, "offset": offset} for offset in range(3)]
     first, second, third = (produce.read(name, place) for place in body["offsets"])

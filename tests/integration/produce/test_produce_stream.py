@@ -1,4 +1,4 @@
-"""Streams of records into a real broker: order, bounds, drain, and clients that go away."""
+"""Streams of records into a real broker: order, bounds, stops, and clients that go away."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from headrace_devkit.testing import MakeTopic, SharedHeadrace, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
+from tests.faults.ledger import Poster
 from tests.ndjson_client import NdjsonClient
 
 
@@ -68,6 +69,17 @@ def connections_to(process: Any) -> int:
     place = f":{urlsplit(process.url).port:04X}"
     lines = Path(f"/proc/{process.server.id.pid}/net/tcp").read_text().splitlines()[1:]
     return sum(line.split()[1].endswith(place) and line.split()[3] in ("01", "08") for line in lines)
+
+
+def test_a_stop_loses_nothing_and_doubles_nothing(site: Scenario, topic: MakeTopic, headrace: StartHeadrace) -> None:
+    """While clients produce: every ok is at its offset, whatever got no ok is not there, and the exit code is 0."""
+    name = topic()
+    process = headrace(site.config)
+    with Poster(process.url, name, batch=1, clients=8) as poster:
+        poster.wait_for_more(100)
+        assert process.terminate() == 0
+    written = {(sent.partition, sent.offset): sent.value for sent in poster.with_outcome()}
+    assert {(record.partition, record.offset): record.value for record in site.records(name)} == written
 
 
 def test_a_drain_answers_what_was_taken_and_says_where_it_stopped(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -17,21 +15,9 @@ from headrace.errors import KafkaUnavailable, ProducerQueueFull
 from headrace.kafka import TransactionalProducers
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, SharedHeadrace, StartHeadrace
-from headrace_devkit.testing.scenario import Scenario
+from headrace_devkit.testing.scenario import JsonResponse, Scenario
 
 pytestmark = pytest.mark.secured
-
-
-def post(url: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
-    """Return status, body and headers of a response."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=120) as response:
-            return response.status, json.load(response), response.headers
-    except urllib.error.HTTPError as response:
-        with response:
-            return response.code, json.load(response), response.headers
 
 
 def values(site: Any, topic: str, count: int) -> list[Any]:
@@ -55,7 +41,7 @@ def test_a_transaction_is_visible_in_all_its_topics(site: Scenario, topic: MakeT
         {"topic": first, "records": [{"key": "a", "value": 1, "partition": 1}, {"value": 2, "partition": 0}]},
         {"topic": second, "keyFormat": "binary", "valueFormat": "string", "records": [{"key": "AAE=", "value": "7"}]},
     ]
-    status, body, _ = post(f"{url}/transactions", {"topics": parts}, X_Correlation_Id="mine")
+    status, body, *_ = site.ask(f"{url}/transactions", {"topics": parts}, headers={"X-Correlation-Id": "mine"})
     assert (status, [part["topic"] for part in body["topics"]]) == (200, [first, second])
     assert body["topics"][0]["offsets"] == [{"partition": 1, "offset": 0}, {"partition": 0, "offset": 0}]
     assert sorted(values(site, first, 2)) == [1, 2]
@@ -69,7 +55,7 @@ def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(site: Scenari
     """Each record fits the topic, so each is written, in order, behind the marker of the attempt in one batch."""
     name = topic(1, max_message_bytes=100_000)
     records = [{"value": str(n) + "x" * 50_000} for n in range(5)]
-    status, body, _ = post(f"{url}/transactions", {"topics": [{"topic": name, "records": records}]})
+    status, body, *_ = site.ask(f"{url}/transactions", {"topics": [{"topic": name, "records": records}]})
     assert (status, body["topics"][0]["offsets"]) == (200, [{"partition": 0, "offset": n} for n in range(1, 6)])
     assert [value[0] for value in values(site, name, 5)] == list("01234")
 
@@ -77,22 +63,24 @@ def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(site: Scenari
 def test_a_key_writes_once(site: Scenario, topic: MakeTopic, url: str) -> None:
     """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()
-    body = {"records": [{"value": 1}, {"value": 2}]}
-    first = post(f"{url}/producers/{name}", body, Idempotency_Key="k")
-    again = post(f"{url}/producers/{name}", body, Idempotency_Key="k")
-    assert (
-        first[:2]
-        == again[:2]
-        == (200, {"offsets": [{"partition": 0, "offset": n} for n in (0, 1)], "requestStatus": "OK"})
-    )
-    assert (first[2]["Idempotency-Replayed"], again[2]["Idempotency-Replayed"]) == (None, "true")
-    status, conflict, _ = post(f"{url}/producers/{name}", {"records": [{"value": 3}]}, Idempotency_Key="k")
-    assert (status, conflict["code"]) == (409, "ERR40043")
-    assert post(f"{url}/producers/{other}", {"records": [{"value": 3}]}, Idempotency_Key="k")[0] == 200
+
+    def post(where: str, *sent: int) -> JsonResponse:
+        records = {"records": [{"value": number} for number in sent]}
+        return site.ask(f"{url}/producers/{where}", records, headers={"Idempotency-Key": "k"})
+
+    first, again = post(name, 1, 2), post(name, 1, 2)
+    assert first[:2] == again[:2]
+    written = {"offsets": [{"partition": 0, "offset": n} for n in (0, 1)], "requestStatus": "OK"}
+    assert (first.status, first.body) == (200, written)
+    replayed = [response.headers.get("idempotency-replayed") for response in (first, again)]
+    assert replayed == [None, "true"]
+    conflict = post(name, 3)
+    assert (conflict.status, conflict.body["code"]) == (409, "ERR40043")
+    assert post(other, 3).status == 200
     assert (values(site, name, 2), values(site, other, 1)) == ([1, 2], [3])
-    raw = {"Content_Type": "text/plain", "Idempotency_Key": "r"}  # its headers count too
-    sent = [post(f"{url}/producers/{name}", b"4", **raw, X_Headrace_Key=key) for key in ("a", "a", "b")]
-    assert [status for status, _, _ in sent] == [200, 200, 409]
+    raw = {"Content-Type": "text/plain", "Idempotency-Key": "r"}  # its headers count too
+    of_key = lambda key: site.ask(f"{url}/producers/{name}", b"4", headers={**raw, "X-Headrace-Key": key})  # noqa: E731
+    assert [of_key(key).status for key in ("a", "a", "b")] == [200, 200, 409]
     assert values(site, name, 3) == [1, 2, 4]
 
 
@@ -104,16 +92,16 @@ def test_a_process_that_is_shut_out_says_so_and_goes_on(
     settings = {"transactions": {"id": name}}
     url = headrace({**site.config, "producer": settings}).url
     body = {"topics": [{"topic": name, "records": [{"value": 1}]}]}
-    assert post(f"{url}/transactions", body)[0] == 200
+    assert site.ask(f"{url}/transactions", body).status == 200
     for number in (0, 1):  # the process has two producers
         thief = Producer({"bootstrap.servers": site.kafka.bootstrap_servers, "transactional.id": f"{name}-{number}"})
         thief.init_transactions(120)
-    responses = [post(f"{url}/transactions", body) for _ in range(4)]
-    refused = [(response, headers) for status, response, headers in responses if status != 200]
+    responses = [site.ask(f"{url}/transactions", body) for _ in range(4)]
+    refused = [response for response in responses if response.status != 200]
     assert 1 <= len(refused) <= 2
-    for response, headers in refused:
-        assert (response["statusCode"], response["code"], headers["Retry-After"]) == (503, "ERR40042", "1")
-        assert response["topics"][0]["offsets"][0]["outcome"] == "fail"
+    for response in refused:
+        assert (response.status, response.body["code"], response.headers["retry-after"]) == (503, "ERR40042", "1")
+        assert response.body["topics"][0]["offsets"][0]["outcome"] == "fail"
     written = 1 + len(responses) - len(refused)
     assert values(site, name, written) == [1] * written
 

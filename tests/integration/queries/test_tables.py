@@ -109,8 +109,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
     def remove_unread(first: int) -> None:
         """Write ten records, and remove five of them."""
         site.write(name, *(record(name, b"k%d" % n, f"i{n}", n) for n in range(first, first + 10)))
-        for done in client.delete_records([confluent_kafka.TopicPartition(name, 0, first + 5)]).values():
-            done.result(60)
+        site.remove_before(name, first + 5)
 
     def wait_for_gap(rows: int, gap: str, offsets: int) -> None:
         made.wait_for('SELECT count(*), min("offset"), max("offset") FROM moves', [[rows, 0, rows + offsets - 1]])
@@ -130,7 +129,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
         done.result(60)
     site.write(name, record(name, b"k", "added", 1, partition=1))
     made.wait_for("SELECT item FROM moves WHERE partition = 1", [["added"]])
-    client.delete_topics([name])[name].result(60)
+    site.delete_topic(name)
     made.wait_state("moves", "failing")
     site.wait_until(lambda: "does not exist" in made.table("moves").get("reason", ""), "the reason")
     made.wait_for("SELECT count(*) FROM moves", [[21]])
@@ -140,7 +139,7 @@ def test_what_happens_to_a_topic(site: Scenario, kafka: Cluster, topic: MakeTopi
     site.wait_until(lambda: made.table("moves").get("gap") == "", "a state of the new topic")
     assert process.output.count("deleted and created again") == 1
     with standing_still(made.engine), standing_still(made.statements_engine):
-        client.delete_topics([name])[name].result(60)
+        site.delete_topic(name)
         kafka.create_topic(name)
         site.write(name, *(record(name, b"k", "third", n) for n in range(70)))
     made.wait_for('SELECT item, count(*), count(DISTINCT "offset") FROM moves GROUP BY 1', [["third", 70, 70]])

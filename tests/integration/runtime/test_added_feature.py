@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
 from headrace_devkit.devcluster import Cluster
 from headrace_devkit.devcluster.ports import free_ports
+from headrace_devkit.testing.scenario import Scenario
 
 FEATURE_FILE = '''"""Greets."""
 
@@ -133,16 +132,11 @@ def test_its_endpoint_is_served_described_and_reads_its_setting(
         try:
             assert process.stdout
             assert next(line for line in process.stdout if line.startswith("ready http="))
-            assert read_json(f"http://127.0.0.1:{port}/greeting") == {"text": "good morning"}
-            assert read_json(f"http://127.0.0.1:{port}/openapi.json")["paths"]["/greeting"]["get"]["tags"] == [
+            assert Scenario.ask(f"http://127.0.0.1:{port}/greeting").body == {"text": "good morning"}
+            assert Scenario.ask(f"http://127.0.0.1:{port}/openapi.json").body["paths"]["/greeting"]["get"]["tags"] == [
                 "Greetings"
             ]
-            assert "greeter" in read_json(f"http://127.0.0.1:{port}/health/readiness")["services"]
+            assert "greeter" in Scenario.ask(f"http://127.0.0.1:{port}/health/readiness").body["services"]
         finally:
             process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
-
-
-def read_json(url: str) -> Any:
-    with urlopen(url, timeout=30) as response:
-        return json.load(response)

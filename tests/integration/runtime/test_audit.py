@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from headrace_devkit.testing import MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
@@ -43,26 +42,3 @@ def test_records_and_refusals_have_events_in_a_topic(site: Scenario, topic: Make
     text = b"".join(event.value for event in events)
     assert b"4111" not in text
     assert b"----" not in text
-
-
-def test_without_settings_failures_have_events_in_a_file(
-    site: Scenario, topic: MakeTopic, headrace: StartHeadrace, tmp_path: Path
-) -> None:
-    """In the folder of the configuration, with reports of clients; what went well is not in it."""
-    name = topic(**{"max.message.bytes": 100})
-    process = headrace(site.config)
-    [file] = tmp_path.rglob("sidecar-audit.log")
-    assert file.read_bytes() == b"", "the file is there from the start"
-    assert produce(f"{process.url}/producers/{name}-missing", "loader") == 404
-    assert produce(f"{process.url}/producers/{name}", "loader") == 413
-    other = topic()
-    assert produce(f"{process.url}/producers/{other}", "loader") == 200
-    result = {"record": {"topic": other, "partition": 0, "offset": 0}, "processed": False}
-    reported = site.ask(f"{process.url}/consumers/active/audit", [result]).body
-    process.terminate()
-    *events, last = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [last] == reported
-    assert [(n["auditStatus"], n["topic"], n["stacktrace"][:8]) for n in events] == [
-        ("FAILURE", f"{name}-missing", "ERR40006"),
-        *[("FAILURE", name, "ERR40017")] * 3,
-    ]

@@ -122,18 +122,6 @@ def test_a_refused_record_keeps_its_whole_batch_out(
     site.wait_until(lambda: visible(site, name) == ["b"], "the second attempt alone")
 
 
-@pytest.mark.long
-def test_a_batch_larger_than_the_queue_waits_for_it(
-    site: Scenario, topic: MakeTopic, make: Callable[..., BatchTransactions]
-) -> None:
-    """The client takes about 150 MB at a time."""
-    name = topic(4)
-    batches = make()
-    batches.open()
-    batches.write(0, table(*[(name, None, bytes(900_000), None)] * 250))
-    site.wait_until(lambda: len(site.records(name)) == 250, "250 records")
-
-
 def test_a_batch_that_takes_too_long_names_the_remedy(
     topic: MakeTopic, make: Callable[..., BatchTransactions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,49 +66,6 @@ async def test_partitions_that_are_added_during_a_run_are_read_once(
     assert found == Counter((flow, number) for flow in (1, 2) for number in range(5000))
 
 
-async def test_strange_records_arrive_as_they_are(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
-    """Null keys and values, empty ones, headers without a value, twice the same header, and values of almost 1 MB."""
-    source, out, servers = topic(2), topic(), kafka.bootstrap_servers
-    (tmp_path / "echo.py").write_text("def handler(context, event):\n    return event.body\n")
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "message.max.bytes": 2_000_000})
-    headers = [("h", None), ("h", b""), ("ä", b"\xff"), ("h", b"1")]
-    large = json.dumps({"id": 4, "text": "x" * 1_040_000}).encode()
-    sent = [(None, b'{"id": 1}'), (b"", b'{"id": 2}'), (b"\xff", b'{"id": 3}'), (b"k", large)]
-    odd = [(None, None), (b"k", b""), (b"k", b"{"), (None, b'{"id": 5}{"id": 6}')]
-    for key, value in [*sent, *odd]:
-        producer.produce(source, value, key, headers=headers)
-    assert producer.flush(60) == 0
-    exact = {"delivery": "exactly_once"}
-    spec = {
-        "name": "strange",
-        "folder": str(tmp_path),
-        "trigger": {"once": True},
-        "sources": {
-            "a": {"topic": source, "schema": "id INT, text STRING", "corrupt": "quarantine"},
-            "raw": {"topic": source, "value_format": "binary"},
-        },
-        "flows": {
-            "rows": {"sql": "SELECT * FROM a", "sink": {"topic": out, "key": "id"}},
-            "exact": {"sql": "SELECT * FROM a", "sink": {"topic": f"{out}-exact", "key": "id", **exact}},
-            "echo": {"handler": "echo:handler", "reads": ["raw"], "sink": {"topic": f"{out}-echo", **exact}},
-        },
-    }
-    settings = KafkaConfig(bootstrap_servers=servers)
-    async with running(spec, settings, tmp_path) as run:
-        await until(lambda: run.status()["state"] in ("finished", "failed"), run)
-        assert run.status()["state"] == "finished", run.status()
-        flows = run.status()["flows"]
-        assert (flows["rows"]["corrupt_records"], flows["rows"]["tombstone_records"]) == (3, 1)
-    for each in (out, f"{out}-exact"):
-        assert sorted(row["id"] for row in await committed(servers, each)) == [1, 2, 3, 4]
-    dead = await records_of(settings, f"{source}.dlq")
-    assert sorted((r.key or b"", r.value) for r in dead) == sorted((k or b"", v) for k, v in odd if v is not None)
-    assert all(r.headers[: len(headers)] == headers for r in dead), [r.headers for r in dead]
-    echoed = await records_of(settings, f"{out}-echo")
-    assert len(echoed) >= len(sent), [r.value for r in echoed]
-    assert {(r.key, r.value) for r in echoed} >= set(sent)
-
-
 @pytest.mark.parametrize("how", ["raise ValueError(number)", "os._exit(3)"])
 async def test_python_that_always_fails_ends_its_flow(
     kafka: Cluster, topic: MakeTopic, tmp_path: Path, how: str

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import msgspec
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -18,6 +17,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.runtime import Deadline, SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic
 from headrace_devkit.testing.pipelines import PipelineRows
+from headrace_devkit.testing.scenario import Scenario
 from headrace_pipelines.checkpoints import Frozen, discard, preview
 from headrace_pipelines.driver_protocol import DriverTask
 from headrace_pipelines.runs import PipelineRun
@@ -166,7 +166,9 @@ def test_the_state_of_a_checkpoint_is_shown_and_a_plan_says_what_is_refused(
 
 
 @pytest.mark.long
-def test_removed_records_are_never_passed_over(kafka: Cluster, topic: MakeTopic, tmp_path: Path) -> None:
+def test_removed_records_are_never_passed_over(
+    site: Scenario, kafka: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
     """A flow whose unread records retention has removed fails before its next batch, with what can be done."""
     source, out = topic(), topic()
     settings = KafkaConfig(bootstrap_servers=kafka.bootstrap_servers)
@@ -175,10 +177,7 @@ def test_removed_records_are_never_passed_over(kafka: Cluster, topic: MakeTopic,
         assert not await outcome(counting("removed", source, out), settings, tmp_path, 300)
         written = await rows(settings, out)
         produce_flights(kafka.bootstrap_servers, source, range(100))
-        below = confluent_kafka.TopicPartition(source, 0, 350)
-        client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        for done in client.delete_records([below]).values():
-            done.result(60)
+        await asyncio.to_thread(site.remove_before, source, 350)
         why = await outcome(counting("removed", source, out), settings, tmp_path)
         assert "flows.f: RECORDS_REMOVED: " in why
         assert "300" in why

@@ -30,7 +30,7 @@ from tests.integration.pipelines.test_pipelines import (
     running,
     until,
 )
-from tests.integration.pipelines.test_pipelines_secured import grant, rights_of_the_page, set_password
+from tests.integration.pipelines.test_pipelines_secured import rights_of_the_page
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
 FLOWS = ("totals", "even", "odd")
@@ -191,8 +191,8 @@ def test_a_password_is_seen_nowhere_on_the_server(
     servers, user, source, out = kafka_secured.cluster.bootstrap_servers, "remote", "connect-in", "connect-out"
     for name in (source, out):
         kafka_secured.cluster.create_topic(name, 2)
-    set_password(servers, user, PASSWORD)
-    grant(servers, *rights_of_the_page(user, source, out, "headrace.remote."))
+    kafka_secured.set_password(user, PASSWORD)
+    kafka_secured.grant(*rights_of_the_page(user, source, out, "headrace.remote."))
     produce_flights(servers, source, range(100))
     login = kafka_secured.login("SCRAM-SHA-512", user)
     login["security"]["sasl"]["password"] = PASSWORD

@@ -13,7 +13,6 @@ import itertools
 import json
 import shutil
 import time
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +30,7 @@ from headrace.formats.plain import header_of, unframe
 from headrace.formats.protobuf import ProtobufCodec
 from headrace.records import Record
 from headrace_devkit.testing import HeadraceProcess, RecordingBackend, Registry
+from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.integration.pipelines.test_pipelines import produce, records_of
 from tests.postgres_server import PASSWORD, PostgresServer, binaries, postgres_server
@@ -193,8 +193,7 @@ def wait_until_read(process: HeadraceProcess, counts: dict[str, int]) -> dict[st
     sources |= dict.fromkeys(("several", "waits", "example"), "flights")
     end = time.monotonic() + LIMIT_SECONDS
     while True:
-        with urllib.request.urlopen(f"{process.url}/adm/pipelines", timeout=30) as response:
-            [pipeline] = json.loads(response.read())["pipelines"]
+        [pipeline] = Scenario.ask(f"{process.url}/adm/pipelines").body["pipelines"]
         found = pipeline["flows"]
         missing = {n for n, f in found.items() if f["inputRecords"] < counts[sources.get(n, "trips")]}
         if not missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -17,12 +16,9 @@ import pytest
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.kafka import Admin, read_records
 from headrace.records import Record
-from headrace.runtime import Deadline, Service, SystemClock
+from headrace.runtime import SystemClock
 from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
-from headrace_pipelines.connector import ConnectorSecurity
-from headrace_pipelines.driver_process import DriverProcess, find_toolchain
-from headrace_pipelines.driver_protocol import DriverPlan, FolderInUse
 from headrace_pipelines.runs import PipelineRun
 from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import document
@@ -109,21 +105,6 @@ async def running(
 
 def read(run: PipelineRun, flow: str) -> int:
     return run.counts(flow)["read"]
-
-
-async def test_a_driver_waits_for_the_one_before_it(kafka: Cluster, tmp_path: Path) -> None:
-    """Two drivers never use one folder at the same time; one that waits ends at once when told."""
-    spec = PipelineSpec.model_validate(document())
-    owner = Service("test")
-    toolchain = await find_toolchain()
-    plan = DriverPlan(spec=spec, bootstrap_servers=kafka.bootstrap_servers, folder=tmp_path, jars=toolchain.jars)
-    with (tmp_path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        driver = await DriverProcess.start(owner, plan, toolchain, ConnectorSecurity({}, {}, frozenset()))
-        assert await anext(driver.events()) == FolderInUse("another process")
-        await driver.stop(Deadline(SystemClock(), 60))
-        assert await driver.exit_code() == 0
-    assert gone(driver.pid)
 
 
 def test_the_death_of_headrace_leaves_no_process(

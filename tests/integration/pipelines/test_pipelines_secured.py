@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import stat
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from headrace.config.kafka import KafkaConfig
 from headrace_devkit.devcluster.headrace import HeadraceProcess
 from headrace_devkit.devcluster.security import allowed
 from headrace_devkit.testing import StartHeadrace
+from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import SecuredCluster
-from tests.integration.pipelines.test_pipelines import produce, rows, working_below
+from tests.integration.pipelines.test_pipelines import produce, working_below
 from tests.least_rights import rows_of
 
 pytestmark = [pytest.mark.heavy, pytest.mark.long]
@@ -46,48 +41,16 @@ class Counts(Processor):
 HTTP_PAGES = ("health/readiness", "metrics", "adm/reactive-consumers", "adm/consumers", "adm/jobs")
 
 
-def set_password(servers: str, user: str, password: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    for changed in admin.alter_user_scram_credentials(
-        [UserScramCredentialUpsertion(user, credential, password.encode())]
-    ).values():
-        changed.result(30)
-
-
-def grant(servers: str, *rights: AclBinding) -> None:
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    for granted in admin.create_acls(list(rights)).values():
-        granted.result(30)
+def wait_ids(site: Scenario, sink: str, count: int) -> None:
+    """Wait until the topic of each flow has this many records, each of its number once."""
+    for topic in (sink, *(f"{sink}-{each}" for each in ("exact", "tasks", "counts"))):
+        full = lambda topic=topic: len(site.records(topic)) >= count  # noqa: E731
+        site.wait_until(full, f"{count} records in {topic}", LIMIT_SECONDS)
+        assert sorted(json.loads(record.value or b"")["id"] for record in site.records(topic)) == list(range(count))
 
 
 def send(servers: str, topic: str, numbers: range) -> None:
     produce(servers, topic, (b'{"id": %d}' % number for number in numbers))
-
-
-def ids(servers: str, topic: str, wanted: int) -> list[int]:
-    """Read a topic until it has as many records as wanted, and return their ids in order."""
-    end = time.monotonic() + LIMIT_SECONDS
-    while True:
-        found = [row["id"] for _, row in asyncio.run(rows(KafkaConfig(bootstrap_servers=servers), topic))]
-        if len(found) >= wanted or time.monotonic() > end:
-            return sorted(found)
-
-
-def get(process: HeadraceProcess, path: str) -> str:
-    try:
-        with urllib.request.urlopen(f"{process.url}/{path}", timeout=30) as response:
-            return str(response.read().decode())
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.read().decode()
-
-
-def until(there: Callable[[], object], process: HeadraceProcess) -> None:
-    end = time.monotonic() + LIMIT_SECONDS
-    while not there():
-        assert time.monotonic() < end, process.output[-3000:]
-        time.sleep(0.1)
 
 
 def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, str]]:
@@ -99,7 +62,7 @@ def spark_sees(folder: Path, process: HeadraceProcess) -> Iterator[tuple[str, st
         if file.is_file() and file.name != "secrets.properties":
             yield str(file), file.read_bytes().decode("latin-1")
     for page in HTTP_PAGES:
-        yield page, get(process, page)
+        yield page, str(Scenario.ask(f"{process.url}/{page}").body)
     yield "log", process.output
 
 
@@ -133,12 +96,11 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     """A user with a strange password and no right but those it needs: rows arrive, the password is in the secrets
     file only. After a new password on both sides, more rows arrive, each once, in the same process."""
     servers, user = kafka_secured.cluster.bootstrap_servers, "hidden"
-    source, sink, group = "hidden-in", "hidden-out", "headrace.hidden."
+    source, sink, group, site = "hidden-in", "hidden-out", "headrace.hidden.", Scenario(servers, tmp_path)
     for topic in (source, sink, *(f"{sink}-{each}" for each in ("exact", "tasks", "counts", "counts.dlq"))):
         kafka_secured.cluster.create_topic(topic, 2)
-    set_password(servers, user, FIRST)
-    grant(
-        servers,
+    kafka_secured.set_password(user, FIRST)
+    kafka_secured.grant(
         allowed(user, ResourceType.TOPIC, "_headrace", AclOperation.ALL, prefix=True),
         allowed(user, ResourceType.GROUP, "_headrace", AclOperation.ALL, prefix=True),
         *rights_of_the_page(user, source, sink, group),
@@ -155,8 +117,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
         env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
     )
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
-        assert ids(servers, topic, 100) == list(range(100))
+    wait_ids(site, sink, 100)
     folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
@@ -164,15 +125,14 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     assert len(working_below(folder)) >= 4  # with the daemon of the workers and a worker
     for where, text in spark_sees(folder, process):
         assert "c4nary" not in text, where
-    set_password(servers, user, SECOND)
+    kafka_secured.set_password(user, SECOND)
     draft = tmp_path / "draft"
     draft.write_text(SECOND)
     draft.chmod(0o600)
     draft.replace(secret)
-    until(lambda: "restarting its driver" in process.output, process)
+    site.wait_until(lambda: "restarting its driver" in process.output, "another driver", LIMIT_SECONDS)
     send(servers, source, range(100, 200))
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
-        assert ids(servers, topic, 200) == list(range(200))
+    wait_ids(site, sink, 200)
     for where, text in spark_sees(folder, process):
         assert SECOND not in text, where
     assert process.terminate() == 0
@@ -187,5 +147,4 @@ def test_tokens_are_enough_for_spark(kafka_secured: SecuredCluster, headrace: St
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
     kafka = kafka_secured.login("OAUTHBEARER")
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
-    for topic in (sink, f"{sink}-exact", f"{sink}-tasks", f"{sink}-counts"):
-        assert ids(servers, topic, 10) == list(range(10))
+    wait_ids(Scenario(servers, tmp_path), sink, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,12 @@ from headrace_console.parts import heading, visible
 from headrace_console.server_api import ApiProblem, ApiReply
 from headrace_console.view import View
 
+log = logging.getLogger(__name__)
+
 _DRY_RUN_SECONDS: Final = 70.0
+_UNEXPECTED: Final = (
+    "this console does not understand the response of Headrace: both need the same version; its log has more"
+)
 Preview = Callable[[Mapping[str, Any]], Awaitable[str]]
 
 
@@ -108,11 +114,7 @@ class _Form:
 
     async def preview(self) -> None:
         """Show what would happen."""
-        assert self._action.preview
-        try:
-            text = await self._action.preview(self._body())
-        except (ApiProblem, ValueError) as problem:
-            text = str(problem)
+        text = await preview_text(self._action, self._body)
         if self.confirming.enabled:  # else a slow preview would hide what was done
             self._report(text)
 
@@ -126,7 +128,7 @@ class _Form:
             self._report(str(problem))
             return
         self.confirming.disable()
-        text, correlation_id = await _run(self._view, self._action, body)
+        text, correlation_id = await run_action(self._view, self._action, body)
         self._report(text)
         self.closing.set_text("Close")
         await self._view.refresh()
@@ -148,7 +150,19 @@ class _Form:
         return {**action.body, **given, **({"reason": reason.value} if reason and reason.value else {})}
 
 
-async def _run(view: View, action: Action, body: Mapping[str, Any]) -> tuple[str, str]:
+async def preview_text(action: Action, body: Callable[[], Mapping[str, Any]]) -> str:
+    """Return what would happen, or why that is not known; `body` returns the body of the request."""
+    assert action.preview
+    try:
+        return await action.preview(body())
+    except (ApiProblem, ValueError) as problem:
+        return str(problem)
+    except Exception:  # boundary: the dialog says that a response cannot be shown
+        log.exception("%s: its preview cannot be shown", action.title)
+        return _UNEXPECTED
+
+
+async def run_action(view: View, action: Action, body: Mapping[str, Any]) -> tuple[str, str]:
     """Send the request, and return what was done, and its correlation id; or the sentence of the error, and nothing."""
     given: Any = [body] if action.listed else action.names or body
     sent = None if action.method == "DELETE" else given
@@ -165,8 +179,16 @@ def _line(action: Action, body: Mapping[str, Any], reply: ApiReply) -> str:
     waits = reply.status == 202 and not action.outcome
     pending = " - waits for the process that has the partition" if waits else ""
     found = reply.body.get("results") if isinstance(reply.body, dict) else None
-    outcomes = [action.outcome(reply.body)] if action.outcome else []
+    outcomes = [_outcome(action.outcome, action.title, reply.body)] if action.outcome else []
     outcomes += [", ".join(f"{name} {value}" for name, value in one.items() if value != "") for one in found or ()]
     why = f", reason: {body['reason']}" if body.get("reason") else ""
     head = f"Audit: {datetime.now().astimezone():%H:%M:%S} {action.title}{why}{pending}; correlation id "
     return "\n".join([head + reply.correlation_id, *outcomes])
+
+
+def _outcome(text: Callable[[Any], str], title: str, body: Any) -> str:
+    try:
+        return text(body)
+    except Exception:  # boundary: the dialog says that it was done, even if its response cannot be shown
+        log.exception("%s: its response cannot be shown", title)
+        return _UNEXPECTED

@@ -131,7 +131,6 @@ def changes_text(found: Mapping[str, Any]) -> str:
     lines = [
         f"{one['what']}: {one['before'] if one['before'] is not None else '-'} -> "
         f"{one['after'] if one['after'] is not None else 'default'}"
-        + (f" ({one['problem']})" if one["problem"] else "")
         for one in found["changes"]
     ]
     return "\n".join(lines or ["nothing changes: it has these values already"])

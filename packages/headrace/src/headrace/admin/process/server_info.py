@@ -13,13 +13,10 @@ import msgspec
 from headrace.config.explain import masked
 from headrace.config.known_secrets import MASK
 from headrace.config.model import HeadraceConfig
-from headrace.errors import EnvironmentProblem
-from headrace.extras import hook
 from headrace.kafka import librdkafka_version
 from headrace.runtime.memory import memory_bytes
 
 _LIBRARIES = ("confluent-kafka", "pyspark", "duckdb", "aiohttp", "httptools", "pydantic", "msgspec")
-_OLDEST_JAVA = 8
 
 
 class Deployment(msgspec.Struct, rename="camel"):
@@ -38,12 +35,8 @@ class Environment(msgspec.Struct, rename="camel"):
     pid: int
     system: str
     python: str
-    java: str | None
-    """Feature version of what pipelines would use; null if there is none."""
-    spark: str | None
-    """Version of PySpark; null if it is not installed."""
     libraries: Mapping[str, str]
-    """Versions, among them that of librdkafka."""
+    """Versions of those that are installed, among them librdkafka and PySpark."""
     processors: int
     memory_bytes: int
     """Resident memory of this process."""
@@ -72,21 +65,12 @@ def server_info(config: HeadraceConfig) -> ServerInfo:
             pid=os.getpid(),
             system=platform.platform(),
             python=platform.python_version(),
-            java=_java(),
-            spark=libraries.get("pyspark"),
             libraries={"librdkafka": librdkafka_version(), **libraries},
             processors=os.cpu_count() or 1,
             memory_bytes=memory_bytes(),
         ),
         _without_headers(masked(config)),
     )
-
-
-def _java() -> str | None:
-    try:
-        return str(hook("java", "the version of Java")(_OLDEST_JAVA).version)
-    except (EnvironmentProblem, OSError):
-        return None
 
 
 def _version_of(library: str) -> str:

@@ -114,8 +114,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     state = tmp_path / "state"
     file = pipeline(tmp_path, "hidden", source, sink)
     process = headrace(
-        {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)},
-        env={"KAFKA_PASSWORD": FIRST, "HEADRACE__KAFKA__REQUEST_TIMEOUT_SECONDS": "30"},
+        {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)}, env={"KAFKA_PASSWORD": FIRST}
     )
     wait_ids(site, sink, 100)
     folder = state / "pipelines" / "hidden"

@@ -146,19 +146,12 @@ class AvroCodec:
             value: object = self._read(source, schema, None)
         except _BAD_DATA as cause:
             position = f"{type(cause).__name__} at byte {source.tell()} of {len(payload)}"
-            reason = self._problem(payload) or f"the bytes do not fit their Avro schema ({position})"
-            raise DecodeError(reason) from cause
+            raise DecodeError(
+                f"the bytes do not fit their Avro schema, or a value does not fit its type in Python ({position})"
+            ) from cause
         if source.tell() != len(payload):
             raise DecodeError(f"{len(payload) - source.tell()} bytes follow the end of the Avro value")
         return value
-
-    def _problem(self, payload: bytes) -> str | None:
-        """Return which value Python cannot hold, with its path; None if the bytes do not fit the schema."""
-        schema = avro_values.for_marks(self.schema)
-        with contextlib.suppress(*_BAD_DATA):
-            value = self._read(io.BytesIO(payload), schema, None, handle_unicode_errors="surrogateescape")
-            return avro_values.problem_in(value)
-        return None
 
 
 def sql_type(text: str, references: Mapping[str, str]) -> str:

@@ -1,11 +1,11 @@
 """How values of Avro's types are shown: in its JSON encoding, as Python values, and in rows of tables and pipelines.
 
 Avro's times, dates, UUIDs and decimals hold more than Python's. A handler gets the number or the text of such a value;
-in a row, which has a column of a type, it is an error with the field's name.
+in a row, which has a column of a type, it is an error.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, time, timedelta
 from decimal import MAX_PREC, Context, Decimal
 from typing import Any, Final
@@ -17,7 +17,6 @@ from headrace.formats.avro_schema import kind_of, parsed, with_leaves
 JSON_TYPE: Final = "headrace-json"
 """Logical type of values that JSON does not have: bytes, floats that are not numbers or have only 32 bits."""
 _KEPT: Final = "headrace-kept"
-_MARKED: Final = "headrace-marked"
 _LARGEST_DOUBLE: Final = 1.7976931348623157e308
 _EXACT: Final = Context(prec=MAX_PREC)
 _AS_FLOAT: Final = struct.Struct("<f")
@@ -68,19 +67,11 @@ def _time(unit: str) -> Callable[..., time]:
     return read
 
 
-class Mark:
-    """Stands for a value that Python cannot hold."""
-
-    def __init__(self, logical: str) -> None:
-        limit = "the years 1 to 9999" if "date" in logical or "timestamp" in logical else "one day"
-        self.what = f"a {logical} outside of {limit}"
-
-
 def _kept(value: Any, schema: Any, *_: Any) -> Any:
     try:
         return LOGICAL_READERS[schema["reader"]](value, schema, None)
     except (ValueError, ArithmeticError):
-        return value if schema["logicalType"] == _KEPT else Mark(schema["logical"])
+        return value
 
 
 LOGICAL_READERS.update(
@@ -88,12 +79,11 @@ LOGICAL_READERS.update(
         **{f"{kind}-{JSON_TYPE}": to_json for kind in ("bytes", "fixed", "double")},
         **{f"{kind}-headrace-decimal": _decimal for kind in ("bytes", "fixed")},
         **{f"{kind}-headrace-text": _decimal_text for kind in ("bytes", "fixed")},
-        **{f"{kind}-{name}": _kept for kind in ("int", "long", "string") for name in (_KEPT, _MARKED)},
+        **{f"{kind}-{_KEPT}": _kept for kind in ("int", "long", "string")},
         f"float-{JSON_TYPE}": _float_to_json,
         "float-headrace-shortest": _shortest,
         "int-headrace-time": _time("milliseconds"),
         "long-headrace-time": _time("microseconds"),
-        f"map-{_MARKED}": lambda value, *_: [*value.values()],
     }
 )
 
@@ -105,12 +95,7 @@ def for_python(schema: Any) -> Any:
 
 def for_python_kept(schema: Any) -> Any:
     """Return the same as `for_python`, but numbers and texts stay where Python cannot hold the value."""
-    return parsed(with_leaves(schema, lambda leaf: _keeping(_python(leaf), leaf, _KEPT)))
-
-
-def for_marks(schema: Any) -> Any:
-    """Return the same with a `Mark` in place of such a value, and maps as lists, for `problem_in`."""
-    return parsed(with_leaves(schema, lambda leaf: _keeping(_python(leaf), leaf, _MARKED)))
+    return parsed(with_leaves(schema, lambda leaf: _keeping(_python(leaf), leaf)))
 
 
 def for_rows(schema: Any) -> Any:
@@ -140,32 +125,8 @@ def _logical(leaf: Any) -> str:
     return str(leaf.get("logicalType", "")) if isinstance(leaf, dict) else ""
 
 
-def _keeping(read: Any, leaf: Any, name: str) -> Any:
-    kind, logical = kind_of(leaf), _logical(leaf)
-    if kind == "map" and name == _MARKED:
-        return {**leaf, "logicalType": name}
-    if kind not in ("int", "long", "string") or not logical:
+def _keeping(read: Any, leaf: Any) -> Any:
+    kind = kind_of(leaf)
+    if kind not in ("int", "long", "string") or not _logical(leaf):
         return read
-    return {"type": kind, "logicalType": name, "logical": logical, "reader": f"{kind}-{_logical(read)}"}
-
-
-def problem_in(value: Any, path: str = "$") -> str | None:
-    """Return what Python cannot hold, with its path; keys of maps, which are data, are not in it."""
-    if isinstance(value, Mark):
-        return f"{path} is {value.what}"
-    if isinstance(value, str):
-        return f"{path} is a string that is not UTF-8" if _has_stray_bytes(value) else None
-    inner: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        inner = ((f".{name}", each) for name, each in value.items())
-    elif isinstance(value, list):
-        inner = (("[...]", each) for each in value)
-    return next(filter(None, (problem_in(each, path + step) for step, each in inner)), None)
-
-
-def _has_stray_bytes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return {"type": kind, "logicalType": _KEPT, "reader": f"{kind}-{_logical(read)}"}

@@ -6,8 +6,6 @@ Function workers import this module, so it must stay light.
 """
 
 import binascii
-import contextlib
-import json
 import struct
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol, Self
@@ -16,6 +14,7 @@ import msgspec
 
 from headrace.errors import DecodeError, EncodeError
 
+_NOT_JSON: Final = "not JSON text, or a number or text in it is more than Python can hold"
 _HEADER: Final = struct.Struct(">BI")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -137,7 +136,7 @@ class JsonCodec:
             if not data.isascii():
                 str(data, "utf-8")  # the check above does not decode strings
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-            raise DecodeError(_why_not_json(data, cause)) from cause
+            raise DecodeError(f"{_NOT_JSON}: {cause}") from cause
         return data
 
     @staticmethod
@@ -145,18 +144,7 @@ class JsonCodec:
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-            raise DecodeError(_why_not_json(data, cause)) from cause
-
-
-def _why_not_json(data: bytes, cause: Exception) -> str:
-    """Return why JSON is not read; the parser's own words mislead for texts that other parsers accept."""
-    if "out of range" in str(cause):
-        return "a number in the JSON text is larger than any that Python has"
-    if b"\\ud" in data.lower():
-        with contextlib.suppress(ValueError, RecursionError):
-            json.loads(data)
-            return "a string in the JSON text has half of a surrogate pair"
-    return f"not JSON text: {cause}"
+            raise DecodeError(f"{_NOT_JSON}: {cause}") from cause
 
 
 def header_of(schema_id: int) -> bytes:

@@ -154,8 +154,8 @@ class ProtobufCodec:
         try:
             return printer._MessageToJsonObject(message)
         except _NOT_SHOWN as cause:
-            reason = _problem_in(message, printer) or f"({type(cause).__name__})"
-            raise DecodeError(f"the {name} cannot be converted to JSON: {reason}") from cause
+            why = "a string is not UTF-8, or a type of google.protobuf has a value that its JSON form cannot hold"
+            raise DecodeError(f"the {name} cannot be converted to JSON ({type(cause).__name__}): {why}") from cause
 
     def _find(self, message: str | None) -> Any:
         types = self._file.message_types_by_name
@@ -194,25 +194,6 @@ def _has_old_syntax(file: Any) -> bool:
     file.CopyToProto(proto)
     others = (each for each in file.dependencies if not is_known(each.name))
     return proto.syntax != "proto3" or any(map(_has_old_syntax, others))
-
-
-def _problem_in(message: Any, printer: Any, path: str = "$") -> str | None:
-    """Return which field of a message JSON does not have, with its path; keys of maps are not in it."""
-    for field, value in message.ListFields():
-        below, shown, items = f"{path}.{field.name}", field, [value]
-        if field.is_repeated:
-            below, items = f"{below}[...]", list(value)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            shown, items = field.message_type.fields_by_name["value"], list(value.values())
-        for item in items:
-            try:
-                printer._FieldToJsonObject(shown, item)
-            except _NOT_SHOWN:
-                if shown.message_type is None:
-                    return f"{below} is a string that is not UTF-8"
-                kind = shown.message_type.full_name
-                return _problem_in(item, printer, below) or f"{below} is a {kind} that its JSON form cannot hold"
-    return None
 
 
 def _indexes_of(descriptor: Any) -> bytes:

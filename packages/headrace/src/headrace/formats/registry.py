@@ -92,7 +92,6 @@ class SchemaRegistry:
         self._cache = _ResponseCache(settings.latest_seconds, clock)
 
     async def close(self) -> None:
-        """Close every connection."""
         if self._session:
             await self._session.close()
             self._session = None

@@ -26,8 +26,7 @@ _RULES: Final = (
     (r"\basync (def|with|for) ", r"\1 "),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter)__", r"__\1__"),
-    (r"\b(aclose|aread)\b", lambda found: found[1][1:]),
-    (r"\baiter_lines\b", "iter_lines"),
+    (r"\baclose\b", "close"),
 )
 """What each word of waiting becomes."""
 

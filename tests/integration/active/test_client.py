@@ -116,17 +116,17 @@ def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Scen
 
 
 def test_the_asynchronous_client_does_the_same(url: str, site: Scenario, topic: MakeTopic) -> None:
-    """Two consumers at a time, one by a stream, and a transaction that commits what was read."""
+    """Two consumers at a time, and a transaction that commits what was read."""
     name, target = topic(), topic()
 
     async def main() -> None:
         async with AsyncHeadraceClient(url) as client:
             await client.produce_all(name, [NewRecord(n) for n in range(5)])
             by_read = client.consumer(f"{name}-read", [name])
-            by_stream = client.consumer(f"{name}-stream", [name])
-            async with by_read, by_stream:
+            by_other = client.consumer(f"{name}-other", [name])
+            async with by_read, by_other:
                 found: list[Any] = []
-                async for record in by_stream.stream():
+                async for record in by_other:
                     found.append(record.value)
                     if len(found) == 5:
                         break
@@ -185,26 +185,6 @@ def test_a_response_that_was_lost_repeats_nothing(
     assert "headrace_active_instances 0" in site.ask(f"{proxy.url}/metrics").body.replace(".0", "")
     assert [json.loads(record.value) for record in site.records(target)] == ["once"]
     assert len(site.records(name)) == 6
-
-
-def test_a_stream_that_was_cut_resumes_behind_its_last_record(
-    client: HeadraceClient, proxy: CuttingProxy, topic: MakeTopic
-) -> None:
-    """Each record once, in the order of its partition, however often the connection ends and wherever."""
-    name = topic(3)
-    for partition in range(3):
-        client.produce_all(name, [NewRecord([partition, n], partition=partition) for n in range(300)])
-    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    with client.consumer(name, [name], autoOffsetReset="earliest") as consumer:
-        for size in (300, 10, 5000, 20_000):
-            proxy.cut(f"GET {consumer.operations.path}/records".encode(), after_bytes=size)
-        for record in consumer.stream():
-            found[record.partition].append(record.value[1])
-            if sum(map(len, found.values())) == 900:
-                break
-        assert consumer.commit() == {TopicPartition(name, partition): 300 for partition in range(3)}
-    assert found == {partition: list(range(300)) for partition in range(3)}
-    assert proxy.cuts == 4
 
 
 def test_attempts_are_bounded(proxy: CuttingProxy, topic: MakeTopic) -> None:

@@ -7,18 +7,8 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from headrace.client.exchange import (
-    ClientRecord,
-    ClientRequest,
-    HttpReply,
-    ResponseLost,
-    RetryPolicy,
-    Work,
-    error_of,
-    load_httpx,
-)
-from headrace.client.operations import ClientOperations, EventReader, InstanceOperations
-from headrace.errors import HeadraceError
+from headrace.client.exchange import ClientRecord, ClientRequest, HttpReply, ResponseLost, RetryPolicy, Work, load_httpx
+from headrace.client.operations import ClientOperations, InstanceOperations
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -82,7 +72,6 @@ class AsyncHeadraceClient:
         await self.aclose()
 
     async def run(self, work: Work[T]) -> T:
-        """Run an operation."""
         httpx = self.httpx
         try:
             step = next(work)
@@ -105,7 +94,7 @@ class AsyncHeadraceClient:
 
 
 class AsyncGroupConsumer:
-    """A consumer of a group. Iterate over it, `stream` it or `read` it; one of them at a time.
+    """A consumer of a group. Iterate over it, or `read` it; one of them at a time.
 
     `commit` commits the records that were returned: in an iteration, all up to the current one. Records that are not
     committed are delivered again to a member of the group.
@@ -114,7 +103,6 @@ class AsyncGroupConsumer:
     def __init__(self, client: AsyncHeadraceClient, operations: InstanceOperations) -> None:
         self.operations = operations
         self.run = client.run
-        self._client = client
 
     open = awaiting(InstanceOperations.open)
     close = awaiting(InstanceOperations.close)
@@ -138,27 +126,3 @@ class AsyncGroupConsumer:
         """Yield records as they arrive, without an end."""
         while True:
             yield await self.run(self.operations.handed())
-
-    async def stream(self) -> AsyncIterator[ClientRecord]:
-        """Yield records of a stream of server-sent events, without an end; reconnect when the connection is lost.
-
-        Raises:
-            HeadraceError: The service ended the stream, and another connection would not help.
-        """
-        reader = EventReader(self.operations)
-        while True:
-            problem: Exception | None = None
-            await self.run(self.operations.streams())
-            try:
-                async with self._client.http.stream(**reader.request.arguments) as response:
-                    if response.status_code != 200:
-                        body = await response.aread()
-                        raise error_of(HttpReply(response.status_code, body, response.headers))
-                    async for line in response.aiter_lines():
-                        if record := reader.feed(line):
-                            yield record
-                        if self.operations.records.moved:
-                            break
-            except (self._client.httpx.TransportError, HeadraceError) as ended:
-                problem = ended
-            await self.run(reader.recover(problem))

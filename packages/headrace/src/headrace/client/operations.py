@@ -9,26 +9,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headrace.client.exchange import (
-    ClientRecord,
-    ClientRequest,
-    HttpReply,
-    NewRecord,
-    RetryPolicy,
-    Work,
-    error_of,
-    exchange,
-    pause_of,
-)
+from headrace.client.exchange import ClientRecord, ClientRequest, NewRecord, RetryPolicy, Work, exchange
 from headrace.client.received_records import Done, ReadPosition, ReceivedRecords, partition_of
 from headrace.errors import CommitRefused, HeadraceError, InstanceExists
 from headrace.records import Produced, TopicPartition
 
 KEY: Final = "Idempotency-Key"
-EVENT_SECONDS: Final = 45.0
-"""A stream without data for this long is considered dead: the service sends something every 15 seconds."""
+_SILENT_SECONDS: Final = 45.0
+"""Longest silence of the server beyond the wait of a read."""
 _decode_records = msgspec.json.Decoder(list[ClientRecord]).decode
-_decode_record = msgspec.json.Decoder(ClientRecord).decode
 
 
 class _Outcomes(msgspec.Struct):
@@ -148,7 +137,7 @@ class InstanceOperations:
         self.id = ""
         self.records = ReceivedRecords()
         self._in_doubt = False
-        """Whether records may have been lost in transit: in a stream, or in a lost response."""
+        """Whether records may have been lost in transit, in a lost response."""
         self._sought: dict[str, ClientRequest] = {}
         """Seeks since the last records; repeated after a lost response."""
 
@@ -202,7 +191,7 @@ class InstanceOperations:
         """Do the same without counting records as returned. If a response is lost, its records are read again."""
         yield from self.prepare()
         query = f"timeout={int(wait_seconds * 1000)}&max_records={max_records}&max_bytes={max_bytes}"
-        limit = wait_seconds + EVENT_SECONDS
+        limit = wait_seconds + _SILENT_SECONDS
         request = ClientRequest("GET", f"{self.path}/records?{query}", repeatable=False, response_seconds=limit)
         self._in_doubt = True
         try:
@@ -233,11 +222,6 @@ class InstanceOperations:
             yield from self.restore()
             self._in_doubt = False
         self.records.moved.clear()
-
-    def streams(self) -> Work[None]:
-        """Do the same for a stream, whose records are not confirmed."""
-        yield from self.prepare()
-        self._in_doubt = True
 
     def commit(self) -> Work[dict[TopicPartition, int]]:
         """Commit the records returned to the caller, and return the offsets after them.
@@ -337,66 +321,10 @@ class InstanceOperations:
 
     @property
     def path(self) -> str:
-        """Path of the instance."""
         return f"/consumers/{_quoted(self.group)}/instances/{_quoted(self.id)}"
 
     def _send(self, method: str, path: str, body: Any = None) -> Work[bytes]:
         return exchange(self.policy, ClientRequest(method, f"{self.path}{path}", body))
-
-
-class EventReader:
-    """One stream of server-sent events over any number of connections."""
-
-    def __init__(self, instance: InstanceOperations) -> None:
-        self._instance = instance
-        self._event = self._data = ""
-        self._failures = 0
-
-    @property
-    def request(self) -> ClientRequest:
-        """The request for the stream; it resumes at the positions of the instance."""
-        headers = {"Accept": "text/event-stream"}
-        return ClientRequest("GET", f"{self._instance.path}/records", None, headers, response_seconds=EVENT_SECONDS)
-
-    def feed(self, line: str) -> ClientRecord | None:
-        """Process a line, and return the record that it completes.
-
-        Raises:
-            HeadraceError: The event is an error of the service.
-        """
-        name, _, text = line.partition(": ")
-        if name == "event":
-            self._event = text
-        elif name == "data":
-            self._data = text
-        elif not line and self._data:
-            data = self._data.encode()
-            event = self._event
-            self._data = ""
-            self._event = ""
-            if event == "error":
-                raise error_of(HttpReply(msgspec.json.decode(data)["statusCode"], data, {}))
-            record = _decode_record(data)
-            self._failures = 0
-            self._instance.records.arrived(record)
-            self._instance.records.take(record)
-            return record
-        return None
-
-    def recover(self, problem: Exception | None) -> Work[None]:
-        """Wait before the next connection, after one has ended.
-
-        Raises:
-            HeadraceError, httpx.TransportError: Why the last one ended, if another one would not help.
-        """
-        policy = self._instance.policy
-        self._data = ""
-        self._event = ""
-        self._failures += 1
-        lasting = isinstance(problem, HeadraceError) and not problem.retriable
-        if problem and (lasting or self._failures >= policy.attempts):
-            raise problem
-        yield pause_of(policy, self._failures)
 
 
 def _named(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:

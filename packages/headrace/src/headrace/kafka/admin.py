@@ -446,13 +446,12 @@ class Admin:
     def _unavailable(self, doing: str, limit_seconds: float) -> errors.KafkaUnavailable:
         self._client.poll(0)
         problem = self.reachability.problem()
-        hint = self.reachability.hint()
         if problem and problem.fix:
             text = f"{doing}: no response from Kafka at {self.servers}: {problem}"
         else:
             text = (
                 f"{doing}: no response from Kafka at {self.servers} within {limit_seconds:g} s"
-                f"{f': {problem}' if problem else ''}{hint}. "
+                f"{f': {problem}' if problem else ''}. "
                 "Start it (headrace dev up) or correct kafka.bootstrap_servers"
             )
         return errors.KafkaUnavailable(text, bootstrap_servers=self.servers)

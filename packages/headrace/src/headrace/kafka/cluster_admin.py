@@ -21,26 +21,14 @@ from confluent_kafka.admin import (
 )
 
 from headrace import errors
-from headrace.config.spelling import nearest
 from headrace.kafka.admin import Admin
 from headrace.kafka.client.access import Right
 from headrace.kafka.names import check_group, check_topic, names_of
 
 _Error = confluent_kafka.KafkaError
-_CONFIG_NAMES: Final = """
-    cleanup.policy compression.gzip.level compression.lz4.level compression.type compression.zstd.level
-    delete.retention.ms file.delete.delay.ms flush.messages flush.ms follower.replication.throttled.replicas
-    index.interval.bytes leader.replication.throttled.replicas local.retention.bytes local.retention.ms
-    max.compaction.lag.ms max.message.bytes message.timestamp.after.max.ms message.timestamp.before.max.ms
-    message.timestamp.type min.cleanable.dirty.ratio min.compaction.lag.ms min.insync.replicas preallocate
-    remote.storage.enable retention.bytes retention.ms segment.bytes segment.index.bytes segment.jitter.ms segment.ms
-    unclean.leader.election.enable
-"""
-"""Names to suggest for one that the cluster does not know. Source: Kafka 4, topic configurations."""
-_UNKNOWN_CONFIG: Final = "Unknown topic config name: "
 _ADVICE: Final = {
     _Error.TOPIC_ALREADY_EXISTS: "change it with PATCH or headrace topics alter, or choose another name",
-    _Error.INVALID_CONFIG: "correct the value; GET /topics/{topic}/configs lists the names and values in use",
+    _Error.INVALID_CONFIG: "correct it; GET /topics/{topic}/configs lists the names and values in use",
     _Error.INVALID_PARTITIONS: "pass the new total, which is larger: Kafka cannot remove partitions",
     _Error.INVALID_REPLICATION_FACTOR: "use at most the number of brokers",
     _Error.INVALID_REQUEST: "correct the request",
@@ -189,19 +177,7 @@ class ClusterAdmin:
         try:
             return await self.admin.request(doing, request, right)
         except (errors.KafkaError, errors.TopicNotFound) as error:
-            code = error.parameters.get("kafka_code")
-            if code not in _ADVICE:
+            advice = _ADVICE.get(error.parameters.get("kafka_code"))
+            if advice is None:
                 raise
-            raise errors.InvalidRequest(f"{error.cause}: {_advice(error)}") from error
-
-
-def client_version() -> str:
-    """Return the name and version of the Kafka client."""
-    return f"librdkafka {confluent_kafka.libversion()[0]}"
-
-
-def _advice(error: errors.HeadraceError) -> str:
-    _, unknown, rest = error.description.partition(_UNKNOWN_CONFIG)
-    if unknown and (near := nearest(rest.partition(" ")[0], _CONFIG_NAMES.split())):
-        return f"did you mean {near}?"
-    return _ADVICE[error.parameters["kafka_code"]]
+            raise errors.InvalidRequest(f"{error.cause}: {advice}") from error

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from headrace.kafka.cluster_admin import ClusterAdmin, client_version
+from headrace.kafka import librdkafka_version
+from headrace.kafka.cluster_admin import ClusterAdmin
 
 
 class BrokerView(msgspec.Struct):
@@ -33,4 +34,4 @@ async def view_cluster(cluster: ClusterAdmin) -> ClusterView:
     controller = found.controller.id if found.controller else None
     brokers = [BrokerView(n.id, n.host, n.port, n.rack, n.id == controller) for n in found.nodes]
     brokers.sort(key=lambda broker: broker.id)
-    return ClusterView(found.cluster_id or "", controller, brokers, client_version())
+    return ClusterView(found.cluster_id or "", controller, brokers, f"librdkafka {librdkafka_version()}")

@@ -6,7 +6,6 @@ go to the controller, which may be the broker that is down. Source: librdkafka, 
 """
 
 import logging
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ _POLL_SECONDS = 0.05
 _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
 _THREAD_STOP_SECONDS = 5.0
-_PORT = re.compile(r":\d+$")
 _SILENT = ConnectionProblem("neither a response nor an error arrived")
 _Error = confluent_kafka.KafkaError
 
@@ -129,9 +127,7 @@ class Reachability(Service):
         seconds = self._clock.monotonic() - self.answered_at
         since = self._clock.time() - seconds
         return Outage(
-            since,
-            seconds,
-            f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {unanswered.problem}{self.hint()}",
+            since, seconds, f"Kafka at {self.servers} has not answered for {seconds:.0f} s: {unanswered.problem}"
         )
 
     def answered(self) -> None:
@@ -191,11 +187,6 @@ class Reachability(Service):
     def problem(self) -> ConnectionProblem | None:
         """Return why no broker is reached, if a client has reported it."""
         return self._errors.last()
-
-    def hint(self) -> str:
-        """Return a hint on an address that looks wrong, as the end of a sentence; empty if none does."""
-        bare = [one for one in self.servers.split(",") if not _PORT.search(one.strip())]
-        return f" ({bare[0].strip()} has no port, so 9092 is used)" if bare else ""
 
     def record_attempt(self, started_at: float, answered: bool) -> None:
         """Take the result of a request to the brokers: start an outage, repeat its report, or end it."""

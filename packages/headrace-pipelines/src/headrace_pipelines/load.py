@@ -70,7 +70,7 @@ def load_pipeline(path: Path, *, check: bool = False) -> PipelineSpec:
     driver = tree.get("driver")
     _replace_references(tree, (), references, remote=isinstance(driver, dict) and "remote" in driver)
     refuse_constants(PipelineSpec, tree, problems)
-    spec = validated(PipelineSpec, tree, problems, references.unresolved, references.texts)
+    spec = validated(PipelineSpec, tree, problems, references.unresolved)
     if not spec:
         raise PipelineInvalid("\n".join(problems.ordered))
     if spec.kafka.security:

@@ -19,5 +19,5 @@ class LightDialect(Dialect):
     def read(self, path: Path, environ: Mapping[str, str], problems: Problems) -> DialectReading:
         tree: dict[str, Any] = {}
         folder = LightFolder(folders_of(path), environ, problems)
-        hidden = write_tree(folder, tree, problems)
-        return DialectReading(tree, hidden, remarks_of(folder))
+        write_tree(folder, tree, problems)
+        return DialectReading(tree, remarks_of(folder))

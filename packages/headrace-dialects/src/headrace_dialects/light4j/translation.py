@@ -54,12 +54,9 @@ _FOR_CLIENTS: Final = {"format_codes": "light-4j", "unknown_fields": "ignore", "
 """What clients of light-4j's producer depend on."""
 
 
-def write_tree(folder: LightFolder, tree: dict[str, Any], problems: Problems) -> set[KeyPath]:
-    """Write the settings of a folder into an empty tree, and return the paths of values of the environment.
-
-    Problems and keys without effect are in the folder.
-    """
-    return _Translation(folder, tree, problems).run()
+def write_tree(folder: LightFolder, tree: dict[str, Any], problems: Problems) -> None:
+    """Write the settings of a folder into an empty tree; problems and keys without effect are in the folder."""
+    _Translation(folder, tree, problems).run()
 
 
 def remarks_of(folder: LightFolder) -> list[str]:
@@ -78,8 +75,7 @@ class _Translation:
         self._assumed: set[KeyPath] = set()
         """Sections that only defaults have named so far."""
 
-    def run(self) -> set[KeyPath]:
-        """Write everything; return the paths of values of the environment."""
+    def run(self) -> None:
         self._read_hooks()
         for file in FILES:
             needs = _NEEDS.get(file, ())
@@ -95,7 +91,6 @@ class _Translation:
         self._write_ksqldb()
         for path, found, value in (*listener(self._folder), *token_check(self._folder), *pushed_metrics(self._folder)):
             self._set(path, found, value)
-        return {path for path, found in self._sources.items() if found.written and not found.key}
 
     def _read_hooks(self) -> None:
         hooks = next((found for key, found in self._settings["service"].items() if key.endswith(_STARTUP)), None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.config.yaml_tree import KeyPath, Problems
+from headrace.config.yaml_tree import Problems
 
 
 class DialectReading(NamedTuple):
@@ -12,8 +12,6 @@ class DialectReading(NamedTuple):
 
     tree: dict[str, Any]
     """The settings, as a `headrace.yaml` has them; the dialect's own placeholders are replaced."""
-    hidden: set[KeyPath]
-    """Settings whose values no message may show."""
     remarks: list[str]
     """What has no effect, a sentence each."""
 

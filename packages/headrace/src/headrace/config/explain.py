@@ -63,9 +63,6 @@ def mask(value: Any, name: str = "") -> Any:
     return without_users(f"{address}?{MASK}" if query else value)
 
 
-_QUOTED_CHARACTERS = 80
-_WITHOUT_VALUE = ("extra_forbidden", "missing", "value_error", "model_type", "string_too_short")
-"""Problems whose value is not shown."""
 _TABLES = {
     "producer": (PRODUCER_KEYS, CONSUMER_KEYS),
     "reactive_consumers": (CONSUMER_KEYS,),
@@ -79,17 +76,13 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def validated(
-    model: type[AnySection],
-    tree: Any,
-    problems: Problems,
-    reported: Collection[KeyPath] = (),
-    hidden: Collection[KeyPath] = (),
+    model: type[AnySection], tree: Any, problems: Problems, reported: Collection[KeyPath] = ()
 ) -> AnySection | None:
     """Return a tree as a section; None if it is not valid, with the problems added as by `explain`."""
     try:
         return model.model_validate(tree)
     except ValidationError as cause:
-        explain(cause.errors(include_url=False, include_input=False), tree, problems, reported, model, hidden)
+        explain(cause.errors(include_url=False, include_input=False), tree, problems, reported, model)
         return None
 
 
@@ -99,11 +92,10 @@ def explain(
     problems: Problems,
     reported: Collection[KeyPath] = (),
     model: type[Section] = WholeFile,
-    hidden: Collection[KeyPath] = (),
 ) -> None:
-    """Turn the errors of a model that validated a tree into problems with location, path, remedy and value.
+    """Turn the errors of a model that validated a tree into problems with location, path and remedy.
 
-    Paths in `reported` already have a problem and are skipped. Values at `hidden` are not shown.
+    Paths in `reported` already have a problem and are skipped. No value is shown, because it may be a secret.
     """
     seen = set(reported)
     for error in errors:
@@ -114,26 +106,10 @@ def explain(
             continue
         seen.add(shown)
         problems.add(problems.location_of(path), shown, _sentence(error, path, model))
-        # A value where a section belongs may be a whole login.
-        if path not in hidden and error["type"] not in _WITHOUT_VALUE:
-            problems.found[-1] += _quoted(path, tree)
-
-
-def _quoted(path: KeyPath, value: Any) -> str:
-    """Return the value at a path, to show after a sentence; empty if it may hold a secret."""
-    if any(is_secret_name(part) or part == "headers" for part in path if isinstance(part, str)):
-        return ""
-    for part in path:
-        value = value[part]
-    text = repr(value)
-    plain = isinstance(value, str | int | float) and len(text) <= _QUOTED_CHARACTERS and not set("?@") & set(text)
-    return f" (it is {text})" if plain else ""
 
 
 def _sentence(error: ErrorDetails, path: KeyPath, model: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
-        if path[0] == "queries" and path[-1] in ("topics", "key_format", "value_format"):
-            return "is that of the query's table: remove it"
         tables = _TABLES.get(str(path[0]))
         if tables and (text := instead_of(str(path[-1]), *tables)):
             return text

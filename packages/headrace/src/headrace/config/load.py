@@ -90,13 +90,12 @@ class _FileReader:
         self._dialect = dialect_of(path)
         self._folder = path.resolve().parent if path and not self._dialect else Path.cwd()
         self._remarks: list[str] = []
-        self._hidden: set[KeyPath] = set()
         self._problems = Problems()
         self._problems.ignored = SECTIONS_OF_GUESTS.union(known_keys(())).difference(only) if only else frozenset()
         self._report, self._locations = self._problems.report, self._problems.locations
         name = str(path) if path else "environment"
         if path and self._dialect:
-            self._tree, self._hidden, self._remarks = self._dialect.read(path, environ, self._problems)
+            self._tree, self._remarks = self._dialect.read(path, environ, self._problems)
         else:
             if path and path.is_dir() and (missing := guest_missing("folder light-4j", "reading folders of light-4j")):
                 raise ConfigError(f"{path} is a folder: {missing.description}")
@@ -116,8 +115,7 @@ class _FileReader:
         refuse_constants(WholeFile, self._tree, self._problems)
         self._translate_properties()
         files = self._named_files()
-        known = self._references
-        config = validated(WholeFile, self._tree, self._problems, known.unresolved, {*known.texts, *self._hidden})
+        config = validated(WholeFile, self._tree, self._problems, self._references.unresolved)
         if config:
             config = self._with_absolute_paths(config)
             for path, sentence in (*unprotected(config), *(check(config) if check else ())):

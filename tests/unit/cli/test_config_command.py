@@ -73,14 +73,13 @@ def test_check_looks_into_the_files_that_are_named(folder: Path, capsys: pytest.
 
 def test_check_says_what_run_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The warnings of consumers and functions, and the refusals that come up when the parts are put together."""
-    consumer = (
-        "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {properties: {heartbeat.interval.ms: 9000}}}"
-    )
-    (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\nreactive_consumers: {{a: {consumer}}}")
+    consumer = "{topics: [t], group: g, backend: {url: 'http://h'}, consumer: {properties: {group.protocol: consumer}}}"
+    shared = "kafka: {properties: {session.timeout.ms: 9000}}"
+    (folder / "headrace.yaml").write_text(f"functions: [f.yaml]\n{shared}\nreactive_consumers: {{a: {consumer}}}")
     (folder / "f.yaml").write_text(FUNCTION.replace("nowhere", "shutil") + "  image: python\n")
     assert headrace("config", "check") == 0
     printed = capsys.readouterr().err
-    assert "warning: reactive a: heartbeat.interval.ms is 9000, more than a third of session.timeout.ms" in printed
+    assert "warning: reactive a: session.timeout.ms has no effect with group.protocol consumer" in printed
     assert printed.count("f.yaml:1: spec: without effect in Headrace: image") == 1
     (folder / "headrace.yaml").write_text("pipelines: [p.yaml]")
     (folder / "p.yaml").write_text(f"{PIPELINE}\nkafka: {{security: {{tls: {{verify_certificate: false}}}}}}")

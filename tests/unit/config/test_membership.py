@@ -41,6 +41,6 @@ def test_what_every_client_is_given_counts_too() -> None:
     newer = ConsumerConfig(properties={"group.protocol": "consumer"})
     found = member_properties(kafka, "me", "g", newer)
     assert ("session.timeout.ms" in found, found["fetch.min.bytes"]) == (False, 7)
-    assert newer.warnings(kafka.properties, 1000) == [
+    assert newer.warnings(kafka.properties) == [
         "session.timeout.ms has no effect with group.protocol consumer: the broker decides"
     ]

@@ -277,7 +277,7 @@ class ReactiveConsumerConfig(SourceConfig):
 
     def warnings(self, shared: Mapping[str, object]) -> list[str]:
         """Return what is allowed and probably a mistake, given the properties of every client."""
-        found, backend = self.consumer.warnings(shared, self.batch.max_bytes), self.backend
+        found, backend = self.consumer.warnings(shared), self.backend
         if (backend.oauth or any(map(is_secret_name, backend.headers))) and not is_protected(backend.url):
             found.append("backend.url is not https, so the network can read the secrets in its headers: use https")
         return found

@@ -108,25 +108,10 @@ class ConsumerConfig(Section):
             found["receive.message.max.bytes"] = fetch + _FETCH_HEAD_BYTES
         return found
 
-    def warnings(self, shared: Mapping[str, Any], batch_bytes: int) -> list[str]:
-        """Return what is allowed and probably a mistake, a sentence each."""
-        found, properties = [], self.client_properties(shared)
-        session = int(properties.get("session.timeout.ms", 0))
-        beat = int(properties.get("heartbeat.interval.ms", 0))
-        if session and beat * 3 > session:
-            found.append(
-                f"heartbeat.interval.ms is {beat}, more than a third of session.timeout.ms ({session}), so two lost "
-                f"heartbeats end the membership: write {session // 3} or less"
-            )
-        for name in ("fetch.max.bytes", "max.partition.fetch.bytes"):
-            if int(properties.get(name, 0)) > batch_bytes:
-                found.append(
-                    f"{name} is {properties[name]}, above batch.max_bytes ({batch_bytes}), so a part of each fetch "
-                    "waits in memory: lower it, or raise batch.max_bytes"
-                )
-        brokers = {name for name in _DECIDED_BY_BROKER if name in shared} - properties.keys()
-        found += [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
-        return found
+    def warnings(self, shared: Mapping[str, Any]) -> list[str]:
+        """Return what is allowed and has no effect, a sentence each."""
+        brokers = {name for name in _DECIDED_BY_BROKER if name in shared} - self.client_properties(shared).keys()
+        return [f"{name} has no effect with group.protocol consumer: the broker decides" for name in sorted(brokers)]
 
     def _leave_to_broker(self, found: dict[str, Any]) -> None:
         """Source: KIP-848; the client rejects these properties."""

@@ -76,7 +76,6 @@ _reads = functools.partial(Endpoint, rule=_MAY_READ, errors=_ERRORS, affinity=_K
 _changes = functools.partial(Endpoint, rule=_MAY_CHANGE, errors=_ERRORS, affinity=_KEY, strict=False)
 _joins = functools.partial(_changes, rule=_MAY_JOIN)
 _PARTITION: Final = {"partitions": [{"topic": "orders", "partition": 0}]}
-_ANY_BYTES: Final = 2**40
 _MOST_BYTES: Final = 2_097_152
 _UNNOTICED_BYTES: Final = 65_536
 """Encrypted bytes that may wait in this process unnoticed."""
@@ -120,7 +119,7 @@ class ActiveEndpoints:
         instance = await self._instances.create(spec, is_named=bool(body.id or body.name))
         uri = f"/consumers/{spec.group}/instances/{instance.spec.name}"
         response = Created(instance.spec.name, uri, instance.spec.name, uri)
-        if warnings := spec.policy.member.warnings(self._admin.config.properties, _ANY_BYTES):
+        if warnings := spec.policy.member.warnings(self._admin.config.properties):
             response.warnings = warnings
             log.warning("instance %s: %s", instance.spec.id, "; ".join(warnings))
         return HttpResponse(response)

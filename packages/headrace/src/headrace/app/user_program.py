@@ -1,9 +1,6 @@
 """The user's program of `headrace run -- COMMAND`: starts after Headrace, and ends before it."""
 
-import asyncio
 import logging
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -70,9 +67,7 @@ class UserProgram(Service):
             return
         log.info("starting the program %s", self._command[0])
         command, variables = group_command(self._command), program_environment(self._url())
-        self._child = await ChildProcess.start(
-            self, "program", command, self._ended, env=variables, stdin=_standard_input()
-        )
+        self._child = await ChildProcess.start(self, "program", command, self._ended, env=variables, stdin=None)
         if self._stopping:
             await self._child.stop(Deadline(self._clock, 0))
 
@@ -83,16 +78,6 @@ class UserProgram(Service):
             self.exit_code = code
             log.info("the program %s ended with exit code %d: draining", self._command[0], code)
             self._on_end()
-
-
-def _standard_input() -> int | None:
-    """Return what the program reads: the standard input of the process, but not a terminal from the background.
-
-    The kernel does not stop the program there, because it has a session of its own.
-    """
-    if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
-        return asyncio.subprocess.DEVNULL
-    return None
 
 
 def program_environment(url: str) -> dict[str, str]:

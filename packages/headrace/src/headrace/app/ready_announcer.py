@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from headrace.kafka import hanging_consumers
 from headrace.runtime import Clock, Deadline, Service, Supervisor
-from headrace.runtime.process_link import ServiceManager
+from headrace.runtime.notification import Notifications
+from headrace.runtime.process_link import ProcessLink
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class ReadyAnnouncer(Service):
     """Announces once that everything in the file is ready, and tells the service manager what the process does."""
 
     def __init__(
-        self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None], manager: ServiceManager
+        self, supervisor: Supervisor, clock: Clock, announce: Callable[[], None], manager: Notifications | ProcessLink
     ) -> None:
         super().__init__("announcer")
         self._supervisor = supervisor

@@ -10,7 +10,7 @@ import contextlib
 import pickle
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -19,16 +19,6 @@ from headrace.runtime.service import Readiness
 
 _READ_BYTES: Final = 65_536
 DRAIN: Final = bytes(encode_frame(None))
-"""Begins the drain."""
-
-
-class ServiceManager(Protocol):
-    """Who gets reports of what this process does."""
-
-    watchdog_seconds: float
-
-    def send(self, **fields: str) -> bool:
-        """Send fields such as `READY="1"`; False if they were not taken."""
 
 
 class ProcessLink:
@@ -45,7 +35,6 @@ class ProcessLink:
                 raise SystemExit(1)  # the other end has gone
             messages = self._reader.feed(data)
         self.received: Any = pickle.loads(messages.pop(0))
-        """The object."""
         self._early = messages
         self.watchdog_seconds = 0.0
         self.ready_line = ""

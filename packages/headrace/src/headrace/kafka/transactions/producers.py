@@ -42,7 +42,6 @@ from headrace.kafka.transactions.transactional_client import (
 )
 from headrace.records import OutgoingRecord, TopicPartition
 from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service
-from headrace.runtime.gauge_registry import register_gauge, unregister_gauge
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +298,7 @@ class TransactionalProducers(Service):
 
     async def start(self) -> None:
         if self._gauge:
-            register_gauge(self._gauge, lambda: len(self._open_jobs))
+            self.publish(self._gauge, lambda: len(self._open_jobs))
 
     def open(self) -> None:
         """Open the producers, which ends the transactions that an earlier process with their names left open."""
@@ -354,8 +353,6 @@ class TransactionalProducers(Service):
             await asyncio.wait_for(self._idle.wait(), deadline.remaining_seconds)
 
     async def stop(self) -> None:
-        if self._gauge:
-            unregister_gauge(self._gauge)
         for thread in self._threads:
             thread.stop_requested.set()
         for thread in self._threads:

@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import requests
 from opentelemetry.context import Context
@@ -22,17 +22,11 @@ from opentelemetry.trace.status import StatusCode
 logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
-class ExportResults(Protocol):
-    """Takes the result of each export."""
-
-    def ended(self, *, exported: bool) -> None:
-        """Take one."""
-
-
 class Sdk:
     """A provider of spans with its sampler and its exporter."""
 
-    def __init__(self, sampler: str, ratio: float, results: ExportResults) -> None:
+    def __init__(self, sampler: str, ratio: float, ended: Callable[[bool], None]) -> None:
+        """Prepare; `ended` gets whether each export succeeded, in the exporter's thread."""
         self._ids = _DrawnIds()
         root: Sampler = ALWAYS_ON if ratio == 1 else TraceIdRatioBased(ratio)
         self._provider = TracerProvider(
@@ -41,7 +35,7 @@ class Sdk:
             shutdown_on_exit=False,
             id_generator=self._ids,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(_ReportingExporter(results)))
+        self._provider.add_span_processor(BatchSpanProcessor(_ReportingExporter(ended)))
         self._tracer = self._provider.get_tracer("headrace")
         self._propagator = TraceContextTextMapPropagator()
         self.failed = StatusCode.ERROR
@@ -61,7 +55,6 @@ class Sdk:
         return context is not None and get_current_span(context).get_span_context().trace_flags.sampled
 
     def context_below(self, span: Span) -> Context:
-        """Return the context of what a span does."""
         return set_span_in_context(span, Context())
 
     def start(
@@ -127,13 +120,13 @@ class HeadSession(requests.Session):
 class _ReportingExporter(SpanExporter):
     """Exports by OTLP, and reports the results."""
 
-    def __init__(self, results: ExportResults) -> None:
+    def __init__(self, ended: Callable[[bool], None]) -> None:
         self._exporter = OTLPSpanExporter(session=HeadSession())
-        self._results = results
+        self._ended = ended
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        self._results.ended(exported=result is SpanExportResult.SUCCESS)
+        self._ended(result is SpanExportResult.SUCCESS)
         return result
 
     def shutdown(self) -> None:

@@ -50,26 +50,28 @@ tracer: "Tracer | None" = None
 class TraceSpan:
     """One span, which is exported when it has ended."""
 
-    __slots__ = ("_span", "_tracer", "span_id", "trace_id")
+    __slots__ = ("_sdk", "_span", "span_id", "trace_id")
 
-    def __init__(self, span: Any, made_by: "Tracer") -> None:
+    def __init__(self, span: Any, sdk: Any) -> None:
+        """Take a span of the `Sdk`."""
         self._span = span
-        self._tracer = made_by
+        self._sdk = sdk
         context = span.get_span_context()
         self.trace_id = f"{context.trace_id:032x}"
         self.span_id = f"{context.span_id:016x}"
 
     def headers(self) -> list[tuple[str, str]]:
         """Return the trace headers of what this span sends or calls."""
-        return self._tracer.headers_of(self._span)
+        headers: list[tuple[str, str]] = self._sdk.headers_of(self._span)
+        return headers
 
     def record_headers(self) -> list[Header]:
-        """Return the same for a record."""
         return [(name, value.encode()) for name, value in self.headers()]
 
     def child(self, name: str, kind: Kind, attributes: Attributes, links: Sequence[Carried] = ()) -> "TraceSpan":
         """Start a span below this one."""
-        return self._tracer.start_below(self._span, name, kind, attributes, links)
+        context = self._sdk.context_below(self._span)
+        return TraceSpan(self._sdk.start(name, kind, attributes, context, 0, links[:MOST_LINKS]), self._sdk)
 
     def set(self, attributes: Attributes, name: str = "") -> None:
         """Add attributes, and rename the span if a name is given."""
@@ -81,7 +83,7 @@ class TraceSpan:
         """Mark it as failed with a class of errors; the error's text may quote a record and is left out."""
         self._span.set_attribute("error.type", error)
         self._span.add_event("exception", {"exception.type": error})
-        self._span.set_status(self._tracer.failed, error)
+        self._span.set_status(self._sdk.failed, error)
 
     def end(self) -> None:
         self._span.end()
@@ -99,8 +101,7 @@ class Tracer:
         """Import the SDK and start its exporter; nothing is contacted before a span has ended."""
         from headrace.runtime.telemetry import opentelemetry_sdk
 
-        self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, _ExportLog())
-        self.failed = self._sdk.failed
+        self._sdk = opentelemetry_sdk.Sdk(settings.sampler, settings.ratio, _ExportLog().ended)
         self._bound, self._ratio = settings.bound, settings.ratio
         self.parent_based = settings.parent_based
         """Whether a caller that is not sampled decides."""
@@ -163,18 +164,7 @@ class Tracer:
             if not trace_id:
                 return None
         span = self._sdk.start(name, kind, attributes, context, trace_id, links[:MOST_LINKS])
-        return TraceSpan(span, self) if span.is_recording() else None
-
-    def start_below(
-        self, parent: Any, name: str, kind: Kind, attributes: Attributes, links: Sequence[Carried]
-    ) -> TraceSpan:
-        """Start a span below another one of this process."""
-        context = self._sdk.context_below(parent)
-        return TraceSpan(self._sdk.start(name, kind, attributes, context, 0, links[:MOST_LINKS]), self)
-
-    def headers_of(self, span: Any) -> list[tuple[str, str]]:
-        """Return the headers that carry the context of a span."""
-        return self._sdk.headers_of(span)
+        return TraceSpan(span, self._sdk) if span.is_recording() else None
 
     def without(self, headers: Iterable[tuple[str, T]] | None) -> list[tuple[str, T]]:
         """Return headers without those of a trace."""
@@ -187,7 +177,7 @@ class _ExportLog:
     def __init__(self) -> None:
         self._failing_since: float | None = None
 
-    def ended(self, *, exported: bool) -> None:
+    def ended(self, exported: bool) -> None:
         """Take the result of one export; called in the exporter's thread."""
         if not exported and self._failing_since is None:
             self._failing_since = time.monotonic()

@@ -51,7 +51,6 @@ class App:
         self.process = process = context.process
         process.parts = make_parts(features(), context)
         self.listeners = NeededParts(process.parts).of(ListenerParts)
-        """The listeners of this process."""
         services: list[Service] = [*measuring(context), *context.services]
         for parts in process.parts.values():
             services += parts.services()

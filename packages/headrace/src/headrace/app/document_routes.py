@@ -36,7 +36,6 @@ class Index(msgspec.Struct):
     """Paths to start with."""
 
     headrace: str
-    """The version."""
     paths: dict[str, str]
 
 

@@ -47,7 +47,6 @@ class ListenerParts(Parts):
         self.listeners_of_features = self._of_features(http, tls)
         process.gates.append(application.gate)
         self.web = WebService(config.http, application, tls=tls, clock=clock)
-        """The main listener."""
         for parts in self._others:
             parts.on_listener(self.web)
         self.all = [self.web, *([management] if management else []), *self.listeners_of_features]

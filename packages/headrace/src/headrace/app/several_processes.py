@@ -53,13 +53,11 @@ class OneProcess:
         self.is_new = True
         """Whether it has never started completely."""
         self.has_started = asyncio.Event()
-        """Whether all its services have started."""
         self.alive = False
         """Whether it has said so since the last report to the service manager."""
         self.ready_line = ""
         """Set while every service of it is ready, or was once."""
         self.why = "it has not started yet"
-        """Why it is not ready."""
 
     @property
     def name(self) -> str:

@@ -63,7 +63,6 @@ _PRODUCER_ONLY: Final = _accepted_by("producer")
 _MEMBER_ONLY: Final = _accepted_by("member")
 """Allowed for one consumer only: two must not share the value, or all members of a group must have the same."""
 EVERY_CLIENT: Final = _accepted_by("every")
-"""Allowed for every client."""
 
 
 def _replacement(name: str, tables: tuple[dict[str, Key], ...]) -> str:
@@ -158,9 +157,7 @@ _Checked = AfterValidator(_check_values)
 ClientProperties = Annotated[dict[Annotated[str, AfterValidator(_for_clients)], _Value], _Hidden, _Checked]
 """Properties for every client. A name that is not allowed is rejected, and the error names the setting to use."""
 ProducerProperties = Annotated[dict[Annotated[str, AfterValidator(_for_producers)], _Value], _Hidden, _Checked]
-"""Properties for the producer."""
 MemberProperties = Annotated[dict[Annotated[str, AfterValidator(_for_members)], _Value], _Hidden, _Checked]
-"""Properties for one consumer."""
 
 
 def _in_one_string(value: Any) -> Any:

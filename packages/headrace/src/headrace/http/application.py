@@ -64,14 +64,12 @@ class Application:
     ) -> None:
         """Make the application; without `authenticator` every caller may use every endpoint."""
         self.forwarder = forwarder
-        """As given."""
         self._metrics = metrics
         self._access_log = settings.access_log
         self._authenticator = authenticator
         self._audit = audit
         self._router = router
         self.targets = router.targets
-        """Those of the router."""
         self.checks = RequestChecks(settings)
         self.gate = Gate()
 
@@ -284,11 +282,9 @@ class Router:
         patterns: dict[str, _Methods] = {}
         open_paths = []
         self.has_steps = False
-        """Whether an endpoint has steps."""
         self._known: dict[tuple[str, str], Route] = {}
         endpoints = list(endpoints)
         self.targets = Targets(endpoints)
-        """What the targets of its endpoints tell."""
         for one in endpoints:
             endpoint = one.endpoint
             self.has_steps |= one.steps is not None

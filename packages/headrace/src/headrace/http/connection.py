@@ -98,7 +98,6 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, shared: Shared) -> None:
         # This server
         self.shared = shared
-        """As given."""
         # This connection
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is connected
         self.opening: asyncio.Task[None] | None = None

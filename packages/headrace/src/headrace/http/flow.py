@@ -26,7 +26,6 @@ class Flow:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
         if self.read_paused:
             self.read_paused = False
             if not self._transport.is_closing():

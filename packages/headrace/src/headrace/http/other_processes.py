@@ -26,14 +26,12 @@ class OtherProcesses:
     def __init__(self, number: int, urls: Mapping[int, str]) -> None:
         """Prepare, for the process with this number; `urls` are the addresses of the others by their numbers."""
         self.number = number
-        """That of this process."""
         self.forwarder: Forwarder | None = None
         """What signs and sends the requests; set before the first one."""
         self._urls = urls
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the others."""
         return list(self._urls)
 
     def concern(self, request: HttpRequest) -> bool:

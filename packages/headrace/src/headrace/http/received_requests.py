@@ -78,7 +78,6 @@ class RequestQueue:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait for an earlier one."""
         return bool(self._waiting)
 
     def add(self, request: HttpRequest) -> None:
@@ -227,7 +226,6 @@ class _PartialHead:
         return not found or found[1].lower() == dict(self.fields).get(b"host", b"").lower()
 
     def complete(self, parser: Any) -> RequestHead:
-        """Return it, complete."""
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
         keep_alive = version != "1.0" and parser.should_keep_alive()
         url = self.url

@@ -100,7 +100,6 @@ class RequestHead:
         self.target = target
         """Path as sent, without query."""
         self.path = path
-        """Decoded path."""
         self.query = query
         """Query string without `?`."""
         self.fields = fields
@@ -283,7 +282,6 @@ class ResponseWriter:
         self._changed.clear()
 
     async def send(self, response: WholeResponse) -> None:
-        """Send a whole response."""
         await self._drained()
         self.respond(response)
 

@@ -88,7 +88,6 @@ class WebService(Service):
         self._acceptor: Acceptor | None = None
         limits: dict[Kind, int] = {"requests": settings.max_connections, "reads": settings.max_readers}
         self.shared = Shared(limits, application, self._scheme, self.spawn)
-        """What its connections share."""
         self.url = ""
         """The URL once started, with the actual port if the setting is 0."""
         self.reuse_port = False

@@ -187,14 +187,11 @@ class Shared:
         self.slices = Slices()
         self.application = application
         self.targets = application.targets
-        """Those of the application."""
         self.scheme = scheme
-        """`http` or `https`."""
         self.is_tls = scheme == "https"
         self.spawn = spawn
         """Starts the task of a request."""
         self.connections: set[ServedConnection] = set()
-        """All that are open."""
         self.receiving_bytes = 0
         """Bytes of requests that are not complete."""
         self.date = b""

@@ -177,7 +177,6 @@ class ConsumerProblems:
         return self.error(error, topics) if is_refused(error) else f"{before}{error.str()}"
 
     def all(self) -> Sequence[str]:
-        """Return every sentence."""
         return [str(problem) for problem in self._problems.values()]
 
     def of(self, partition: TopicPartition) -> HeadraceError | str:

@@ -60,7 +60,6 @@ class RestartPauses:
         self.failures = 0
         """Failures in a row."""
         self.longest_seconds = longest_seconds
-        """Longest pause."""
         self._clock = clock
         self._first_seconds = first_seconds
         self._steady_seconds = steady_seconds

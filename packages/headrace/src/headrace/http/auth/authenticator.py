@@ -38,12 +38,10 @@ class Authenticator:
         self._jwt = settings.jwt
         self._clock = clock
         self.in_flight = RequestsInFlight(settings.max_in_flight)
-        """Requests of each principal."""
         self.judged_again: set[Callable[[], None]] = set()
         """Called after each change; requests in progress add themselves."""
         self.change(settings)
         self.services: list[Service] = []
-        """Services that it needs."""
         self._tokens = self._signed_tokens(settings.jwt, clock) if settings.mode == "jwt" else None
         self._failures = FailureDelay(clock)
 

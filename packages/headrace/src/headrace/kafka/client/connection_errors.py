@@ -41,7 +41,6 @@ class ConnectionProblem(NamedTuple):
     """Why no broker is reached."""
 
     why: str
-    """The cause."""
     fix: str = ""
     """What to do; empty if the network or the broker is down."""
     refused: bool = False

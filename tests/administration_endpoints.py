@@ -8,7 +8,6 @@ from headrace.config.known_secrets import SecretMask
 from headrace.config.model import HeadraceConfig
 from headrace.runtime import SystemClock
 from headrace.runtime.feature_parts import Reload
-from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.sidecar.reactive.client import BackendClient
 from headrace_dialects.light4j.chaos import Chaos
@@ -19,10 +18,10 @@ from headrace_dialects.light4j.pass_through import PassThrough
 
 def administration(config: HeadraceConfig | None = None, **reloads: Any) -> AdministrationEndpoints:
     """Return the administration of a process without functions; its end has no effect."""
-    config, clock, logs = config or HeadraceConfig(), SystemClock(), RecentLogs()
+    config = config or HeadraceConfig()
     modules = {name: Reload("does it", reload) for name, reload in reloads.items()}
-    levels, mask = LogLevels(clock), SecretMask(config)
-    return AdministrationEndpoints(lambda: config, levels, logs, Modules(lambda: modules), lambda: None, mask)
+    mask = SecretMask(config)
+    return AdministrationEndpoints(lambda: config, RecentLogs(), Modules(lambda: modules), lambda: None, mask)
 
 
 def assaults(config: HeadraceConfig) -> ChaosEndpoints:

@@ -23,7 +23,6 @@ from headrace.config.whole_file import WholeFile
 from headrace.errors import DeliveryError, Forbidden, HeadraceError, PathNotFound, RequestError
 from headrace.http.endpoint import Call
 from headrace.runtime import Deadline, Readiness, SystemClock
-from headrace.runtime.telemetry.log_levels import LogLevels
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace.runtime.telemetry.recent_logs import MAX_CHARACTERS, MAX_RECORDS
 from headrace_dialects.light4j.chaos import AssaultRequest, Chaos
@@ -119,22 +118,6 @@ def test_the_log_in_memory_is_bounded() -> None:
     assert sum(len(one.message) for one in kept) <= MAX_CHARACTERS
     assert not logs.find("headrace.xy", logging.ERROR, 0, 2**62)
     assert not logs.find("", logging.CRITICAL, 0, 2**62)
-
-
-async def test_the_first_level_returns() -> None:
-    """After two temporary changes; a lasting change has no end."""
-    name, levels = "headrace.test_levels", LogLevels(SystemClock())
-    logger = logging.getLogger(name)
-    logger.setLevel(logging.ERROR)
-    levels.change(name, logging.DEBUG, 60)
-    levels.change(name, logging.INFO, 60)
-    levels.end_all()
-    assert logger.level == logging.ERROR
-    levels.change(name, logging.DEBUG, 60)
-    levels.change(name, logging.INFO, None)
-    levels.end_all()
-    assert logger.level == logging.INFO
-    assert next(one for one in levels.all() if one.name == name).until is None
 
 
 @pytest.mark.parametrize(

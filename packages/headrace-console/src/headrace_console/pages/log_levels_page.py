@@ -1,4 +1,4 @@
-"""Log levels: what each area logs, for how long, and the newest lines of the log."""
+"""Log levels: what each area logs, and the newest lines of the log."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LINES: Final = (
 async def log_levels(view: View) -> None:
     """Build the page."""
     refusal = view.session.problem_with("admin")
-    columns = [TableColumn("name", "Area"), TableColumn("level", "Level"), TableColumn("until", "Until")]
+    columns = [TableColumn("name", "Area"), TableColumn("level", "Level")]
     table = Table(
         "Levels", columns, buttons={"Set": lambda name: confirm(view, _change({}, {"name": name}))}, refusal=refusal
     )
-    await view.follow(LOGGERS, lambda found: table.show(map(_level, found)), seconds=_SECONDS)
+    await view.follow(LOGGERS, table.show, seconds=_SECONDS)
     other = ui.button(
         "Set another area", on_click=lambda: confirm(view, _change({"name": "Area: headrace.kafka"})), color=None
     ).props("outline no-caps dense")
@@ -98,25 +98,18 @@ def _lines(found: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
             )
 
 
-def _level(one: Mapping[str, Any]) -> dict[str, Any]:
-    until = f"{datetime.fromtimestamp(one['until']).astimezone():%H:%M:%S}" if one["until"] else "the process ends"
-    return {"name": one["name"], "level": one["level"], "until": until}
-
-
 def _change(name: Mapping[str, str], body: Mapping[str, str] | None = None) -> Action:
-    fields = {**name, "level": f"Level: {', '.join(_LEVELS)}", "minutes": "For how many minutes; empty for no end"}
+    fields = {**name, "level": f"Level: {', '.join(_LEVELS)}"}
     what = (body or {}).get("name", "another area")
     return Action(f"Set {what}", "POST", LOGGERS, body or {}, fields, level_body, "", listed=True)
 
 
 def level_body(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return one change of a level; raises ValueError if a field is none of the levels, or no number."""
+    """Return one change of a level; raises ValueError if a field is none of the levels."""
     level = fields.get("level", "").upper()
     if level not in _LEVELS:
         raise ValueError(f"a level is needed: {', '.join(_LEVELS)}")
     body: dict[str, Any] = {"level": level}
     if fields.get("name"):
         body["name"] = fields["name"]
-    if fields.get("minutes"):
-        body["forSeconds"] = 60 * float(fields["minutes"])
     return body

@@ -8,7 +8,7 @@ from headrace.admin.process.routes import AdministrationEndpoints
 from headrace.config.known_secrets import SecretMask
 from headrace.process_context import ProcessContext
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
-from headrace.runtime.telemetry.log_levels import ROOT, LogLevels
+from headrace.runtime.telemetry.log_levels import ROOT, change_level
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 from headrace.runtime.tls import WatchedFiles
 
@@ -19,12 +19,10 @@ class AdministrationParts(Parts):
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._process = process = context.process
         self._logs = RecentLogs()
-        self._levels = LogLevels(context.clock)
         secrets = SecretMask(context.config)
         process.on_read.append(secrets.add)
         self.administration = AdministrationEndpoints(
             lambda: process.in_force,
-            self._levels,
             self._logs,
             Modules(self._modules),
             process.signals.drain_requested.set,  # a request during the drain is not a second signal
@@ -38,7 +36,6 @@ class AdministrationParts(Parts):
         logging.getLogger().addHandler(self._logs)
 
     def close(self) -> None:
-        self._levels.end_all()
         logging.getLogger().removeHandler(self._logs)
 
     def reloads(self) -> Mapping[str, Reload]:
@@ -56,7 +53,7 @@ class AdministrationParts(Parts):
 
     async def _change_level(self) -> None:
         level = (await self._process.read_config()).log_level
-        self._levels.change(ROOT, logging.getLevelName(level.upper()), None)
+        change_level(ROOT, logging.getLevelName(level.upper()))
         self._process.changed(log_level=level)
 
 

@@ -20,7 +20,7 @@ from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Before, Call, Ca
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.http.other_processes import OtherProcesses
 from headrace.runtime import run_blocking
-from headrace.runtime.telemetry.log_levels import LogLevels
+from headrace.runtime.telemetry.log_levels import change_level, levels, names
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 
 T = TypeVar("T")
@@ -37,8 +37,6 @@ class LoggerChange(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(max_length=200)]
     level: Level
-    for_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    """After this time the earlier level returns. By default the level stays until the process ends."""
 
 
 _decode_changes: Final = msgspec.json.Decoder(Annotated[list[LoggerChange], Meta(max_length=100)]).decode
@@ -50,8 +48,6 @@ class LoggerLevel(msgspec.Struct, rename="camel"):
 
     name: str
     level: str
-    until: float | None
-    """When the earlier level returns, in seconds since the epoch; null if never."""
 
 
 class ContentQuery(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -110,7 +106,6 @@ class AdministrationEndpoints:
 
     _config: Callable[[], HeadraceConfig]
     """Returns the settings in force."""
-    _levels: LogLevels
     _logs: RecentLogs
     _modules: Modules
     _shut_down: Callable[[], None]
@@ -126,30 +121,29 @@ class AdministrationEndpoints:
 
     @_adm("GET", "/adm/logger", "getLoggers", "Loggers that have a level")
     async def loggers(self, call: Call[None, None]) -> list[LoggerLevel]:
-        return self._states()
+        return _states()
 
     @_adm(
         "POST",
         "/adm/logger",
         "setLoggers",
-        "Change levels of loggers, for a time or until the process ends",
+        "Change levels of loggers until the process ends",
         request={JSON: list[LoggerChange]},
-        example=[{"name": "headrace.kafka", "level": "DEBUG", "forSeconds": 600}],
+        example=[{"name": "headrace.kafka", "level": "DEBUG"}],
         errors=_BODY,
         audited="change log levels",
         decoded=False,
     )
     async def set_loggers(self, call: Call[bytes, None]) -> list[LoggerLevel]:
-        changes, names = _decode(call.body, _decode_changes), self._levels.names
+        changes, known = _decode(call.body, _decode_changes), names()
         for change in changes:
-            if change.name not in names:
-                raise unknown_name("logger", change.name, names)
-        detail = ", ".join(f"{one.name} {one.level} {one.for_seconds or ''}".rstrip() for one in changes)
-        call.event = CallEvent("loggers", detail=detail)
+            if change.name not in known:
+                raise unknown_name("logger", change.name, known)
+        call.event = CallEvent("loggers", detail=", ".join(f"{one.name} {one.level}" for one in changes))
         for change in changes:
-            self._levels.change(change.name, _LEVELS[change.level], change.for_seconds)
+            change_level(change.name, _LEVELS[change.level])
         await self._ask_others(call)
-        return self._states()
+        return _states()
 
     async def _ask_others(self, call: Call[bytes, None]) -> Mapping[int, bytes | None]:
         """Have the other processes do the same; return their responses by number, None of one that gives none."""
@@ -157,9 +151,6 @@ class AdministrationEndpoints:
         if not others or not others.concern(call.request):
             return {}
         return {**dict.fromkeys(others.numbers), **await others.responses(call.request, call.body)}
-
-    def _states(self) -> list[LoggerLevel]:
-        return [LoggerLevel(one.name, _name_of(one.level), one.until) for one in self._levels.all()]
 
     @_adm(
         "GET", "/adm/logger/content", "getLoggerContent", "Latest records of the log, by logger", responses={200: JSON}
@@ -222,6 +213,10 @@ class AdministrationEndpoints:
         call.event = CallEvent("process")
         self._shut_down()
         return ShutdownReport(int(time.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)
+
+
+def _states() -> list[LoggerLevel]:
+    return [LoggerLevel(name, _name_of(level)) for name, level in levels().items()]
 
 
 def _name_of(level: int) -> str:

@@ -18,4 +18,4 @@ class PropertiesDialect(Dialect):
     def read(self, path: Path, environ: Mapping[str, str], problems: Problems) -> DialectReading:
         found = dict(line.split("=", 1) for line in path.read_text().splitlines())
         tree = {"kafka": {"bootstrap_servers": found.pop("bootstrap.servers")}}
-        return DialectReading(tree, set(), [f"{path}: {key} has no effect" for key in found])
+        return DialectReading(tree, [f"{path}: {key} has no effect" for key in found])

@@ -177,7 +177,7 @@ class ClusterAdmin:
         try:
             return await self.admin.request(doing, request, right)
         except (errors.KafkaError, errors.TopicNotFound) as error:
-            advice = _ADVICE.get(error.parameters.get("kafka_code"))
+            advice = _ADVICE.get(error.parameters.get("kafka_code", 0))
             if advice is None:
                 raise
             raise errors.InvalidRequest(f"{error.cause}: {advice}") from error

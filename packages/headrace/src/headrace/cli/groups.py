@@ -27,9 +27,8 @@ def groups() -> None:
 
 @groups.command()
 @click.argument("group", nargs=-1, shell_complete=group_names)
-@click.option("--all", "of_all", is_flag=True, help="All groups.")
 @connection_options
-async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings, output: str) -> None:
+async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
     """Show member, offsets and lag of groups per partition.
 
     Without GROUP it lists groups with state and number of members: `headrace groups list`.
@@ -37,11 +36,10 @@ async def describe(group: Sequence[str], of_all: bool, cluster: ClusterSettings,
     Example: headrace groups describe billing
     """
     administration = _administration(cluster)
-    known = [] if group and not of_all else await administration.summaries()
-    if not group and not of_all:
-        print_rows(msgspec.to_builtins(known), output, "no consumer groups yet")
+    if not group:
+        print_rows(msgspec.to_builtins(await administration.summaries()), output, "no consumer groups yet")
         return
-    views = [await administration.show(name) for name in ([one.group for one in known] if of_all else group)]
+    views = [await administration.show(name) for name in group]
     if output == "json":
         print_json(msgspec.to_builtins(views))
         return

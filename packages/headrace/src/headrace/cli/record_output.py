@@ -1,7 +1,6 @@
 """Records as `headrace consume` prints them: lines of text, a template with kcat's tokens, or JSON."""
 
 import re
-import struct
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat, zip_longest
 from typing import Any, Final, NamedTuple
@@ -15,8 +14,7 @@ from headrace.records import Header, RecordBatch
 from headrace.runtime.invisible import INVISIBLE, escaped
 
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
-_LENGTH: Final = struct.Struct(">i")
-TOKENS: Final = "topic %t, partition %p, offset %o, key %k, value %s, headers %h, time in ms %T, lengths %K %S %R"
+TOKENS: Final = "topic %t, partition %p, offset %o, key %k, value %s, headers %h, time in ms %T, lengths %K %S"
 
 
 class ShownBatch(NamedTuple):
@@ -146,7 +144,7 @@ class Template:
         self._terminal = terminal
         parts = re.split(r"%(.|$)", unescaped(template), flags=re.DOTALL)
         self._literals, self._tokens = parts[::2], parts[1::2]
-        if unknown := [token for token in self._tokens if not token or token not in "tpokshTKSR%"]:
+        if unknown := [token for token in self._tokens if not token or token not in "tpokshTKS%"]:
             raise ValueError(f"%{unknown[0]} is not a token of a template; use {TOKENS}, and %%")
         self.needs_keys, self.needs_values = "k" in self._tokens, "s" in self._tokens
 
@@ -169,9 +167,8 @@ def _template_column(token: str, shown: ShownBatch) -> Any:
         return repeat("%", len(batch))
     if token in "ks":
         return map(_exact, shown.keys if token == "k" else shown.values)
-    if token in "KSR":
-        lengths = [-1 if data is None else len(data) for data in (batch.keys if token == "K" else batch.values)]
-        return map(_packed if token == "R" else str, lengths)
+    if token in "KS":
+        return [str(-1 if data is None else len(data)) for data in (batch.keys if token == "K" else batch.values)]
     if token == "T":
         return map(str, batch.timestamps_ms)
     return _column({"t": "topic", "p": "partition", "o": "offset", "h": "headers"}[token], shown)
@@ -182,10 +179,6 @@ def _exact(value: Shown) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="surrogateescape")
     return "" if value is None else value if isinstance(value, str) else bytes(value).decode()
-
-
-def _packed(length: int) -> str:
-    return _LENGTH.pack(length).decode(errors="surrogateescape")
 
 
 class JsonRecord(msgspec.Struct, omit_defaults=True, gc=False):

@@ -43,7 +43,6 @@ class Poll(NamedTuple):
     problem: str = ""
     """Why the process does not respond."""
     remedy: str = START
-    """The command for that."""
 
     @property
     def needs(self) -> list[Need]:

@@ -26,7 +26,6 @@ class CommandParts(Parts):
         config, clock = context.config, context.clock
         topic, produce = InternalTopic(config.control.topic), context.inner_producer.produce
         self.table = CompactedTable(context.admin, topic, JSON_OBJECTS, produce, clock, optional="control")
-        """The control table."""
         self.control = ConsumerControl(self.table, consumers.running, context.member, consumers.lag.of, clock)
         """Applies the table to the consumers of this process."""
         consumers.consumers.on_made = self.control.add

@@ -107,12 +107,10 @@ class Allocator:
         self._frames[worker].clear()
 
     def starting(self, worker: int) -> None:
-        """Record that a worker is starting."""
         self.lost(worker)
         self._down.pop(worker, None)
 
     def down(self, worker: int, why: str) -> None:
-        """Record that a worker is down for a while."""
         self.lost(worker)
         self._down[worker] = why
         self._assign()

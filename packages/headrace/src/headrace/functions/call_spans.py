@@ -62,7 +62,6 @@ class CallSpans:
         return changed
 
     def end(self, response: protocol.Done | protocol.Results) -> None:
-        """End the spans of the calls that the worker has made."""
         results = response.results if isinstance(response, protocol.Results) else ()
         times = dict(zip(self._spans, zip(response.times[::2], response.times[1::2], strict=False), strict=False))
         for index, (began_ns, ended_ns) in times.items():

@@ -24,7 +24,6 @@ class Portion(NamedTuple):
         return sorted({(partition, output.offset) for partition, output in self.outputs})
 
     def of(self, partitions: Collection[TopicPartition]) -> "Portion":
-        """Return the portion of some of its partitions."""
         if len(partitions) == len(self.offsets):
             return self
         return Portion(

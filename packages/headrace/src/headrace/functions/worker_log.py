@@ -56,7 +56,6 @@ class WorkerOutput(asyncio.Protocol):
         return "\n".join([*self._tail, *(_text(line) for line in held)][-_TAIL_LINES:])
 
     def close(self) -> None:
-        """Read no more."""
         if self._transport:
             self._transport.close()
 

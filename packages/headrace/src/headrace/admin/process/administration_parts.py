@@ -29,7 +29,6 @@ class AdministrationParts(Parts):
             secrets,
             process.others,
         )
-        """Its endpoints."""
         self.endpoints = [self.administration]
 
     async def open(self) -> None:

@@ -81,7 +81,6 @@ class LoggerContent(msgspec.Struct):
     total: int
     """Matching records of this logger in memory."""
     logs: list[LogEntry]
-    """Those of this page."""
 
 
 class ModuleList(msgspec.Struct):

@@ -57,7 +57,6 @@ class Trigger(FilePart):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     kind: str
-    """As in the file."""
     disabled: Annotated[bool, Field(strict=True)] = False
     num_workers: Workers = 0
     max_workers: Workers = 0

@@ -72,7 +72,6 @@ class Acks:
         return await response
 
     def answered(self, message: protocol.Acked) -> None:
-        """Take a response."""
         if (response := self._waiting.pop(message.number, None)) and not response.done():
             response.set_result(message.problem)
 

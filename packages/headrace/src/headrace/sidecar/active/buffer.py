@@ -49,9 +49,7 @@ class RecordBuffer:
 
     def __init__(self) -> None:
         self.size_bytes = 0
-        """Bytes of keys and values."""
         self.records = 0
-        """Number of records."""
         self._partitions: dict[TopicPartition, _Waiting] = {}
 
     @property

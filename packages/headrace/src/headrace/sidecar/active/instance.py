@@ -112,7 +112,6 @@ class ActiveInstance(Service, Listener):
         self._positions = PartitionPositions()
         # Of one read, until the next
         self.turn = ReadTurn(self.name)
-        """Whose turn it is to read."""
         self._received: Received | None = None
         """Returns whether the client has received the last response; None if only the client can tell."""
         self._settling = asyncio.Lock()

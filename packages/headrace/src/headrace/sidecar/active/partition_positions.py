@@ -72,7 +72,6 @@ class PartitionPosition:
         return PartitionPosition(self.assignment, epoch, self.committed, self.highest_sent)
 
     def count_sent(self, first: int, end: int) -> None:
-        """Count offsets as sent."""
         if self.start is None:
             self.start = first
         if self.handled is None:

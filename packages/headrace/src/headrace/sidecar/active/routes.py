@@ -437,7 +437,6 @@ def _trace_read(group: str, batches: Sequence[RecordBatch], began_ns: int) -> No
 
 
 def _first(*values: Any) -> Any:
-    """Return the first value that is given."""
     return next((value for value in values if value is not None), None)
 
 

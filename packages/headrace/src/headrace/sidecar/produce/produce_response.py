@@ -85,7 +85,6 @@ class EncodedResponse(NamedTuple):
     body: bytes
     retry_after_seconds: int | None = None
     requested_records: int = 0
-    """Records of the request."""
     written_records: int = 0
     """Records that are certainly in Kafka."""
 

@@ -97,7 +97,6 @@ class _LineBatch:
         return next(entry for entry in self._entries if isinstance(entry, errors.HeadraceError))
 
     def settle(self, results: Sequence[Result]) -> None:
-        """Set the results of its records."""
         self.results = results
         left = iter(results)
         self.outcomes = [e if isinstance(e, errors.HeadraceError) else next(left) for e in self._entries]

@@ -51,7 +51,6 @@ WRITE_ERRORS: Final[Errors] = (
     errors.IdempotencyKeyReused,
     errors.IdempotencyKeyBusy,
 )
-"""Errors of the endpoints that write."""
 _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 

@@ -1,7 +1,6 @@
 """Where `headrace sql` gets rows: slices of topics that it reads itself, or the tables of a running Headrace."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -101,7 +100,7 @@ class TopicSlices:
         span = self._options.span
         try:
             for topic in slices.tables_of(sql, [topic.name for topic in await admin.list_topics()]):
-                window = await Window.resolve(admin, topic, span, time.time())
+                window = await Window.resolve(admin, topic, span)
                 starts = newest(window.starts, window.ends, self._options.most)
                 if window.total > self._options.most:
                     text = f"{topic}: reading the newest {self._options.most} of {window.total} offsets"

@@ -103,8 +103,7 @@ class DeadLetterJobs:
             limit = None if request.last_retry else request.max_redrives
             replay = msgspec.structs.replace(replay, redrives_below=limit)
         else:
-            now = self._context.clock.time()
-            window = await Window.resolve(self._context.admin, topic, spec.select, now, cut_until=False)
+            window = await Window.resolve(self._context.admin, topic, spec.select, cut_until=False)
             ends = {number: end for number, (_, end) in window.ranges.items()}
             spec = msgspec.structs.replace(spec, topic_id=window.topic_id, ends=ends)
         return await jobs.create(kind, msgspec.to_builtins(replay or spec, str_keys=True), by)

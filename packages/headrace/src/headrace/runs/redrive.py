@@ -250,7 +250,7 @@ class Redrive:
     async def _bounds(self) -> tuple[Offsets, Offsets]:
         """Return where reading starts and ends in each partition of the window."""
         spec = self._spec
-        window = await Window.resolve(self._admin, spec.topic, spec.select, self._clock.time(), cut_until=False)
+        window = await Window.resolve(self._admin, spec.topic, spec.select, cut_until=False)
         if spec.topic_id not in ("", window.topic_id):
             raise errors.InvalidRequest(f"topic {spec.topic} was deleted or created again: the window no longer exists")
         if self._ends is None:

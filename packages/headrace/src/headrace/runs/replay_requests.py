@@ -130,7 +130,7 @@ class Replays:
 
     async def _window(self, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> Window:
         """Return a window that is not empty."""
-        window = await Window.resolve(admin, topic, span, self._context.clock.time(), cut_until=cut_until)
+        window = await Window.resolve(admin, topic, span, cut_until=cut_until)
         ranges = {number: bounds for number, bounds in window.ranges.items() if bounds[0] < bounds[1]}
         if not ranges:
             raise errors.InvalidRequest(f"the window is empty: {topic} has no records in it", topic=topic)

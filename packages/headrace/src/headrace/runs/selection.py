@@ -110,9 +110,7 @@ class Window(msgspec.Struct, frozen=True):
         )
 
     @classmethod
-    async def resolve(
-        cls, admin: Admin, topic: str, span: Span, now_seconds: float, *, cut_until: bool = True
-    ) -> "Window":
+    async def resolve(cls, admin: Admin, topic: str, span: Span, *, cut_until: bool = True) -> "Window":
         """Return the offsets that a span of a topic has now; partitions may be empty.
 
         With `cut_until` the window ends at the first record that is not before `until`. Without it, records after that
@@ -121,11 +119,11 @@ class Window(msgspec.Struct, frozen=True):
         Raises:
             TopicNotFound: The cluster does not have the topic.
             PartitionNotFound: The topic does not have the partition.
-            InvalidRequest: The window is empty, reversed, in the future or beyond the log; or the topic is internal.
+            InvalidRequest: The window is empty, reversed or beyond the log; or the topic is internal.
         """
         if kind_by_name(topic) == "state":
             raise InvalidRequest(f"{topic} is internal: its records cannot be read here", topic=topic)
-        _check(span, now_seconds)
+        _check(span)
         starts, ends = await window(admin, topic, span.partition)
         if span.first is not None or span.last is not None:
             ((partition, first),) = starts.items()
@@ -155,14 +153,12 @@ def to_bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def _check(span: Span, now_seconds: float) -> None:
+def _check(span: Span) -> None:
     first, last, since, until = span.first, span.last, span.since, span.until
     if span.partition is None and (first is not None or last is not None):
         raise InvalidRequest("offsets need a partition: they count within one")
     if first is not None and last is not None and last < first:
         raise InvalidRequest(f"offsets {first} to {last} are reversed: put the lower one first")
-    if since is not None and since.timestamp() > now_seconds:
-        raise InvalidRequest(f"{iso_ms(milliseconds(since))} is in the future: there are no records yet")
     if since is not None and until is not None and until <= since:
         raise InvalidRequest(f"until must be later than since, which is {iso_ms(milliseconds(since))}")
 

@@ -132,7 +132,7 @@ class Scan:
             raise not_one(self._topic, f"none of the {self.foreign} records that were read has headrace.dlq headers")
 
     async def _begin(self, selection: Selection) -> None:
-        window = await Window.resolve(self._admin, self._topic, selection, self._clock.time())
+        window = await Window.resolve(self._admin, self._topic, selection)
         cursor = parsed(self._options.cursor, self._options.order)
         for number, (first, end) in window.ranges.items():
             at = cursor.get(number)

@@ -13,7 +13,7 @@ from headrace.commands.consumer_control import CommandResponse, ConsumerControl
 from headrace.commands.entries import key_of, live_settings
 from headrace.consumers.running_consumer import RunningConsumer
 from headrace.errors import InvalidRequest, NotFound, OffsetsKeptElsewhere, PartitionNotFound, TopicNotFound
-from headrace.kafka.timestamps import milliseconds, parse_time
+from headrace.kafka.timestamps import milliseconds_of
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 
@@ -36,7 +36,7 @@ class SeekRequest(PartitionsRequest, forbid_unknown_fields=True, kw_only=True):
     to: Literal["earliest", "latest"] | None = None
     offset: int | None = None
     time: int | str | None = None
-    """The first record with this timestamp or a later one: milliseconds since the epoch, or ISO 8601."""
+    """The first record with this timestamp or a later one: milliseconds since the epoch, ISO 8601, or an age (`2h`)."""
 
 
 class SkipRequest(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -209,7 +209,7 @@ class Commands:
         ends = await consumer.admin.end_offsets(partitions)
         if request.time is None:
             return ends
-        milliseconds = _milliseconds(request.time)
+        milliseconds = milliseconds_of(request.time, self._clock.time())
         if milliseconds > self._clock.time() * 1000:
             raise InvalidRequest(
                 f"time {request.time} is in the future: use to: latest to resume after the last record"
@@ -225,18 +225,6 @@ def _check_offset(partition: TopicPartition, offset: int, start: int, end: int, 
     if not start <= offset <= end:
         log = f"its log has offsets {start} to {end}" if end >= start else "its log is empty"
         raise InvalidRequest(f"{partition} {what} at offset {offset}: {log}; nothing was done")
-
-
-def _milliseconds(time: int | str) -> int:
-    """Return a time in milliseconds, not before the epoch: negative times have special meanings in Kafka."""
-    if isinstance(time, int):
-        return max(0, time)
-    try:
-        return max(0, milliseconds(parse_time(time)))
-    except (ValueError, OverflowError) as cause:
-        raise InvalidRequest(
-            f"{time[:60]!r} is not a valid time: write it as 2026-01-31T12:00:00Z, or in milliseconds since the epoch"
-        ) from cause
 
 
 def _text_of(cause: ValueError) -> str:

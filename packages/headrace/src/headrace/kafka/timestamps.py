@@ -4,6 +4,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from headrace.errors import InvalidRequest
+
 _LAST_MS: Final = 253_402_300_799_000  # the end of the year 9999
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -30,6 +32,23 @@ def parse_time(text: str, now_seconds: float | None = None) -> datetime:
 def milliseconds(moment: datetime) -> int:
     """Return a point in time as Kafka stores it."""
     return int(moment.timestamp() * 1000)
+
+
+def milliseconds_of(time: int | str, now_seconds: float) -> int:
+    """Return the time that a request names: milliseconds since the epoch, ISO 8601, or an age.
+
+    Raises:
+        InvalidRequest: It is not valid. Negative times have special meanings in Kafka.
+    """
+    try:
+        found = time if isinstance(time, int) else milliseconds(parse_time(time, now_seconds))
+    except (ValueError, OverflowError):
+        found = -1
+    if 0 <= found <= _LAST_MS:
+        return found
+    raise InvalidRequest(
+        f"{str(time)[:60]!r} is not a valid time: write 2026-01-31T12:00:00Z, 2h, or milliseconds since the epoch"
+    )
 
 
 def moment(milliseconds: int) -> datetime:

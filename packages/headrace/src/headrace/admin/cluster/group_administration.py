@@ -12,12 +12,11 @@ from headrace.errors import CommitRefused, InvalidRequest, KafkaError, NotFound,
 from headrace.kafka import Admin
 from headrace.kafka.cluster_admin import ClusterAdmin
 from headrace.kafka.names import check_group
-from headrace.kafka.timestamps import milliseconds, parse_time
+from headrace.kafka.timestamps import milliseconds_of
 from headrace.records import TopicPartition
 from headrace.runtime import Clock
 
 _UNKNOWN_MEMBER, _NOT_EMPTY = 25, 68
-_LAST_MS = 253_402_300_799_000
 _Offset = Annotated[int, Meta(ge=0, le=2**63 - 2)]
 _Shift = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
@@ -211,22 +210,12 @@ class GroupAdministration:
         if request.offset is not None:
             return dict.fromkeys(partitions, request.offset)
         if request.time is not None:
-            return {**ends, **await self._admin.offsets_since(partitions, self._milliseconds(request.time))}
+            since_ms = milliseconds_of(request.time, self._clock.time())
+            return {**ends, **await self._admin.offsets_since(partitions, since_ms)}
         assert request.shift is not None
         if missing := [str(partition) for partition in partitions if partition not in committed]:
             raise InvalidRequest(f"the group has no committed offset of {missing[0]} to shift: use to, offset or time")
         return {partition: committed[partition] + request.shift for partition in partitions}
-
-    def _milliseconds(self, time: int | str) -> int:
-        try:
-            found = time if isinstance(time, int) else milliseconds(parse_time(time, self._clock.time()))
-        except (ValueError, OverflowError):
-            found = -1
-        if 0 <= found <= _LAST_MS:
-            return found
-        raise InvalidRequest(
-            f"{str(time)[:60]!r} is not a valid time: write 2026-01-31T12:00:00Z, 2h, or milliseconds since the epoch"
-        )
 
 
 def _active(group: str, who: str) -> CommitRefused:

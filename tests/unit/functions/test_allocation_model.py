@@ -189,20 +189,6 @@ def test_assigned_partitions_are_spread_and_stay(workers: int, steps: list[tuple
         assert {partition: found.worker_of(partition) for partition in assigned} == assigned
 
 
-async def test_callers_get_workers_in_their_turn() -> None:
-    """Each worker has two frames; the third one of a worker waits."""
-    pool = Allocator(2)
-    pool.started(1)
-    pool.started(0)
-    assert [pool.take((0, 1)) for _ in range(5)] == [1, 0, 1, 0, None]
-    first, second = (asyncio.ensure_future(pool.acquire((0, 1))) for _ in range(2))
-    await asyncio.sleep(0)
-    for worker, turn in ((0, first), (1, second)):
-        assert not turn.done()
-        pool.frame_ended(worker)
-        assert await turn == worker
-
-
 def test_partitions_and_keys_have_the_same_worker_in_every_process() -> None:
     """Whatever its hash seed is; a partition that returns has its worker again, whose state may still be there."""
     workers, orders = PartitionWorkers(5), [TopicPartition("orders", number) for number in (3, 8)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +28,6 @@ from headrace.functions.destination import FunctionDestination
 from headrace.functions.triggers.kafka_trigger import KafkaAttributes, KafkaTrigger
 from headrace.functions.triggers.trigger import HandlerBatch
 from headrace.records import Record, TopicPartition
-from headrace.runtime.telemetry.logs import JsonFormatter
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 
@@ -164,51 +162,3 @@ def test_records_that_kill_their_worker_are_found_by_halving(batch_size: int, la
         limit = 3 if not late and batch_size == 1 else math.log2(count) + 4
         assert len(deaths) <= limit * len(guilty), (count, guilty, deaths)
         assert len(workers.frames) <= 3 * limit * len(guilty) and not len(target._suspects)
-
-
-async def test_the_number_of_partitions_is_that_of_the_directory() -> None:
-    """While that is not known, nothing is delivered."""
-    kafka, seen = cluster(), []
-
-    def answer(work: protocol.Work) -> protocol.Done:
-        seen.append(work.partitions)
-        return protocol.Done()
-
-    target = destination(FakeWorkers(answer), kafka)
-    await target.deliver(delivery(1))
-    kafka.partitions["t"] = 6
-    await target.deliver(delivery(1))
-    assert seen == [2, 6]
-    kafka.failure = KafkaUnavailable("no broker")
-    with pytest.raises(DestinationUnavailable, match="no broker"):
-        await target.deliver(delivery(1, TopicPartition("t", 9)))
-
-
-def test_a_handlers_exception_is_logged_with_its_stack_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """By class and the line that raised it, so another kind is not hidden by the first."""
-
-    def result(error: str, line: int) -> protocol.Result:
-        stack = f'Traceback (most recent call last):\n  File "main.py", line {line}, in handler\n{error}: boom'
-        return protocol.Result(error=error, reason=f"{error}: boom", stack=stack)
-
-    kinds = [result("ValueError", 3), result("ValueError", 3), result("KeyError", 3)]
-
-    async def run() -> None:
-        clock = ManualClock()
-        to = destination(FakeWorkers(lambda work: protocol.Results(list(kinds))), None, clock)
-        outcomes = await to.deliver(delivery(3))
-        assert outcomes[0] == Reply("ValueError", "ValueError: boom", stack=kinds[0].stack)
-        assert await to.deliver(delivery(3)) == outcomes
-        await clock.advance(61)
-        await to.deliver(delivery(3))
-
-    with caplog.at_level("WARNING", "headrace.function"):
-        asyncio.run(run())
-    found = json.loads(JsonFormatter().format(caplog.records[0]))
-    assert (found["function"], found["trigger"], found["event_id"]) == ("fn", "k", "t-0-0")
-    assert found["message"] == "the handler raised ValueError: boom at t-0 offset 0"
-    assert found["exception"] == kinds[0].stack
-    first, other, *later = logged = [record.getMessage() for record in caplog.records]
-    assert first == f"function fn.k: the handler raised ValueError: boom at t-0 offset 0\n{kinds[0].stack}"
-    assert "KeyError: boom at t-0 offset 2\nTraceback" in other
-    assert later == logged[:2]

@@ -88,13 +88,6 @@ def test_a_setting_becomes_a_property_of_the_client(tmp_path: Path, key: str) ->
     assert {name: found[name] for name in properties} == properties
 
 
-def test_sticky_is_cooperative_and_a_short_rebalance_is_raised_to_the_session(tmp_path: Path) -> None:
-    """The client has no eager sticky assignor, and refuses less than the session."""
-    found = only(load(tmp_path, balanceStrategy="sticky", sessionTimeout="90s")).kafka.member.client_properties({})
-    assert found["partition.assignment.strategy"] == "cooperative-sticky"
-    assert found["max.poll.interval.ms"] == 90_000
-
-
 def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
     """Without them the trigger uses the configuration of the file as it is."""
     kafka = KafkaConfig(properties={"client.rack": "r"})
@@ -107,13 +100,6 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
         "socket.keepalive.enable": True,
     }
     assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
-
-
-def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A sink is a destination of Nuclio's platform; here is one log."""
-    assert load(tmp_path, {"loggerSinks": [{"level": "Warn"}, {"level": "info", "sink": "es"}]}).log_level == "info"
-    assert "spec.loggerSinks[1]: without effect in Headrace: sink" in caplog.text
-    assert load(tmp_path).log_level == ""
 
 
 def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:

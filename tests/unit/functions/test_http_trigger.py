@@ -277,15 +277,3 @@ async def test_limits_and_callers_are_those_of_the_product(write: Write) -> None
         port = int(function.web.url.rpartition(":")[2])
         with pytest.raises(PortTaken, match=r"change the port of fn\.web"):
             Listening(folder, port=port).web.claim()
-
-
-def test_what_has_no_effect_is_named(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    """Keys of Nuclio's that need its platform, and keys of Kafka's triggers."""
-    attributes: dict[str, Any] = {"ingresses": {"0": {"host": "a"}}, "readBufferSize": 1024, "port": 9001}
-    spec = load_function(write("def handler(context, event): ...", {"url": ":1", "maxWorkers": 3}, **attributes))
-    kafka, web = spec.triggers
-    assert isinstance(web, HttpTrigger) and (web.port, web.workers, web.max_body_bytes) == (9001, 3, 4_194_304)
-    assert (kafka.name, web.name) == ("kafka", "web")
-    assert "web.attributes: without effect in Headrace: ingresses, readBufferSize" in caplog.text
-    assert "web.url: has no effect in a trigger of kind http" in caplog.text
-    assert len(caplog.records) == 2

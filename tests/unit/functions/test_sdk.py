@@ -17,16 +17,6 @@ from headrace.functions.sdk import Context, Event, EventSource, Logger, Platform
 from headrace.functions.worker import serving
 
 
-def test_each_attribute_of_an_event_may_be_set() -> None:
-    """As in Nuclio, whose functions make a call of the event that they got."""
-    for event in (Event(b"body"), serving._RecordEvent(b"body", None, None, 42, -1, EventSource("flights", 3, 8))):
-        changed = {"headers": {"X": "1"}, "path": "/call", "id": "i", "size": 9, "fields": {"q": "1"}, "topic": "other"}
-        for name, value in changed.items():
-            setattr(event, name, value)
-        assert {name: getattr(event, name) for name in changed} == changed
-        assert (event.get_header("x"), json.loads(event.to_json())["path"]) == ("1", "/call")
-
-
 def test_the_logger_binds_formats_and_filters() -> None:
     """`_with`, `bind` in place, printf arguments, a least level, stacks; a field may have any name."""
     lines: list[Any] = []
@@ -92,15 +82,6 @@ def test_an_event_is_printed(body: Any) -> None:
     assert (read["headers"], read["trigger"]["kind"]) == ({"a": r"\xff"}, "kafka-cluster")
     known = "headers={}, body=b'b', status_code=200, content_type='text/plain', event_id=None"
     assert repr(Response(body=b"b")) == f"Response({known})"
-
-
-def test_a_context_without_a_worker_shows_what_a_handler_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """Handlers' own tests see log lines on standard error, and what is emitted."""
-    context = Context()
-    context.logger.info_with("hello", a=1)
-    assert capsys.readouterr().err == "info hello a=1\n"
-    context.emit("t", b"k", {"a": 1})
-    assert context.emitted == [("t", b"k", {"a": 1}, None)]
 
 
 def test_nuclios_own_constructor_arguments_make_an_event() -> None:

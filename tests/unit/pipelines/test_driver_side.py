@@ -15,7 +15,7 @@ import headrace_pipelines.driver.__main__ as program
 from headrace.errors import PipelineInvalid
 from headrace_pipelines.driver.failures import PartFailed, failure_event
 from headrace_pipelines.driver.progress import ProgressReader, to_event
-from headrace_pipelines.driver.session import send_code, settings
+from headrace_pipelines.driver.session import send_code
 from headrace_pipelines.driver.source_tables import kafka_options
 from headrace_pipelines.driver_process import DriverProcess, Toolchain
 from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished, FlowProgress
@@ -184,26 +184,6 @@ def test_a_connect_server_sums_nothing_up() -> None:
     source = {"endOffset": "null", "latestOffset": "null", **numbers}
     event = to_event("f", report(**dict.fromkeys(numbers), sources=[source, source]))
     assert (event.input_records, event.received_per_second, event.records_per_second) == (10, 5.0, 8.0)
-
-
-def test_a_cluster_gets_jars_secrets_and_settings() -> None:
-    """Executors have what the driver has; nothing is bound to loopback; settings of the file are added or win."""
-    own = {"spark.executor.memory": "4g", "spark.jars": "/x.jar", "spark.driver.extraJavaOptions": "-Dx=1"}
-    driver = {"master": "spark://h:7077", "cores": 8, "settings": own | {"spark.speculation": True}}
-    base = plan()
-    spec = PipelineSpec.model_validate({**base.spec.model_dump(), "driver": driver})
-    secret = {"kafka.sasl.jaas.config": "${file:secrets.properties:sasl.jaas.config}"}
-    found = settings(base.model_copy(update={"spec": spec, "security": secret}))
-    assert (found["spark.master"], found["spark.cores.max"], found["spark.executor.memory"]) == (
-        "spark://h:7077", "8", "4g"
-    )  # fmt: skip
-    assert found["spark.jars"] == "/j/a.jar,/j/b.jar,/x.jar"
-    assert found["spark.files"] == "/s/p/secrets.properties"
-    assert "FileConfigProvider" in found["spark.executor.extraJavaOptions"]
-    assert "UseSerialGC" in found["spark.driver.extraJavaOptions"]
-    assert found["spark.driver.extraJavaOptions"].endswith(" -Dx=1")
-    assert found["spark.speculation"] == "true"
-    assert "127.0.0.1" not in found.values()
 
 
 @pytest.mark.parametrize(("driver", "problem"), table(__file__, "settings_that_cannot_be_passed_on_are_refused"))

@@ -148,15 +148,6 @@ def test_values_of_several_schemas_in_one_batch(registry: tuple[Path, SmallRegis
         assert words in (problem or "")
 
 
-def test_a_schema_that_is_registered_later_is_found(registry: tuple[Path, SmallRegistry]) -> None:
-    """No restart is needed; the login of the settings is sent."""
-    secrets, server = registry
-    assert texts(secrets, framed(7))[0][0] is None
-    add(server, 7)
-    assert texts(secrets, framed(7))[0][0]["id"] == 1
-    assert server.authorizations == {"Basic dTpwIMOkXCQ="}
-
-
 def test_a_registry_that_does_not_respond_stops_the_batch(tmp_path: Path) -> None:
     """The value may be good, so the micro-batch fails and is done again."""
     write_secrets(tmp_path, with_registry(NONE, SchemaRegistryConfig(url="http://127.0.0.1:1")).secrets)

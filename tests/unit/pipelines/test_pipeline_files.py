@@ -51,14 +51,6 @@ def test_a_check_warns_of_sql_that_its_parser_cannot_read(
     assert bool(caplog.records) == bool(warning)
 
 
-def test_an_sql_file_of_windows_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It begins with a mark of its encoding, which is not part of the SQL."""
-    (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbfSELECT carrier,\r\n count(*) AS n FROM late GROUP BY carrier\r\n")
-    spec = load_pipeline(with_sql(tmp_path, "sql_file: q.sql"), check=True)
-    assert not caplog.records
-    assert (spec.flows["late_by_carrier"].sql or "").startswith("SELECT")
-
-
 @pytest.mark.parametrize(("query", "place"), table(__file__, "a_mistake_in_sql_has_the_line_of_the_sql"))
 def test_a_mistake_in_sql_has_the_line_of_the_sql(tmp_path: Path, query: str, place: str) -> None:
     """In its own file with the column; a comment or text with the same word is not the place."""
@@ -95,17 +87,6 @@ def test_without_the_parser_a_check_says_that_sql_is_unchecked(
     path = write(tmp_path, GOOD)
     load_pipeline(path, check=True)
     assert caplog.messages == [f"{path}:1: the SQL of pipeline delays is not checked: install headrace[pipelines]"]
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A missing file and a file that is not text have a sentence."""
-    with pytest.raises(PipelineInvalid, match=r"none\.yaml: cannot be read: No such file"):
-        load_pipeline(tmp_path / "none.yaml")
-    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(PipelineInvalid, match="is not UTF-8 text"):
-        load_pipeline(tmp_path / "bytes.yaml")
-    assert problems(tmp_path, "name: [") != []
-    assert problems(tmp_path, "just text") != []
 
 
 def secured(folder: Path, security: str, servers: str = "other:1") -> str:

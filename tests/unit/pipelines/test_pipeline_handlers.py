@@ -88,16 +88,6 @@ def test_an_event_has_everything_of_its_record(call: Call) -> None:
     ]
 
 
-def test_emit_and_response_choose_topic_key_and_headers(call: Call) -> None:
-    """An emitted record goes to its own topic; headers of Headrace are left out."""
-    rows = call(table(__file__, "emits_and_responds"), b"1")
-    assert [(row["topic"], row["key"], row["value"]) for row in rows] == [
-        ("other", b"x", b'{"e":1}'),
-        ("out", b"k0", b"r"),
-    ]
-    assert [row["headers"] for row in rows] == [[{"key": "a", "value": b"b"}], [{"key": "c", "value": b"d"}]]
-
-
 def test_an_internal_topic_is_not_written(call: Call) -> None:
     """A handler cannot write dead letters of others."""
     [row] = call(RETURN + "context.emit('in.dlq', value='x')", b"1")
@@ -126,13 +116,6 @@ def test_a_failed_record_becomes_a_dead_letter_byte_for_byte(call: Call) -> None
     assert (origin.group, origin.attempts, origin.error) == ("headrace.p.f", 3, "ValueError")
     assert origin.text("reason") == "ValueError: two"
     assert b"raise ValueError('two')" in (dict(pairs)["StackTrace"] or b"")
-
-
-def test_attempts_call_only_failed_records_again(call: Call) -> None:
-    """A record that succeeds later is written once, in its place."""
-    rows = call(table(__file__, "fails_twice"), b"1", b"2", b"3", attempts=3)
-    assert [row["value"] for row in rows if row["topic"] == "out"] == [b"1", b"2", b"3"]
-    assert [row["value"] for row in rows if row["topic"] == "log"] == [b"[1]", b"[1, 2, 3, 2, 2]", b"[1, 2, 3]"]
 
 
 def test_fail_names_the_record_and_not_its_value(call: Call, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,6 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.extras import MODULES
 from headrace.records import TopicPartition
-from headrace.runtime import Deadline
 from headrace.runtime.telemetry.metrics import Metrics
 from headrace_devkit.testing import ManualClock
 from headrace_pipelines import driver_protocol
@@ -22,22 +20,6 @@ from headrace_pipelines.graph import require_cores
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from headrace_pipelines.status import OffsetPublisher
 from tests.pipeline_harness import READY, SPEC, FakeDriver, Harness, Started, progress
-
-
-async def test_readiness_follows_the_driver(started: Started) -> None:
-    """A run is ready when every flow reads its sources. The status says how long the first micro-batch takes."""
-    async with started() as harness:
-        assert (harness.reason, harness.flow["first_batch_seconds"]) == ("Spark is starting", None)
-        await harness.report(READY[0])
-        assert harness.reason == "its flows are being started"
-        await harness.report(READY[1])
-        assert harness.run.readiness().ready
-        assert harness.run.status()["driver_pid"] == 4711
-        await harness.clock.advance(12)
-        assert harness.flow["first_batch_seconds"] == 12
-        for event in (progress(-1, input_records=0), progress(0)):
-            await harness.report(event)
-            assert harness.flow["first_batch_seconds"] is None
 
 
 async def test_progress_and_failures_are_in_the_status(started: Started, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,28 +47,6 @@ async def test_progress_and_failures_are_in_the_status(started: Started, caplog:
         assert (flow["last_error"], flow["sink"]) == ("CAST_INVALID_INPUT: cannot cast", "topic late")
         assert harness.run.counts("by_carrier") == {"read": 30, "corrupt": 3, "tombstone": 1}
         assert caplog.text.count("dropped 2 of 10 records that do not match the schema of their source") == 1
-
-
-async def test_a_lost_driver_is_started_again_with_growing_pauses(started: Started) -> None:
-    """The pause doubles up to half a minute, and is short again after a healthy minute."""
-    async with started() as harness:
-        for pause in (1, 2, 4, 8, 16, 30, 30):
-            driver = harness.drivers[-1]
-            driver.output = "no space"
-            driver.end(137)
-            await harness.clock.settle()
-            assert harness.reason == (
-                "The Spark driver of pipeline delays ended with exit code 137. Its last output: no space. "
-                f"Next start in {pause} s"
-            )
-            await harness.clock.advance(pause - 0.1)
-            assert harness.drivers[-1] is driver
-            await harness.clock.advance(0.1)
-            assert harness.drivers[-1] is not driver
-        await harness.clock.advance(60)
-        await harness.end(1)
-        assert harness.reason.endswith("Next start in 1 s")
-        assert harness.run.status()["restarts"] == 7
 
 
 async def test_python_that_fails_in_the_same_micro_batch_ends_the_run(started: Started) -> None:
@@ -162,38 +122,6 @@ async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Start
         )
         await harness.end(1, 60)
         assert (harness.state, len(harness.drivers)) == ("failed", 2)
-
-
-async def test_offsets_are_published_at_most_once_a_second(started: Started, caplog: pytest.LogCaptureFixture) -> None:
-    """The newest positions count; what could not be published is tried again, and logged once."""
-    group = "headrace.delays.by_carrier"
-    async with started() as harness:
-        harness.drivers[0].report(*READY, progress(0), progress(1))
-        await harness.clock.advance(1)
-        assert harness.published == [(group, {TopicPartition("flights", 0): 20})]
-        await harness.clock.advance(5)
-        assert len(harness.published) == 1
-        harness.publish_problem = KafkaUnavailable()
-        harness.drivers[0].report(progress(2))
-        await harness.clock.advance(3)
-        assert caplog.text.count("failed to publish offsets of group") == 1
-        harness.publish_problem = None
-        await harness.clock.advance(1)
-        assert harness.published[-1] == (group, {TopicPartition("flights", 0): 30})
-
-
-async def test_positions_are_not_lost_while_a_publication_is_slow(started: Started) -> None:
-    """Neither those that arrive meanwhile, nor those of a drain that publishes at the same time."""
-    async with started() as harness:
-        published = harness.publish_slowly()
-        await harness.clock.advance(1)
-        harness.drivers[0].report(progress(1))
-        drained = asyncio.ensure_future(harness.run.drain(Deadline(harness.clock, 10)))
-        await harness.clock.settle()
-        published.set()
-        await drained
-        assert {offsets[TopicPartition("flights", 0)] for _, offsets in harness.published} >= {20}
-        assert harness.run.death is None
 
 
 async def test_a_driver_that_cannot_be_started_is_tried_again(

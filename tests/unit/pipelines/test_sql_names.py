@@ -6,7 +6,7 @@ import pytest
 
 from headrace_pipelines.graph import ordered_views, sources_of
 from headrace_pipelines.spec import PipelineSpec
-from headrace_pipelines.sql import tables_read, without_streaming
+from headrace_pipelines.sql import tables_read
 from tests.pipeline_harness import document
 from yaml_table import table
 
@@ -15,12 +15,6 @@ from yaml_table import table
 def test_names_after_from_and_join(sql: str, names: list[str]) -> None:
     """Tables are found where SQL names them, and nowhere else."""
     assert tables_read(sql) == names
-
-
-@pytest.mark.parametrize(("sql", "rest"), table(__file__, "a_query_without_its_streaming_clauses"))
-def test_a_query_without_its_streaming_clauses(sql: str, rest: str) -> None:
-    """Texts, comments and columns of these names stay."""
-    assert without_streaming(sql) == rest
 
 
 def test_a_flow_reads_through_views() -> None:

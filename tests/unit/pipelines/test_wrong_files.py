@@ -23,12 +23,6 @@ def test_a_wrong_file_is_refused_with_line_cause_and_remedy(tmp_path: Path, name
     assert found == [f"{file.name}:{line}" for line in said_of(name)]
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_TO_SPARK))
-def test_a_file_that_only_spark_can_refuse_loads(tmp_path: Path, name: str) -> None:
-    """A check that is not certain refuses nothing."""
-    load_pipeline(write_wrong(tmp_path, name), check=True)
-
-
 @pytest.mark.parametrize(("sql", "mode"), table(__file__, "right"))
 def test_sql_that_spark_takes_is_not_refused(
     tmp_path: Path, sql: str, mode: str, caplog: pytest.LogCaptureFixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import resource
 import socket
@@ -267,27 +266,6 @@ def test_a_reset_behind_many_requests_ends_only_its_connection(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
-
-
-def test_a_closed_connection_is_free_at_once(opened: OpenServer) -> None:
-    """Without a collection of cycles, of which there may be none for minutes."""
-
-    async def main() -> None:
-        async with opened() as server:
-            for request in (post(RECORD), post(b"{"), b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n", b"?\r\n\r\n"):
-                await server.ask(request)
-            end = asyncio.get_running_loop().time() + 10
-            while any(isinstance(one, ClientConnection) for one in gc.get_objects()):
-                assert asyncio.get_running_loop().time() < end
-                await asyncio.sleep(0.1)
-
-    gc.collect()
-    gc.disable()
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
-    finally:
-        gc.enable()
 
 
 READ = b"GET /consumers/g/instances/i/records HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -74,12 +74,12 @@ def test_what_changes_state_is_audited() -> None:
     }
 
 
-async def test_the_root_says_where_to_read_on(server: RunningServer) -> None:
-    """Every path that it names is served."""
-    response = await server.get("/")
-    assert response.status == 200
-    for path in response.json["paths"]:
-        assert (await server.get(path)).status == 200
+def test_what_active_consumers_declare() -> None:
+    """Reads wait; and every operation on an instance is served by the process that has it."""
+    reads = ["/consumers/{group}/instances/{instance}/records", "/consumers/deadLetter/active"]
+    assert sorted(one.path for one in OPERATIONS.values() if one.long_poll) == sorted(reads)
+    for one in OPERATIONS.values():
+        assert one.affinity == (("group", "instance") if "instance" in one.parameters else ()), one.path
 
 
 async def test_nothing_is_changed_for_a_page_of_another_site(server: RunningServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import duckdb
@@ -58,14 +57,6 @@ def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filter
         return found
 
     return asyncio.run(run())  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("sql", "form", "rows"), table(__file__, "rows"))
-def test_each_record_has_its_row_or_none(sql: str, form: Form, rows: dict[int, Any]) -> None:
-    """A condition that is null leaves a record out; a tombstone has null columns; names are those of the statement."""
-    found = evaluate(sql, form)
-    assert isinstance(found, Filtered), found
-    assert {at: json.loads(row) for at, row in enumerate(found.rows) if row is not None} == rows
 
 
 def test_records_that_do_not_fit_the_table_are_named() -> None:

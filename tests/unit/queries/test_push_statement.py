@@ -54,15 +54,6 @@ def test_a_push_query_has_columns_and_a_condition_of_one_table(sql: str, parts: 
     assert found == PushStatement(*parts)  # type: ignore[arg-type]
 
 
-def test_a_push_query_runs_over_a_batch_of_rows() -> None:
-    """Columns may be named with the table or its alias."""
-    found = read_push('SELECT o.a * 2 AS "Twice" FROM orders o WHERE o.a > 1 LIMIT 1')
-    rows = duckdb.sql(found.over("(SELECT unnest([1, 2, 3]) AS a)"))
-    assert (rows.columns, rows.fetchall()) == (["Twice"], [(4,), (6,)])
-    own_name = read_push("SELECT orders.a FROM orders").over("(SELECT 1 AS a)")
-    assert duckdb.sql(own_name).fetchall() == [(1,)]
-
-
 @pytest.mark.parametrize(("sql", "problem"), table(__file__, "refused_push"))
 def test_another_form_is_refused(sql: str, problem: str) -> None:
     """What needs several rows belongs to a pipeline; what is only not available has its position."""

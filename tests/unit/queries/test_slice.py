@@ -15,7 +15,7 @@ from headrace.formats.choice import Codecs
 from headrace.formats.registry import RegisteredSchema, SchemaRegistry
 from headrace.records import Record, TopicPartition
 from headrace.runtime import SystemClock
-from headrace_queries.inference import format_of, inferred, usual
+from headrace_queries.inference import inferred
 from headrace_queries.record_filter import RecordFilter
 from headrace_queries.slice import SliceReader, SliceSpec, newest
 from yaml_table import table
@@ -85,12 +85,6 @@ async def test_each_value_is_seen_in_the_format_that_fits(condition: str, offset
     assert [record.offset for record in await found.matching(records)] == offsets
 
 
-@pytest.mark.parametrize(("payloads", "of_keys", "expected"), table(__file__, "formats"))
-def test_formats_by_content(payloads: list[str], of_keys: bool, expected: str) -> None:
-    """Framed bytes name their schema; some text that is not JSON does not hide the others; keys are text."""
-    assert format_of([bytes.fromhex(data) if data else None for data in payloads], of_keys=of_keys) == expected
-
-
 @pytest.mark.parametrize(("structure", "expected"), table(__file__, "structures"))
 def test_columns_by_content(structure: Any, expected: dict[str, str] | None) -> None:
     """Integers have a sign; what SQL cannot tell apart, or would be thousands of columns, stays JSON."""
@@ -98,12 +92,6 @@ def test_columns_by_content(structure: Any, expected: dict[str, str] | None) -> 
         columns, _ = inferred({json.dumps(structure): count})
         assert (columns and {column.name: column.type for column in columns}) == expected
     assert inferred({json.dumps({f"f{number}": "VARCHAR" for number in range(300)}): 1}) == (None, 0)
-
-
-@pytest.mark.parametrize(("one", "other", "expected"), table(__file__, "both"))
-def test_columns_of_records_of_two_kinds(one: Any, other: Any, expected: Any) -> None:
-    """Numbers become one type, and other differences become JSON; the order does not matter."""
-    assert usual([(one, 1), (other, 1)]) == usual([(other, 5), (one, 5)]) == expected
 
 
 GOOD = [b'{"id": %d, "place": {"city": "Bonn"}, "tags": ["a"], "at": "2026-01-01"}' % n for n in range(20)]

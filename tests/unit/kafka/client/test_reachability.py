@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,17 +91,3 @@ def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> Non
     harness.clock._now += 2
     harness.seen.answered()
     assert harness.seen.probe.seen_alive.is_set(), "the watching thread ends the outage"
-
-
-def test_the_round_trip_is_that_of_the_last_request_that_was_answered() -> None:
-    harness, times = Harness(), iter([0.25, 0.5, 0.125])
-
-    def ask(*_: Any, timeout: float) -> None:
-        harness.clock._now += (seconds := next(times))
-        if seconds == 0.5:
-            raise confluent_kafka.KafkaException(REFUSED)
-
-    client: Any = SimpleNamespace(list_topics=ask, poll=lambda _: None)
-    for seconds in (0.25, 0.125):
-        assert harness.seen.probe._request(client, threading.Event())
-        assert harness.seen.probe.round_trip == seconds

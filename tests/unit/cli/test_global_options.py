@@ -9,11 +9,9 @@ from typing import Any
 import click
 import pytest
 from click.shell_completion import BashComplete
-from click.testing import CliRunner
 
 from headrace.cli.global_options import OPTIONS, GlobalOption, HeadraceCommand, HeadraceGroup, uses
 from headrace.cli.main import root
-from headrace.kafka import Admin
 from tests.command_line import headrace
 
 FILE = Path(__file__)
@@ -106,18 +104,6 @@ def test_what_stands_behind_two_dashes_is_of_the_program(capsys: pytest.CaptureF
     assert "headrace run has no use for --output" in capsys.readouterr().err
 
 
-def test_each_is_explained_once() -> None:
-    """In the help of `headrace`, and with it in the reference; the help of a command only names those that it uses."""
-    page = REFERENCE.read_text()
-    for option in OPTIONS:
-        assert option.help
-        assert " ".join(page.split()).count(option.help) == 1
-        assert option in root.params
-    shown = CliRunner().invoke(root, ["topics", "create", "--help"], prog_name="headrace").output
-    assert shown.endswith("Global options (headrace --help): -c, -b, --output, --debug\n")
-    assert "Kafka: host:port" not in shown
-
-
 def test_no_command_has_an_option_of_its_own_with_the_same_name() -> None:
     """And each is of the class that takes global options."""
     taken = {spelling for _, spelling in spelled()}
@@ -143,17 +129,3 @@ def test_the_completion_offers_them_where_they_have_a_use() -> None:
     assert "json" in completed("--output", "")
     assert "json" in completed("topics", "create", "--output", "")
     assert "create" in completed("-b", "k:1", "topics", "")
-
-
-def test_names_of_topics_are_completed_from_the_cluster_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its address stands before the command."""
-    asked: list[str] = []
-
-    async def list_topics(admin: Admin) -> list[Any]:
-        asked.append(admin.config.bootstrap_servers)
-        return []
-
-    monkeypatch.setattr(Admin, "list_topics", list_topics)
-    completed("-b", "k:1", "topics", "describe", "o")
-    completed("topics", "describe", "-b", "k:2", "o")
-    assert asked == ["k:1", "k:2"]

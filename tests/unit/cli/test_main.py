@@ -35,30 +35,6 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return install
 
 
-@pytest.mark.parametrize(
-    ("words", "heavy"),
-    [
-        ("--help", ("pydantic", "confluent_kafka", "pyspark", "rich", "asyncio", "yaml")),
-        ("pipeline validate --help", ("pyspark", "rich", "uvicorn", "headrace.app.app")),
-        (
-            "config check -c /dev/null",
-            ("joserfc", "jgo", "cryptography", "duckdb", "sqlglot", "headrace_devkit.devcluster"),
-        ),  # makes all
-    ],
-)
-def test_quick_commands_import_no_heavy_library(words: str, heavy: tuple[str, ...]) -> None:
-    """A command imports what it needs only."""
-    check = (
-        "import sys\nfrom headrace.cli.main import main\n"
-        f"try: main({words.split()})\n"
-        "except SystemExit: pass\n"
-        f"print([m for m in {heavy} if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(("Usage: ", "/dev/null: ok"))
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_a_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

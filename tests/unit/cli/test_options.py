@@ -26,13 +26,6 @@ def selected(*words: str) -> Any:
     return found[0] if found else (done.exit_code, done.output)
 
 
-@pytest.mark.parametrize(("text", "offsets"), [("17", (17, 17)), ("17-40", (17, 40)), ("17-", (17, None))])
-def test_offsets_are_the_first_and_the_last(text: str, offsets: tuple[int, int | None]) -> None:
-    """Both included; and an open end is the log's."""
-    found = selected("--partition", "0", "--offsets", text)
-    assert (found.first, found.last) == offsets
-
-
 @pytest.mark.parametrize("words", table(__file__, "invalid_selections_are_wrong_usage"))
 def test_invalid_selections_are_wrong_usage(words: list[str]) -> None:
     """The exit code is 2."""

@@ -9,7 +9,6 @@ from typing import IO
 import pytest
 
 from headrace_queries.sql_command import print_statement
-from headrace_queries.sql_prompt import SqlPrompt
 from headrace_queries.sql_sources import SqlRows
 from tests.command_line import headrace
 from yaml_table import table
@@ -56,22 +55,6 @@ def test_rows_are_printed_without_losing_digits(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out) == []
     print_statement(FakeSource(), "SELECT 1", "csv")
     assert capsys.readouterr().out == "text,n,none,yes,list\n"
-
-
-def test_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    """A statement ends with a semicolon, wherever its lines end; commands describe tables."""
-    source = FakeSource(ROW)
-    prompt = SqlPrompt(source, lambda text: print_statement(source, text, "csv"))
-    assert all(map(prompt.take, ("", "SELECT 1\n", "FROM orders;  \n")))
-    assert source.asked == ["SELECT 1\nFROM orders"]
-    capsys.readouterr()
-    assert prompt.take("\\d")
-    assert capsys.readouterr().out == "TABLE\norders.eu\n"
-    assert prompt.take('\\d "orders.eu";')
-    assert capsys.readouterr().out == "COLUMN  TYPE\namount  DOUBLE\n"
-    assert prompt.take("\\x")
-    assert "\\x is not known" in capsys.readouterr().err
-    assert not prompt.take("\\q")
 
 
 @pytest.mark.parametrize(("words", "problem"), table(__file__, "wrong_usage"))

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, EncodeError, SchemaInvalid
-from headrace.formats.proto_files import parse_proto
 from headrace.formats.protobuf import ProtobufCodec
 from yaml_table import table
 
@@ -120,31 +119,6 @@ def test_bytes_that_are_no_message_are_not_read(data: bytes) -> None:
     """Wrong places, cut-off bytes, text that is not UTF-8."""
     with pytest.raises(DecodeError):
         CODEC.decode(data)
-
-
-def test_files_are_imported_by_the_names_of_the_references() -> None:
-    """Through several files, and the library's own without a reference."""
-    references = {
-        "b/base.proto": rest(
-            'import "google/protobuf/timestamp.proto"; message B { google.protobuf.Timestamp t = 1; }'
-        ),
-        "mid.proto": rest('import public "b/base.proto"; message C { B b = 1; }'),
-    }
-    codec = ProtobufCodec(rest('import "mid.proto"; message A { C c = 1; B b = 2; }'), references)
-    value = {"c": {"b": {"t": "2024-01-01T00:00:00Z"}}}
-    assert json.loads(codec.decode(encode(value, codec))) == value
-
-
-def test_a_serialized_descriptor_is_a_schema_too() -> None:
-    """Some clients register that instead of text, for itself and for what it imports."""
-    base = parse_proto(rest("message B { int32 a = 1; }"), {}).serialized_pb
-    main = parse_proto(
-        rest('import "base.proto"; import "google/protobuf/any.proto"; message A { B b = 1; }'),
-        {"base.proto": rest("message B { int32 a = 1; }")},
-    ).serialized_pb
-    for reference in (base64.b64encode(base).decode(), rest("message B { int32 a = 1; }")):
-        codec = ProtobufCodec(base64.b64encode(main).decode(), {"base.proto": reference})
-        assert encode({"b": {"a": 1}}, codec) == b"\x00\x0a\x02\x08\x01"
 
 
 LONG = [

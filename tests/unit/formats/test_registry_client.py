@@ -14,23 +14,9 @@ import yaml
 from aiohttp import web
 
 from headrace.errors import RegistryUnavailable, SchemaInvalid, SchemaNotFound
-from headrace.formats.registry import RegisteredSchema
 from tests.raw_server import Authority
 from tests.unit.formats.conftest import Setting
 from yaml_table import table
-
-
-async def test_a_schema_of_an_id_is_requested_once(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]],
-) -> None:
-    """The client keeps it whatever the time, also in an outage."""
-    async with serving() as it:
-        it.server.add("s", 7, '"int"')
-        first = await it.client.by_id(7)
-        await it.clock.advance(1e6)
-        it.server.broken = web.Response(status=500)
-        assert await it.client.by_id(7) == first == RegisteredSchema(7, "AVRO", '"int"')
-        assert len(it.server.requests) == 1
 
 
 async def test_latest_is_requested_again_after_its_time_and_a_version_is_not(

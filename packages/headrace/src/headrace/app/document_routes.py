@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from headrace.http.endpoint import HTML, JSON, OPEN, SCRIPT, STYLE, YAML, Call, Endpoint
 from headrace.http.messages import HttpResponse
 from headrace.runtime import run_blocking
@@ -24,19 +22,6 @@ _START: Final = b'SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLin
 _POLICY: Final = (
     b"default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 )
-_INDEX: Final = {
-    "/specui.html": "every operation, to read and to try out",
-    "/openapi.json": "the same for programs; /spec.yaml as YAML",
-    "/health/readiness": "whether each service works",
-    "/metrics": "all metrics, for Prometheus; at http.management if that is set",
-}
-
-
-class Index(msgspec.Struct):
-    """Paths to start with."""
-
-    headrace: str
-    paths: dict[str, str]
 
 
 class DocumentEndpoints:
@@ -45,10 +30,6 @@ class DocumentEndpoints:
     def __init__(self, written: Callable[[str], bytes]) -> None:
         """Serve a document; `written` returns it by media type."""
         self._written = written
-
-    @Endpoint("GET", "/", "getIndex", "Paths to start with", OPEN)
-    async def index(self, call: Call[None, None]) -> Index:
-        return Index(_version(), _INDEX)
 
     @Endpoint("GET", "/openapi.json", "getOpenApi", "This document as JSON", OPEN, {200: JSON})
     async def as_json(self, call: Call[None, None]) -> HttpResponse:
@@ -73,12 +54,6 @@ class DocumentEndpoints:
     @start.at("GET", "/specui/swagger-ui.css", "getStyle", summary="Style of that page", responses={200: STYLE})
     async def style(self, call: Call[None, None]) -> HttpResponse:
         return HttpResponse(await _asset("swagger-ui.css"), 200, STYLE.encode())
-
-
-def _version() -> str:
-    import importlib.metadata
-
-    return importlib.metadata.version("headrace")
 
 
 async def _asset(name: str) -> bytes:

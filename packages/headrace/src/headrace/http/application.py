@@ -297,7 +297,7 @@ class Router:
             methods[endpoint.method] = one
             if endpoint.method == "GET" and not endpoint.changes:
                 methods["HEAD"] = one
-            if endpoint.rule == OPEN and endpoint.path != "/":
+            if endpoint.rule == OPEN:
                 open_paths.append(endpoint.path.partition("{")[0])
         self._methods = [*self._paths.values(), *patterns.values()]
         self._open_paths = tuple(open_paths)
@@ -319,7 +319,7 @@ class Router:
 
     def may_be_open(self, path: str) -> bool:
         """Return whether a path begins like that of an open endpoint."""
-        return path == "/" or path.startswith(self._open_paths)
+        return path.startswith(self._open_paths)
 
     def find(self, head: RequestHead) -> Route:
         """Return the endpoint of a head, and its path parameters.

@@ -117,7 +117,6 @@ def test_all_say_the_same_in_an_outage(scenario: OutageScenario) -> None:
     lines = [line for line in scenario.process.output.splitlines() if "answer" in line]
     assert len([line for line in lines if "has not answered for" in line]) <= 4
     assert len([line for line in lines if "answers again after" in line]) == 1
-    assert len([line for line in lines if "answering 503 until" in line]) == 1
     assert "no broker answers" not in scenario.process.output
     assert "Connection refused" not in scenario.process.output, "no line of the client as it is"
     assert scenario.process.terminate() == 0

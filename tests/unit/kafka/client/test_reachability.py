@@ -41,7 +41,7 @@ class Harness:
 
 
 def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
-    """All places have the same sentence, and requests are refused and counted only after their limit."""
+    """All places have the same sentence, and requests are refused only after their limit."""
     harness = Harness()
     assert not harness.seen.readiness().ready
     harness.attempt(True)
@@ -56,15 +56,14 @@ def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
     assert harness.reports == [outage.why]
     harness.seen.check(5)
     harness.attempt(False, 3)
-    for _ in range(2):
-        with pytest.raises(KafkaUnavailable, match="nothing of this request was sent: Kafka at kafka:9092 has not"):
-            harness.seen.check(5)
+    with pytest.raises(KafkaUnavailable, match="nothing of this request was sent: Kafka at kafka:9092 has not"):
+        harness.seen.check(5)
     harness.attempt(True, 4)
     assert harness.seen.outage is None
     harness.seen.check(5)
     harness.attempt(False)
     assert harness.reports[1:] == [
-        "Kafka at kafka:9092 answers again after 10 s; 2 requests were answered 503",
+        "Kafka at kafka:9092 answers again after 10 s",
         "Kafka at kafka:9092 has not answered for 1 s: neither a response nor an error arrived",
     ]
 

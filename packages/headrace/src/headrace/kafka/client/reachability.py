@@ -85,7 +85,6 @@ class Reachability(Service):
         self._unanswered: _Unanswered | None = None
         """The current outage; None while a broker answers, or while that is not known."""
         self._errors = ConnectionErrors(kafka)
-        self._refused_requests = 0
         self._thread: OwnedThread | None = None
 
     async def start(self) -> None:
@@ -153,9 +152,6 @@ class Reachability(Service):
             return
         outage = self.outage
         if outage and (unanswered.problem.refused or outage.seconds > limit_seconds):
-            self._refused_requests += 1
-            if self._refused_requests == 1:
-                log.warning("Kafka at %s is unreachable; answering 503 until it responds", self.servers)
             raise self.error(doing)
 
     def error(self, doing: str) -> KafkaUnavailable:
@@ -198,9 +194,7 @@ class Reachability(Service):
             self._errors.clear()
             self.answered_at = now
             if outage:
-                refused = f"; {self._refused_requests} requests were answered 503" if self._refused_requests else ""
-                self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s{refused}")
-            self._refused_requests = 0
+                self._report(f"Kafka at {self.servers} answers again after {outage.seconds:.0f} s")
         elif self.answered_at <= started_at or outage:  # otherwise another client has had a response meanwhile
             problem = self._errors.last() or _SILENT
             known = self._unanswered

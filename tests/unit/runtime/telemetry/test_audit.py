@@ -18,7 +18,7 @@ from headrace.runtime import Deadline
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.audit_events import AuditEvent, Consumption, Line
 from headrace.runtime.telemetry.correlation import caller
-from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.metrics import Metrics, text_of
 from headrace_devkit.testing import ManualClock
 
 HEADERS = [("X-Traceability-Id", b"t-1"), ("X-Correlation-Id", b"c-1"), ("color", b"red")]
@@ -57,7 +57,7 @@ class Harness:
 
     @property
     def counted(self) -> dict[str, float]:
-        lines = self.metrics.render().decode().splitlines()
+        lines = text_of(self.metrics.snapshot()).decode().splitlines()
         found = [line for line in lines if line.startswith("headrace_audit_events_total")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in found}
 

@@ -15,7 +15,7 @@ from headrace.delivery.pump_context import Counts
 from headrace.runtime import SystemClock
 from headrace.runtime.telemetry.correlation import caller
 from headrace.runtime.telemetry.loop_delay import LoopDelay
-from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics
+from headrace.runtime.telemetry.metrics import BY_NAME, CATALOGUE, DELIVERY_COUNTS, Metrics, text_of
 from headrace.runtime.tls import TlsFiles
 from headrace_devkit.devcluster.certificates import Authority
 
@@ -23,7 +23,7 @@ from headrace_devkit.devcluster.certificates import Authority
 def shown(metrics: Metrics, metric: str, **labels: str) -> float:
     found = [
         sample.value
-        for family in text_string_to_metric_families(metrics.render().decode())
+        for family in text_string_to_metric_families(text_of(metrics.snapshot()).decode())
         for sample in family.samples
         if sample.name == metric and sample.labels == labels
     ]
@@ -71,7 +71,7 @@ async def test_the_process_and_its_event_loop_are_measured() -> None:
             time.sleep(0.5)  # noqa: ASYNC251 this is the fault
     assert shown(metrics, f"{late}_count") > shown(metrics, f"{late}_bucket", le="0.1")
     await service.stop()
-    assert late + "_sum" not in metrics.render().decode()
+    assert late + "_sum" not in text_of(metrics.snapshot()).decode()
     assert shown(metrics, "python_gc_collections_total", generation="0") > 0
     assert shown(metrics, "process_cpu_seconds_total") > 0
 
@@ -102,7 +102,7 @@ def test_counts_of_deliveries_are_read_when_metrics_are_rendered() -> None:
     assert shown(metrics, "headrace_received_records_total", **labels) == 7
     assert shown(metrics, "headrace_breaker_open", **labels) == 1
     metrics.forget_deliveries("reactive", "orders")
-    assert "orders" not in metrics.render().decode()
+    assert "orders" not in text_of(metrics.snapshot()).decode()
 
 
 def test_every_metric_has_one_base_unit_and_known_labels() -> None:

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from headrace.errors import EnvironmentProblem
 from headrace.runtime import Deadline, SystemClock
 from headrace.runtime.gauge_registry import BUCKET_SECONDS
-from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.metrics import Metrics, text_of
 from headrace.runtime.telemetry.otlp import OtlpPush
 from headrace.runtime.telemetry.otlp_variables import is_exported
 from headrace_dialects.light4j.influx_push import InfluxPush
@@ -124,7 +124,7 @@ async def test_an_outage_is_two_lines_in_the_log(
             assert (of_otlp if target == "otlp" else of_influxdb) in begin
             assert "are taken by" in end
             assert "c4nary" not in caplog.text
-        assert f'headrace_metrics_push_failures_total{{target="{target}"}} 6.0' in metrics.render().decode()
+        assert f'headrace_metrics_push_failures_total{{target="{target}"}} 6.0' in text_of(metrics.snapshot()).decode()
         await push.stop()
 
 

@@ -54,7 +54,7 @@ BY_NAME: Final = {spec.name: spec for spec in CATALOGUE}
 OUTCOMES: Final = {row["outcome"]: row["meaning"] for row in _OUTCOMES}
 """Values of the label `outcome` of `headrace_completed_records_total`."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-"""Media type of `Metrics.render`."""
+"""Media type of `text_of`."""
 
 _FAMILIES: Final[Mapping[str, Callable[..., Metric]]] = {
     "counter": CounterMetricFamily,
@@ -143,10 +143,6 @@ class Metrics(Collector):
     def forget_deliveries(self, kind: str, consumer: str) -> None:
         """Show the counts of a consumer no longer."""
         self._deliveries.pop((kind, consumer), None)
-
-    def render(self) -> bytes:
-        """Return every number in Prometheus' text format."""
-        return text_of(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         """Return every number as it is now, those of the process and of garbage collection included; on the loop."""

@@ -125,16 +125,6 @@ def test_a_consumer_has_the_sums_of_its_partitions() -> None:
     assert cluster.requests == 0
 
 
-async def test_the_members_of_a_group_are_requested_rarely_and_may_be_unknown() -> None:
-    """Kafka may be gone; then the sentence says nothing that is not so."""
-    consumer, _, cluster, statuses = made()
-    cluster.fails = True
-    for _ in range(3):
-        third = (await statuses.details(consumer)).partitions[2]
-        assert (third.member, third.why) == ("", "")
-    assert cluster.requests == 1
-
-
 @pytest.mark.parametrize(
     ("request_", "wanted"),
     [

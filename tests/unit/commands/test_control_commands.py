@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -60,22 +59,6 @@ async def test_a_seek_that_comes_while_another_is_done_is_done_too(harness: Cont
     outcomes = [(await call)[1][0].outcome for call in (first, second)]
     assert (outcomes, pump.sought) == (["sought", "sought"], [(P0, 3), (P0, 5)])
     await until(lambda: not process.table.items("seek/"))
-
-
-@staged(live)
-async def test_an_outcome_that_changes_while_it_is_written_is_written_again(
-    harness: ControlHarness, /, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a skip which waits for its record, when a seek ends it: it must not skip the record afterwards."""
-    process = await harness.start(FakePump(P0))
-    outcomes = process._unwritten["orders/a b"] = {"skip/x": {"outcome": "will be skipped"}}
-
-    async def put_all(entries: dict[str, Any], *_: float) -> None:
-        outcomes["skip/x"] = {"outcome": "cancelled"}
-
-    monkeypatch.setattr(process.table, "put_all", put_all)
-    await process._round(process.consumers["orders/a b"], {None})
-    assert outcomes == {"skip/x": {"outcome": "cancelled"}}
 
 
 @staged(live)

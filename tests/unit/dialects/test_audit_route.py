@@ -93,15 +93,6 @@ def test_each_result_has_an_event_and_all_are_returned(settings: Any, name: str)
     ]
 
 
-def test_ids_come_from_the_record_first() -> None:
-    """And from the result where the record has none."""
-    headers = {"X-Correlation-Id": "c-1", "X-Traceability-Id": None}
-    result = {"record": {**RECORD, "headers": headers}, "correlationId": "r-1", "traceabilityId": "s-1", "key": 5}
-    _, [event] = report([result])
-    assert (event["correlationId"], event["traceabilityId"]) == ("c-1", "s-1")
-    assert event["auditStatus"] == "FAILURE"
-
-
 LONG_KEY = json.dumps([{"record": RECORD, "key": "k" * 10_001}])
 LONG_ID = json.dumps([{"record": RECORD, "correlationId": "c" * 1001}])
 

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from headrace import feature
-from headrace.app.app import App
 from headrace.config import whole_file
 from headrace.config.administration import HealthConfig
 from headrace.config.model import HeadraceConfig
@@ -16,7 +15,6 @@ from headrace.config.whole_file import WholeFile
 from headrace.errors import EnvironmentProblem
 from headrace.feature import Feature, features, imported
 from headrace.http.endpoint import endpoints_of
-from headrace_devkit.testing import ManualClock
 from headrace_dialects.light4j.light_sections import LightSections
 
 PATHS = {
@@ -37,11 +35,6 @@ def test_the_paths_of_light_4j_are_absent_without_the_package() -> None:
     """The core and the other guests serve none of them, so it is all or nothing."""
     assert {one.name: paths_of(one) & PATHS for one in features() if paths_of(one) & PATHS} == {"light4j": PATHS}
     assert next(paths_of(one) for one in features() if one.name == "light4j") == PATHS
-
-
-async def test_it_adds_endpoints_and_no_consumer() -> None:
-    """So the order in which services start and drain is that of the core."""
-    assert App(WholeFile(), ManualClock()).process.parts["light4j"].services() == []
 
 
 def test_it_adds_a_section() -> None:

@@ -137,18 +137,6 @@ async def test_dead_letters_of_a_topic_that_was_created_again_are_delivered(make
     assert (await harness.call()).records == 1
 
 
-async def test_a_caller_that_loops_until_nothing_is_left_ends(make: Make) -> None:
-    """A dead letter that was redriven too often is left, and the description says so; the last retry takes it."""
-    harness = make()
-    for number, times in enumerate((4, 5, 9)):
-        harness.letter(number, headers=redriven(times))
-    assert (await harness.call()).records == 1
-    kept = await harness.call()
-    assert (kept.status, kept.records) == ("empty", 0)
-    assert "redriven 5 times" in kept.description
-    assert (await harness.call(lastretry=True)).records == 2
-
-
 async def test_two_calls_at_a_time_share_nothing(make: Make) -> None:
     """One delivers, the other is refused."""
     harness = make(0, 1)
@@ -179,13 +167,6 @@ async def test_a_backend_that_keeps_offsets_gets_no_dead_letter(make: Make) -> N
     with pytest.raises(InvalidRequest, match="keeps the group's offsets"):
         await harness.call()
     assert harness.deliveries == []
-
-
-async def test_a_topic_without_letters_costs_no_lease(make: Make) -> None:
-    """A call for all topics does not join a group for each."""
-    harness = make()
-    assert (await harness.call()).status == "empty"
-    assert harness.events == []
 
 
 def test_which_consumers_are_meant() -> None:

@@ -178,18 +178,6 @@ async def test_who_lost_the_lease_writes_nothing_more(harness: JobsHarness, /) -
     assert (later.show(job).state, len(harness.runs)) == ("done", runs)
 
 
-@staged(run)
-async def test_a_process_runs_so_many_jobs_and_no_more(harness: JobsHarness, /) -> None:
-    """What waits begins when one has ended."""
-    jobs = await harness.process("a")
-    for place in range(12):
-        await jobs.create("replay", {"place": place}, "ann")
-    await harness.clock.advance(30)
-    assert len(harness.runs) == 10
-    await jobs.change(harness.runs[0][0], "stop", "ann")
-    await harness.wait(lambda: len(harness.runs) == 11)
-
-
 def test_a_failure_ends_the_job_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it is; the process goes on and takes the next one. Only of a defect the log has a traceback."""
 

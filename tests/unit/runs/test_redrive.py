@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.model import HeadraceConfig
-from headrace.delivery.dead_letter import Origin, origin_of
+from headrace.delivery.dead_letter import Origin
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
@@ -227,33 +227,6 @@ def test_a_record_that_was_redriven_too_often_is_kept_back(fake: DeadLetterClust
     moved = run(fake, Target("quarantine"), max_redrives=2)
     assert (moved.records, moved.targets, moved.kept_back) == (2, {f"{DLQ}.quarantine": 2}, 0)
     assert fake.partitions[f"{DLQ}.quarantine"] == 2
-
-
-def test_quarantine_moves_letters_as_they_are(fake: DeadLetterCluster) -> None:
-    """The letter in quarantine is a dead letter of the same origin, with where it was and why; it can be redriven."""
-    fake.letter(3, headers=[("a", b"1")])
-    moved = run(fake, Target("quarantine", reason="ticket 17"))
-    assert moved.targets == {f"{DLQ}.quarantine": 1}
-    (record,) = fake.produced
-    before = fake.log(DLQ)[0]
-    assert (record.key, record.value, record.partition) == (before.key, before.value, 0)
-    assert (record.headers or [])[: len(before.headers)] == before.headers
-    assert (record.headers or [])[len(before.headers) :] == [
-        ("headrace.dlq.quarantined_from", b"orders.dlq:0:0"),
-        ("headrace.dlq.quarantined_why", b"ticket 17"),
-    ]
-    assert origin_of(record.headers or [])
-    assert fake.ended() == {0}
-
-
-def test_drop_marks_and_writes_nothing_else(fake: DeadLetterCluster) -> None:
-    """Dropped letters have ended; the mark has headers with who did it and why."""
-    fake.letter(1)
-    assert run(fake, Target("drop", reason="test data"), by="ann@desk").records == 1
-    assert fake.produced == []
-    assert fake.ended() == {0}
-    (mark,) = fake.marks
-    assert mark.headers == [("headrace.by", b"ann@desk"), ("headrace.why", b"drop: test data")]
 
 
 def test_what_is_sent_while_others_are_saved_is_saved_later() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from headrace.delivery.outcomes import Reply
 from headrace.delivery.pump import Pump
 from headrace.errors import KafkaError, KafkaUnavailable
 from headrace.records import Committed, Record, TopicPartition
-from headrace.runs.window_run import Limits, Progress, Run, WindowSource
+from headrace.runs.window_run import Limits, WindowSource
 from headrace.runtime import Deadline
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.pump_harness import P0, Harness
@@ -110,21 +109,6 @@ async def test_no_more_is_held_than_a_kill_may_repeat() -> None:
         source.saved(source.progress)
         await harness.clock.advance(60)
         assert len(harness.seen) == 56
-
-
-async def test_a_run_has_ended_only_when_that_is_saved() -> None:
-    """What was not saved is saved again."""
-    harness, saves = WindowHarness([0, 1]), list[int]()
-
-    async def save(progress: Progress) -> bool:
-        saves.append(progress.completed)
-        return len(saves) > 1
-
-    source = harness.make(Committed(0), 10)
-    running = asyncio.ensure_future(Run(harness.clock).deliver(harness.pump, source, save, asyncio.Event()))
-    await harness.clock.advance(1)
-    assert await asyncio.wait_for(running, 10)
-    assert (saves, source.unsaved) == ([2, 2], 0)
 
 
 async def test_the_rate_holds_from_the_first_second_on() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -139,17 +138,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(LOG, {0: 400, 1: 300})
     made.read_by(monkeypatch, pages)
     return made
-
-
-def test_rounds_grow_and_shrink_with_the_size_of_letters(cluster: Cluster) -> None:
-    """Small ones are read by the thousand; where a round is too large for memory it is read again in parts."""
-    asyncio.run(page_of(cluster, ScanOptions(), 1000))
-    assert cluster.rounds == [75, 300, 125]
-    cluster.rounds.clear()
-    cluster.fill(LOG, size=pages._ROUND_BYTES // 10)
-    found, _ = asyncio.run(page_of(cluster, ScanOptions(), 1000))
-    assert len(found) == 500
-    assert max(cluster.rounds) <= 30
 
 
 def test_time_ends_a_scan_behind_a_round(cluster: Cluster) -> None:
@@ -291,9 +279,3 @@ def test_which_topics_are_dead_letter_topics() -> None:
     assert list(found) == ["a.dlq", "a.quarantine", "letters", "metrics.1-failed"]
     assert found["letters"] == (1, consumers[0])
     assert found["a.dlq"] == (1, None)
-
-
-def test_more_names_than_anybody_reads_are_other() -> None:
-    """A hundred by name, the rest together."""
-    most = pages._most(Counter({f"E{n}": n for n in range(1, 121)}))
-    assert (len(most), most["E120"], most["other"]) == (101, 120, sum(range(1, 21)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -19,12 +18,9 @@ from headrace.cli.file_schemas import schema_of
 from headrace.config import whole_file
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
-from headrace.consumers import feature_checks
-from headrace.consumers.feature_checks import problems_of_files
 from headrace.errors import EnvironmentProblem, PathNotFound
 from headrace.extras import hook, package_of_path
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
-from headrace.functions.function_checks import FunctionChecks
 from headrace.http.application import Router
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
@@ -135,14 +131,6 @@ async def test_every_family_of_endpoints_that_a_process_serves_is_declared() -> 
     app = App(WholeFile(), ManualClock())
     served = [type(family) for parts in app.process.parts.values() for family in parts.endpoints]
     assert {one.id for family in served for one in endpoints_of(family)} <= {one.id for one in every_endpoint()}
-
-
-def test_a_file_that_no_feature_loads_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guest may have a section of files without a check of them; the files of the others are checked still."""
-    monkeypatch.setattr(feature_checks, "feature_checks", lambda: [FunctionChecks()])
-    found = problems_of_files({"notes": [Path("a.txt")], "functions": [Path("missing.yaml")]}, None)
-    assert len(found) == 1
-    assert "missing.yaml" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -27,19 +27,3 @@ async def test_one_computation_runs_in_each_turn_of_the_loop() -> None:
     turns = [at for at, _ in ran]
     assert len(turns) == len(set(turns)) == 9
     assert [number for _, number in ran[:3]] == [0, 2, 3]
-
-
-async def test_a_computation_that_has_started_ends_before_others_start() -> None:
-    """So the objects of few requests are in memory at once."""
-    ran: list[int] = []
-
-    async def work(number: int) -> None:
-        await next_slice()
-        ran.append(number)
-        for _ in range(2):
-            await next_slice(started=True)
-            ran.append(number)
-
-    await asyncio.gather(*(work(number) for number in range(4)))
-
-    assert ran == [number for number in range(4) for _ in range(3)]

@@ -31,22 +31,6 @@ def shown(metrics: Metrics, metric: str, **labels: str) -> float:
     return found[0]
 
 
-def test_requests_fall_into_buckets_by_route_and_status() -> None:
-    """Buckets are cumulative, as Prometheus wants them; a limit belongs to its bucket."""
-    metrics = Metrics()
-    for seconds in (0.0001, 0.001, 0.3, 99.0):
-        metrics.request("/producers/{topic}", 200, seconds)
-    metrics.request("/producers/{topic}", 400, 0.1)
-    name, labels = "headrace_http_request_seconds", {"route": "/producers/{topic}", "status": "200"}
-    below = {
-        limit: shown(metrics, f"{name}_bucket", le=limit, **labels) for limit in ("0.0005", "0.001", "0.25", "0.5")
-    }
-    assert below == {"0.0005": 1, "0.001": 2, "0.25": 2, "0.5": 3}
-    assert shown(metrics, f"{name}_count", **labels) == 4
-    assert abs(shown(metrics, f"{name}_sum", **labels) - 99.3011) < 1e-9
-    assert shown(metrics, f"{name}_count", **labels | {"status": "400"}) == 1
-
-
 def test_a_hundred_callers_have_a_series_and_the_rest_share_one() -> None:
     """Names of callers come from outside, so they must not fill the memory of Prometheus."""
     metrics, name = Metrics(), "headrace_client_requests_total"

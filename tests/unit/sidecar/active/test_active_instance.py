@@ -14,7 +14,6 @@ from headrace.errors import (
     CommitRefused,
     HeadraceError,
     IdempotencyKeyReused,
-    InstanceNotFound,
     InstanceState,
     KafkaError,
     KafkaTimeout,
@@ -27,7 +26,6 @@ from headrace.runtime import Deadline
 from headrace.sidecar.active import read_stream
 from headrace.sidecar.active.partition_positions import Processed
 from headrace.sidecar.active.spec import Topics
-from headrace.sidecar.record_json import RecordTexts, fitting
 from tests.staged import staged
 
 DOWN = KafkaUnavailable("no broker answers")
@@ -123,21 +121,6 @@ async def test_a_waiting_read_ends_with_what_its_instance_reads(harness: ActiveH
 
 
 @with_reader
-async def test_a_subscription_that_is_late_opens_nothing_in_a_deleted_instance(harness: ActiveHarness, /) -> None:
-    """It waited for the one before, and would leave a thread or a task that nothing ends."""
-    member = harness.instance.membership
-    works: list[Any] = [member.subscribe(Topics(["t"])), member.subscribe(Topics(matches=bool)), member.committed([P0])]
-    late = [asyncio.ensure_future(work) for work in works]
-    await asyncio.sleep(0)
-    await harness.instances.delete(harness.instance)
-    for each in late:
-        with pytest.raises((InstanceNotFound, KafkaUnavailable)):
-            await each
-    await harness.clock.settle()
-    assert (harness.clients, {t.get_name() for t in asyncio.all_tasks() if "topics" in t.get_name()}) == ([], set())
-
-
-@with_reader
 async def test_a_refusal_is_not_lost_with_the_response_of_kafka(harness: ActiveHarness, /) -> None:
     """The commit of the partitions that are left takes too long; the next one names those that are gone."""
     await delivered(harness)
@@ -191,13 +174,6 @@ def test_the_responses_that_are_not_taken_are_bounded(monkeypatch: pytest.Monkey
         raise AssertionError
     with instances.answering(1_000_000), instances.answering(48_576):
         pass
-
-
-def test_a_response_has_at_least_one_entry_and_a_bound() -> None:
-    """8 MiB of text."""
-    big, one = b"x" * 4_194_303, b"x"
-    for texts, count in (([], 0), ([big * 3, one], 1), ([big, big], 2), ([big, big, one], 2), ([one, big], 2)):
-        assert fitting([RecordTexts([b","], [t], [b""]) for t in texts]) == (b"[" + b",".join(texts[:count]), count)
 
 
 def test_the_buffers_of_all_instances_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from headrace import errors
 from headrace.config.http import SecurityConfig
 from headrace.http.application import Application
 from headrace.runtime import Deadline, SystemClock
@@ -104,21 +103,6 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
 
 
 TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
-
-
-@pytest.mark.parametrize("body", [RECORD, b'{"records":[{"value":1},{"value":2}]}'])
-async def test_a_full_budget_is_reported_in_the_same_bytes(
-    server: RunningServer, direct: list[int], body: bytes
-) -> None:
-    """At once, without the work being done twice."""
-    server.kafka.producer.failure = errors.ProducerQueueFull("full")
-    response = await text_of(server, post(body, IDS))
-    assert direct == [503]
-    assert b"retry-after: 1" in response
-    assert [(topic, error.code) for topic, error, *_ in server.events.unsent] == [("t", "ERR40016")]
-    assert await text_of(server, chunked(post(body, IDS))) == response
-    assert direct == [503]
-    await server.web.drain(Deadline(SystemClock(), 60))
 
 
 async def test_requests_that_come_before_an_answer_are_answered_in_their_order(

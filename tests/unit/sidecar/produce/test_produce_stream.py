@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from headrace.records import Produced
 from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
 from tests.running_server import OpenServer, RunningServer
@@ -92,21 +91,6 @@ async def test_heads_that_do_not_go_with_a_stream_are_refused(server: RunningSer
     client = NdjsonClient(*await server.connect())
     client.begin("/producers/t", header)
     assert (await client.head()).startswith(f"HTTP/1.1 {status} ")
-
-
-async def test_receipts_are_in_the_order_of_the_lines_whatever_kafka_does(opened: OpenServer) -> None:
-    """Batches that are acknowledged the other way round; nothing is shown before those before it."""
-    async with opened() as server, streaming(server) as client:
-        sent = hold(server)
-        for value in range(3):
-            client.send({"value": value})
-            await until(lambda count=value + 1: len(sent) == count)
-        for partition, (records, done) in reversed([*enumerate(sent)]):
-            assert b"offset" not in client.buffered()
-            done([Produced(partition, 7)] * len(records))
-            await still(lambda: len(client.buffered()))
-        client.finish()
-        assert [receipt["partition"] for receipt in await client.receipts()] == [0, 1, 2]
 
 
 def hold(server: Any) -> list[tuple[Sequence[Any], Any]]:

@@ -6,12 +6,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.metrics import Metrics, text_of
 from tests.function_workers import Run, Write
 
 
 def samples(metrics: Metrics) -> list[Any]:
-    return [one for family in text_string_to_metric_families(metrics.render().decode()) for one in family.samples]
+    text = text_of(metrics.snapshot()).decode()
+    return [one for family in text_string_to_metric_families(text) for one in family.samples]
 
 
 def shown(metrics: Metrics, name: str, **labels: str) -> list[float]:

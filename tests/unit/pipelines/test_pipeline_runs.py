@@ -12,7 +12,7 @@ from headrace.config.kafka import KafkaConfig
 from headrace.errors import EnvironmentProblem, KafkaUnavailable, PipelineInvalid, TopicNotFound
 from headrace.extras import MODULES
 from headrace.records import TopicPartition
-from headrace.runtime.telemetry.metrics import Metrics
+from headrace.runtime.telemetry.metrics import Metrics, text_of
 from headrace_devkit.testing import ManualClock
 from headrace_pipelines import driver_protocol
 from headrace_pipelines.driver_process import check_heaps, require_spark
@@ -257,7 +257,7 @@ async def test_numbers_of_a_flow_are_metrics(started: Started) -> None:
     async with started() as harness:
         event = progress(0, state_rows=7, watermark="1970-01-01T00:00:09.000Z", lag_records=3)
         await harness.report(*READY, event)
-        text = Metrics().render().decode()
+        text = text_of(Metrics().snapshot()).decode()
         labels = '{flow="by_carrier",pipeline="delays"}'
         text = text.replace('{pipeline="delays",flow="by_carrier"}', labels)
         for name, value in (("state_rows", 7), ("watermark_seconds", 9), ("lag_records", 3)):

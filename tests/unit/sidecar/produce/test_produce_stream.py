@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.runtime.telemetry.metrics import text_of
 from tests.ndjson_client import NdjsonClient
 from tests.raw_server import until
 from tests.running_server import OpenServer, RunningServer
@@ -37,7 +38,7 @@ async def test_each_line_has_its_receipt_while_the_stream_goes_on(opened: OpenSe
         assert first.headers == [("X-Correlation-Id", b"c"), ("h", None)]
         assert (second.value, third.key, third.value) == (None, b"b", None)
         assert len({second.headers[0][1], third.headers[0][1]}) == 2
-        counted = server.metrics.render().decode()
+        counted = text_of(server.metrics.snapshot()).decode()
         assert 'headrace_produce_records_total{result="acknowledged"} 3.0' in counted
 
 

@@ -123,6 +123,9 @@ class ServerGroup(ABC):
             EnvironmentProblem: See `start`.
         """
         with disk_problems(self._directory, "or work in another folder"):
+            for server in self.servers:
+                if not server.running:
+                    server.wait_for_end()  # one that was just killed holds its ports for a moment
             self._choose_ports()
             for n, server in self._servers.items():
                 if not server.running:

@@ -13,7 +13,8 @@ from headrace.runtime import start_child
 
 _ADDRESS_TAKEN = ("Address already in use", "Port already bound", "seems to be in use")
 _TRACE_LINES = 300
-
+_END_SECONDS = 10.0
+_EXITING = 0x4  # PF_EXITING of the kernel, include/linux/sched.h
 
 _MOST_WAITS = 5
 """A server whose log grows may take this many times the limit."""
@@ -32,8 +33,15 @@ class ServerId(NamedTuple):
 
     @property
     def running(self) -> bool:
-        """Whether it lives; a zombie does not."""
-        return self.started != "" and _start_time(self.pid) == self.started
+        """Whether it lives; one that is ending does not."""
+        found = _look(self.pid)
+        return found.started == self.started and not found.is_ending
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left that holds its ports and files; a killed one holds them for up to seconds."""
+        found = _look(self.pid)
+        return found.started != self.started or found.has_ended
 
 
 class StartedProcess(Protocol):
@@ -75,7 +83,7 @@ class Server:
     def adopt(self, process: StartedProcess) -> None:
         """Take a process that was just started, in a process group of its own."""
         self._child = process
-        self.id = ServerId(process.pid, _start_time(process.pid))
+        self.id = ServerId(process.pid, _look(process.pid).started)
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group, if it lives."""
@@ -91,13 +99,13 @@ class Server:
     def stop(self, limit_seconds: float = 10.0) -> None:
         """End it properly, or by force after the limit."""
         self.ask_to_stop()
-        self._wait_for_end(limit_seconds)
+        self.wait_for_end(limit_seconds)
         self.kill()
 
     def kill(self) -> None:
         """End it by force, now."""
         self.signal(signal.SIGKILL)
-        self._wait_for_end(10.0)
+        self.wait_for_end()
 
     def wait_until(self, ready: Callable[[], bool], limit_seconds: float) -> None:
         """Wait until `ready` is true; a connection error counts as not yet.
@@ -138,24 +146,38 @@ class Server:
         kind = PortTaken if any(sign in log for sign in _ADDRESS_TAKEN) else EnvironmentProblem
         return kind(f"{self.name} {what}. Its log is {self.log}; the last lines are:\n{tail}")
 
-    def _wait_for_end(self, limit_seconds: float) -> None:
+    def wait_for_end(self, limit_seconds: float = _END_SECONDS) -> None:
+        """Wait until it has ended and its ports and files are free, or until the time is up."""
         end = time.monotonic() + limit_seconds
-        while self.running and time.monotonic() < end:
+        while (self.running or (self.id and not self.id.is_gone)) and time.monotonic() < end:
             time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    return _start_time(pid) != ""
+    """Return whether a process runs; one that is ending does not."""
+    return not _look(pid).is_ending
 
 
-def _start_time(pid: int) -> str:
-    """Return the kernel's start time of a process, "" if there is none or it is a zombie.
+class _Process(NamedTuple):
+    """What the kernel has of a process id."""
 
-    Source: proc_pid_stat(5), fields 3 and 22; counted from the last ")" since a name may hold anything.
+    started: str = ""
+    """When it started; empty if there is none."""
+    is_ending: bool = True
+    """Whether it is a zombie, or on its way to be one."""
+    has_ended: bool = True
+    """Whether all of its threads have ended: the first can be a zombie while another frees memory, and holds ports."""
+
+
+def _look(pid: int) -> _Process:
+    """Look at a process.
+
+    Source: proc_pid_stat(5), fields 3, 9, 20 and 22; counted from the last ")" since a name may hold anything.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+        return _Process()
+    is_zombie = fields[0] == "Z"
+    is_ending = is_zombie or bool(int(fields[6]) & _EXITING)
+    return _Process(fields[19], is_ending, is_zombie and int(fields[17]) <= 1)

@@ -32,7 +32,7 @@ from headrace.extras import hook
 from headrace.formats.choice import Codecs
 from headrace.formats.stored_values import AUTO, Shown, StoredValues
 from headrace.kafka import Admin, MemberReader, Reachability, ReadPart, read_columns
-from headrace.records import RecordBatch, TopicPartition
+from headrace.records import Offsets, RecordBatch, TopicPartition
 from headrace.runtime import SystemClock
 
 _MOST_RECORDS: Final = 2_000
@@ -265,17 +265,14 @@ class _Run(NamedTuple):
 
     async def print_records(self) -> None:
         renderer = self.renderer()
-        admin = Admin(self.cluster.kafka)
-        found = await find_topics(admin, self.topics)
-        name = ", ".join(topic.name for topic in found[:3]) + (", ..." if len(found) > 3 else "")
+        topics, span = await self._find()
         async with open_codecs(self.cluster.registry) as codecs:
             printer = self.printer(codecs, renderer)
-            if self.group:
-                await self._read_as_member(printer, [topic.name for topic in found])
+            if span is None:
+                await self._read_as_member(printer, topics)
                 return
-            bounds = await LogBounds.of(admin, chosen_partitions(found, self.partitions or ()), self.isolation)
-            starts = await bounds.at(admin, self.start)
-            ends = None if self.follows else await bounds.at(admin, self.stop) if self.stop else bounds.ends
+            name = ", ".join(topics[:3]) + (", ..." if len(topics) > 3 else "")
+            starts, ends = span
             total = None if ends is None else sum(max(0, end - starts[p]) for p, end in ends.items())
             properties = {**_PROPERTIES, "isolation.level": self.isolation}
             reading = read_columns(self.cluster.kafka, starts, ends, properties, _MOST_RECORDS)
@@ -288,6 +285,20 @@ class _Run(NamedTuple):
                             return
         if not printer.printed:
             click.echo(f"no such records in {name}", err=True)
+
+    async def _find(self) -> tuple[list[str], tuple[Offsets, Offsets | None] | None]:
+        """Return the topics, and where to start and where to end; None for a member of a group, which Kafka tells.
+
+        The client of these requests ends here: nothing replaces it when credentials change while topics are followed.
+        """
+        admin = Admin(self.cluster.kafka)
+        found = await find_topics(admin, self.topics)
+        topics = [topic.name for topic in found]
+        if self.group:
+            return topics, None
+        bounds = await LogBounds.of(admin, chosen_partitions(found, self.partitions or ()), self.isolation)
+        ends = None if self.follows else await bounds.at(admin, self.stop) if self.stop else bounds.ends
+        return topics, (await bounds.at(admin, self.start), ends)
 
     async def _read_as_member(self, printer: Printer, topics: Sequence[str]) -> None:
         properties = {"isolation.level": self.isolation}

@@ -52,11 +52,10 @@ class Admin:
         """Whether the cluster answers; gets the errors of every client."""
         self.missing_brokers: Sequence[int] = ()
         """Ids of the brokers that had replicas and were not in the cluster when topics were last listed."""
-        self._security = ClientSecurity(kafka.security, lambda: AdminClient(self._properties()))
+        errors_to = self.reachability
+        # Without this object in it, the client ends, with its connections, when this object does.
+        self._security = ClientSecurity(kafka.security, lambda: AdminClient(_properties(kafka, errors_to)))
         self._client = self._security.make()
-
-    def _properties(self) -> dict[str, Any]:
-        return {**client_properties(self.config, "headrace-admin"), "error_cb": self.reachability.failed}
 
     async def request(self, doing: str, call: Callable[[AdminClient, float], T], *needed: Right) -> T:
         """Return the result of a call of the client, which gets its time limit in seconds.
@@ -240,7 +239,7 @@ class Admin:
             for info in topic.partitions
         ]
         properties = {
-            **self._properties(),
+            **_properties(self.config, self.reachability),
             "group.id": check_group(group),
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",  # do not wait for a transaction that commits offsets
@@ -455,6 +454,10 @@ class Admin:
                 "Start it (headrace dev up) or correct kafka.bootstrap_servers"
             )
         return errors.KafkaUnavailable(text, bootstrap_servers=self.servers)
+
+
+def _properties(kafka: KafkaConfig, reachability: Reachability) -> dict[str, Any]:
+    return {**client_properties(kafka, "headrace-admin"), "error_cb": reachability.failed}
 
 
 def _results(futures: Mapping[Any, Any], limit_seconds: float, operation: str = "", kind: Kind = "topic") -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from headrace.delivery.outcomes import PartitionListener
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
-from headrace_devkit.testing.pump_harness import BURY, P0, Harness, MovingClock, running
+from headrace_devkit.testing.pump_harness import BURY, P0, P1, Harness, MovingClock, running
 
 
 async def test_a_stalled_partition_is_reported_by_readiness_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,4 +105,36 @@ async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) ->
     harness.pump._dirty.update(dict.fromkeys(places))
     harness.pump.commit_now()
     assert len(told[-1]) == 40
+    await harness.pump.stop()
+
+
+async def test_what_a_task_continues_with_does_not_keep_the_records_before() -> None:
+    """Their bytes are released, so they must not stay in memory while the next delivery hangs."""
+    values = [bytes(1000) for _ in range(4)]
+    before = [sys.getrefcount(value) for value in values]
+    async with running(Harness()) as harness:
+        harness.hold(2)
+        harness.pump.on_records(P0, 1, [Record(*P0, n, 0, None, value) for n, value in enumerate(values)])
+        await harness.clock.advance(1)
+        assert (harness.delivered, harness.source.released) == ([[0, 1], [2, 3]], 2)
+        harness.deliveries.clear()
+        assert [sys.getrefcount(value) for value in values][:2] == before[:2]
+        harness.held[2].set()
+
+
+async def test_an_error_while_others_begin_leaves_nothing_in_flight() -> None:
+    """Or the drain of a pump that died would wait for a delivery that no task makes."""
+    harness = Harness(max_in_flight=1, hooks={"most_records": [2, 2].pop})  # the third call raises
+    await harness.pump.start()
+    harness.pump.on_assigned({P0: 1, P1: 2}, {})
+    harness.hold(0)
+    harness.feed(0, 1, 2, 3)
+    harness.feed(4, 5, partition=P1)
+    await harness.clock.settle()
+    harness.pump.breaker.limit.change(2)
+    harness.held[0].set()
+    await harness.clock.settle()
+    assert isinstance(harness.pump.death, IndexError)
+    assert harness.pump.breaker.limit.in_flight == 0
+    assert (await harness.pump.on_revoked([P0, P1], Deadline(harness.clock, 60)))[P0] == Committed(2)
     await harness.pump.stop()

@@ -43,6 +43,7 @@ _RESERVED = 4
 _SLOT_SECONDS = 0.02
 """A lane that needs a slot gets it after this time, sooner if many wait. Delivered records are completed as soon."""
 _TAKEN = [ACK]
+_NOTHING = Batch(RecordBatch.of(()))
 Result = Sequence[Reply] | DeliveryError
 """What `Destination.deliver` returns or raises."""
 _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outcome.SKIPPED)
@@ -182,6 +183,7 @@ class Deliverer:
     def _leave(self, running: _LaneWork) -> None:
         lane, attempt_id = running.lane, running.attempt_id
         lane.in_flight.leave(running)
+        running.work = _NOTHING  # its task may continue with other work, and refers to it
         self._busy -= not lane.in_flight.each
         if attempt_id:
             self._limit.release(self)
@@ -196,28 +198,25 @@ class Deliverer:
         """Do work, then what may begin after it; a task that never waits ends after the time of a slot."""
         until = first.slot_since + _SLOT_SECONDS
         running: _LaneWork | None = first
-        while running:
-            lane = running.lane
-            try:
-                if dead_letters := await self._deliver(running):
-                    lane.in_flight.replace(running, dead_letters)
-                    with self._limit.writing() if running.attempt_id else nullcontext():
-                        await self._dead_letters.write(lane, dead_letters)
-            except BaseException:
+        try:
+            while running:
+                await self._deliver(running)
+                running = self._following(running, until)
+                self.begin()  # what else may begin gets tasks
+        except BaseException:
+            if running:
                 self._over(running)
-                raise
-            running = self._following(running, until)
+            raise
 
-    async def _deliver(self, running: _LaneWork) -> DeadLetterBatch | None:
-        """Deliver records; return those that failed for good.
+    async def _deliver(self, running: _LaneWork) -> None:
+        """Deliver records, and write those that failed for good as dead letters.
 
         Where a delivery is one record, the next record of the lane follows in the same slot.
         """
         lane = running.lane
         while isinstance(batch := running.work, Batch):
             if self._context.breaker.stops(running.attempt_id):
-                lane.requeue(batch)
-                return None
+                return lane.requeue(batch)
             if not batch.records.offsets:
                 return None
             delivery = self._delivery(running, batch)
@@ -228,13 +227,19 @@ class Deliverer:
                     result = await self._destination.deliver(delivery)
             except DeliveryError as error:
                 result = error
-            if not self._goes_on(running, result):
-                self.complete_delivered(lane)
-                return self._result(running, batch, result)
-        return batch
+            if self._goes_on(running, result):
+                continue
+            self.complete_delivered(lane)
+            dead_letters = self._result(running, batch, result)
+            if not dead_letters:
+                return None
+            lane.in_flight.replace(running, dead_letters)
+        with self._limit.writing() if running.attempt_id else nullcontext():
+            await self._dead_letters.write(lane, batch)
+        return None
 
     def _following(self, running: _LaneWork, until: float) -> _LaneWork | None:
-        """Leave work that is over; return what its task continues with. What else may begin gets tasks.
+        """Leave work that is over; return what its task continues with.
 
         Users of a shared limit take turns, so there each begins in a task; also after `until` of the monotonic clock.
         """
@@ -243,7 +248,6 @@ class Deliverer:
         is_own = not self._limit.is_shared and self._context.clock.monotonic() < until
         if task and is_own and not task.cancelling() and (following := self._next()):
             following.task = task
-        self.begin()
         return following
 
     def _over(self, running: _LaneWork) -> None:

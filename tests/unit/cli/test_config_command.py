@@ -33,6 +33,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_check_of_a_good_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A usable file is printed to be ok."""
+    (folder / "headrace.yaml").write_text(GOOD)
+    assert headrace("config", "check") == 0
+    assert capsys.readouterr().out == "headrace.yaml: ok\n"
+    assert headrace("config", "check", "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "warnings": []}
+    (folder / "headrace.yaml").write_text("tables: {stock: {topic: stock, schema: 'item STRING, n BIGINT'}}")
+    assert headrace("config", "check") == 0
+
+
 @pytest.mark.parametrize(("text", "problem"), table(__file__, "check_of_a_bad_file"))
 def test_check_of_a_bad_file(folder: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str) -> None:
     """An unusable file is exit code 78 and its problems, also as JSON."""

@@ -102,6 +102,13 @@ def test_settings_of_connections_are_the_triggers_own(tmp_path: Path) -> None:
     assert (found.request_timeout_seconds, found.bootstrap_servers) == (4, kafka.bootstrap_servers)
 
 
+def test_the_least_level_of_the_sinks_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A sink is a destination of Nuclio's platform; here is one log."""
+    assert load(tmp_path, {"loggerSinks": [{"level": "Warn"}, {"level": "info", "sink": "es"}]}).log_level == "info"
+    assert "spec.loggerSinks[1]: without effect in Headrace: sink" in caplog.text
+    assert load(tmp_path).log_level == ""
+
+
 def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:
     """A transaction has one cluster, so brokers of the trigger's own are refused."""
     from headrace.config.model import HeadraceConfig
@@ -109,3 +116,10 @@ def test_exactly_once_needs_the_cluster_of_the_outputs(tmp_path: Path) -> None:
     load(tmp_path, delivery="exactly_once", brokers=["elsewhere:9092"])
     with pytest.raises(FunctionInvalid, match=r"delivery: is exactly_once, and outputs go to the brokers of headrace"):
         load_function(tmp_path, HeadraceConfig())
+
+
+def test_sticky_is_cooperative_and_a_short_rebalance_is_raised_to_the_session(tmp_path: Path) -> None:
+    """The client has no eager sticky assignor, and refuses less than the session."""
+    found = only(load(tmp_path, balanceStrategy="sticky", sessionTimeout="90s")).kafka.member.client_properties({})
+    assert found["partition.assignment.strategy"] == "cooperative-sticky"
+    assert found["max.poll.interval.ms"] == 90_000

@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.errors import DecodeError, EncodeError
 
-_NOT_JSON: Final = "not JSON text, or a number or text in it is more than Python can hold"
+_NOT_JSON: Final = "not readable as JSON"
 _HEADER: Final = struct.Struct(">BI")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_text = msgspec.json.Decoder(str).decode

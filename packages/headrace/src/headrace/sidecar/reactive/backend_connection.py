@@ -150,13 +150,17 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
         self._response: BackendResponse | None = None
 
-    def send(self, request: Sequence[bytes], end: float) -> PendingResponse:
-        """Send a request in the next turn of the loop; its end is a response, or `Broken`, until `end` of the clock.
+    def send(self, request: Sequence[bytes], end: float, *, at_once: bool = False) -> PendingResponse:
+        """Send a request; its end is a response, or `Broken`, until `end` of the clock.
 
-        Bytes that have arrived by then are of an earlier request.
+        If not `at_once`, it is sent in the next turn of the loop, and bytes that have arrived by then are of an earlier
+        request.
         """
         waiter = PendingResponse(self)
-        self.loop.call_soon(self._write, request, end, waiter)
+        if at_once:
+            self._write(request, end, waiter)
+        else:
+            self.loop.call_soon(self._write, request, end, waiter)
         return waiter
 
     def _write(self, request: Sequence[bytes], end: float, waiter: PendingResponse) -> None:

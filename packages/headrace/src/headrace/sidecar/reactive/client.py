@@ -36,6 +36,8 @@ _MOST_RESTING: Final = 100
 _LONG_REST_SECONDS: Final = 0.1
 """The same for a server that has sent a second response within the last `_REPEAT_MEMORY_SECONDS`."""
 _REPEAT_MEMORY_SECONDS: Final = 60.0
+_FEW: Final = 8
+"""Requests in flight up to which each is sent at once."""
 _SMALL_BYTES: Final = 16_384
 """A smaller body is sent in one piece with its head."""
 
@@ -95,11 +97,20 @@ class ConnectionPool:
         while True:
             try:
                 connection = kept or await self._new(end)
-                return await connection.send(pieces, end)
+                return await connection.send(pieces, end, at_once=self._may_send)
             except Broken as cause:
                 if kept is None or not cause.resend:
                     raise self._unavailable(cause) from cause
             kept = None
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether a request is sent in this turn of the loop, whose connection has had a whole rest.
+
+        Where many are in flight, those of one turn wake the server together.
+        """
+        resting = len(self._resting) + len(self._rested)
+        return resting < _MOST_RESTING and len(self._open) - len(self._idle) - resting <= _FEW
 
     async def _new(self, end: float) -> Connection:
         connection = await self._connect(end)

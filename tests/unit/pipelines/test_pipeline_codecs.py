@@ -137,7 +137,7 @@ def test_values_of_several_schemas_in_one_batch(registry: tuple[Path, SmallRegis
         b"plain": "do not begin with a zero byte",
         header_of(7) + b"\xff": "do not fit their Avro schema",
         framed(99): "does not have schema id 99",
-        header_of(10) + b"{": "not JSON",
+        header_of(10) + b"{": "not readable as JSON",
         framed(11): "not a valid Avro schema",
         b"": "do not begin",
     }

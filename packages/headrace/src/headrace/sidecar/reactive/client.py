@@ -105,9 +105,9 @@ class ConnectionPool:
 
     @property
     def _may_send(self) -> bool:
-        """Whether a request is sent in this turn of the loop, whose connection has had a whole rest.
+        """Whether a request is sent in this turn of the loop: few are in flight, and connections have a whole rest.
 
-        Where many are in flight, those of one turn wake the server together.
+        Where many are in flight, those of one turn are sent together: each alone would wake the server.
         """
         resting = len(self._resting) + len(self._rested)
         return resting < _MOST_RESTING and len(self._open) - len(self._idle) - resting <= _FEW

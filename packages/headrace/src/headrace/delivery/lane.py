@@ -300,13 +300,7 @@ class Lane:
 
     def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:
         """Complete records, or wait for their acknowledgement; unblock the records that waited for them."""
-        offsets = records.offsets
-        if awaiting_ack:
-            moved = self.acks.await_ack(offsets)
-        else:
-            by_hand = self._context.ack_window
-            moved = self.acks.done(offsets) if by_hand else self.tracker.done(offsets, self.tracker.epoch)
-        if moved:
+        if self.acks.await_ack(records.offsets) if awaiting_ack else self.acks.done(records.offsets):
             self.head_since = self._context.clock.time()
         self.backlog.release(records)
         if self._context.ordering == "key":

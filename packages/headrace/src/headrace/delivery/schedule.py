@@ -170,8 +170,7 @@ class Deliverer:
         if isinstance(work, DeadLetterBatch):
             self._writing += 1
         else:
-            if context.rate.records_per_second:
-                context.rate.take(len(work.records.offsets))
+            context.rate.take(len(work.records.offsets))
             self._limit.take(self)
             attempt_id = context.breaker.begin()
         running = _LaneWork(lane, work, attempt_id, context.clock.monotonic())

@@ -178,6 +178,7 @@ class WorkerProcess:
 
     @property
     def served(self) -> int:
+        """Completed frames."""
         return self._frames.served if self._frames else 0
 
     @property

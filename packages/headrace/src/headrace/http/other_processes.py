@@ -32,6 +32,7 @@ class OtherProcesses:
 
     @property
     def numbers(self) -> list[int]:
+        """Numbers of the others."""
         return list(self._urls)
 
     def concern(self, request: HttpRequest) -> bool:

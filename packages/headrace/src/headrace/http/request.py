@@ -100,6 +100,7 @@ class RequestHead:
         self.target = target
         """Path as sent, without query."""
         self.path = path
+        """Decoded path."""
         self.query = query
         """Query string without `?`."""
         self.fields = fields

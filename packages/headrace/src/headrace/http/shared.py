@@ -188,6 +188,7 @@ class Shared:
         self.application = application
         self.targets = application.targets
         self.scheme = scheme
+        """`http` or `https`."""
         self.is_tls = scheme == "https"
         self.spawn = spawn
         """Starts the task of a request."""

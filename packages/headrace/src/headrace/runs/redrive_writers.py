@@ -231,6 +231,7 @@ RedriveWriter = DryRunWriter | AcknowledgedWriter | TransactionWriter
 
 
 def _offsets(items: Sequence[Item]) -> Mapping[int, Sequence[int]]:
+    """Return the offsets of items of one partition, by that partition."""
     return {items[0].record.partition: [item.record.offset for item in items]} if items else {}
 
 

@@ -92,6 +92,7 @@ class Window(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Number of offsets."""
         return sum(end - start for start, end in self.ranges.values())
 
     @property

@@ -74,6 +74,7 @@ class _HandedOver:
 
     @property
     def in_flight(self) -> int:
+        """Records that are not completed."""
         return self.records - self.completed
 
     @property

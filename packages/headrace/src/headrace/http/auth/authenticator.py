@@ -38,6 +38,7 @@ class Authenticator:
         self._jwt = settings.jwt
         self._clock = clock
         self.in_flight = RequestsInFlight(settings.max_in_flight)
+        """Requests of each principal."""
         self.judged_again: set[Callable[[], None]] = set()
         """Called after each change; requests in progress add themselves."""
         self.change(settings)

@@ -162,6 +162,7 @@ class Audit(Service):
         self._missing = 0
         """Events that were dropped or lost since the start of the process."""
         self._reported_missing = 0
+        """Missing events that an event has reported."""
 
     async def start(self) -> None:
         self.publish("headrace_audit_pending_events", lambda: self._queue.events)

@@ -49,11 +49,13 @@ class RecordBuffer:
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        """Bytes of keys and values."""
         self.records = 0
         self._partitions: dict[TopicPartition, _Waiting] = {}
 
     @property
     def first_offsets(self) -> dict[TopicPartition, int]:
+        """The first buffered offset of each partition."""
         return {partition: each.batches[0].offsets[each.taken] for partition, each in self._partitions.items()}
 
     def add(self, batch: RecordBatch) -> None:

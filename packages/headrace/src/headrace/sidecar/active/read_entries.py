@@ -96,6 +96,7 @@ class FoundEntries:
             await self._stored.prepare([*batch.keys, *batch.values])
 
     def write(self, batches: Sequence[RecordBatch]) -> list[RecordTexts]:
+        """Return one entry per record."""
         find = self._stored.find
         entries: list[RecordTexts] = []
         for batch in batches:

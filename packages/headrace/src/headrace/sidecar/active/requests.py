@@ -140,6 +140,7 @@ class Partitions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
     @property
     def all(self) -> list[TopicPartition]:
+        """The partitions of both lists."""
         return [TopicPartition(check_topic(one.topic), one.partition) for one in [*self.partitions, *self.offsets]]
 
 

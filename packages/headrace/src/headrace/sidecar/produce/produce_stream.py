@@ -253,6 +253,7 @@ class ProduceStream:
             await next_slice()  # other requests run between batches
 
     async def _prepare(self, lines: list[bytes]) -> list[OutgoingRecord | errors.HeadraceError]:
+        """Return a record or an error for each line."""
         parsed = _parse(lines)
         prepared = iter(await self._prepare_records([one for one in parsed if isinstance(one, ProduceRecord)]))
         return [next(prepared) if isinstance(one, ProduceRecord) else one for one in parsed]

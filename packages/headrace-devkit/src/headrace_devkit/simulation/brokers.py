@@ -1,0 +1,369 @@
+"""The brokers of a run: topics and their leaders, and how a request reaches a broker and its response comes back.
+
+A broker is a machine. Connections behave as TCP does: what is sent while the network is cut arrives later, in order.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace_devkit.simulation.partition_log import PartitionLog
+from headrace_devkit.simulation.world import Machine, World
+
+Answered = Callable[[Any], object]
+"""Gets what the broker responds, or a `KafkaError`, on the client's machine."""
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+_DELAY_SECONDS = (0.0002, 0.003)
+"""One way, from the least to the most."""
+_TIMEOUT_SECONDS = 60.0
+"""librdkafka's `socket.timeout.ms`."""
+_RETRANSMIT_SECONDS = 0.2
+_MOST_RETRANSMIT_SECONDS = 5.0
+
+
+class Later:
+    """A response that comes later: a call returns it, and whoever has it calls `respond` once."""
+
+    def __init__(self) -> None:
+        self._responses: list[Any] = []
+        self._then: Answered | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._responses)
+
+    def respond(self, response: Any) -> None:
+        if self._responses:
+            return
+        self._responses.append(response)
+        if self._then:
+            self._then(response)
+
+    def then(self, call: Answered) -> None:
+        """Call with the response, at once if it is there."""
+        self._then = call
+        if self._responses:
+            call(self._responses[0])
+
+
+class _Exchange:
+    """A request and its response."""
+
+    __slots__ = ("answered", "call", "is_done", "timer")
+
+    def __init__(self, call: Callable[[], Any], answered: Answered) -> None:
+        self.call = call
+        self.answered = answered
+        self.is_done = False
+        self.timer: Any = None
+
+
+class Connection:
+    """A client's connection to a broker. The broker serves one request at a time, in order, as Kafka does.
+
+    So a commit waits behind a request to join that Kafka does not respond to yet. Source: Apache Kafka, `SocketServer`
+    mutes a channel until the response is sent.
+    """
+
+    def __init__(self, brokers: "Brokers", client: Machine, broker: int) -> None:
+        self.broker = broker
+        self._brokers = brokers
+        self._world = brokers.world
+        self._client = client
+        # Since it was opened
+        self._open: list[_Exchange] = []
+        self._arrived: deque[_Exchange] = deque()
+        self._is_serving = False
+        self._last_arrival = 0.0
+        self._number = 0
+        """Of the connection to the broker: a response of an earlier one is not received."""
+
+    def send(self, call: Callable[[], Any], answered: Answered, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+        """Send a request: `call` runs on the broker, and `answered` gets its result here."""
+        exchange = _Exchange(call, answered)
+        if not self._brokers.is_up(self.broker):
+            delay = self._brokers.delay()
+            self._world.call_later(delay, functools.partial(self._fail, exchange, _transport()), self._client)
+            return
+        self._open.append(exchange)
+        self._brokers.opened(self)
+        timeout = functools.partial(self._timed_out, exchange)
+        exchange.timer = self._world.call_later(timeout_seconds, timeout, self._client)
+        self._last_arrival = max(self._last_arrival, self._world.now + self._brokers.delay())
+        self._deliver(exchange, self._brokers.machine(self.broker), self._number, _RETRANSMIT_SECONDS)
+
+    def close(self) -> None:
+        """Drop it: no response of what is open is received any more."""
+        for exchange in self._open:
+            exchange.is_done = True
+            exchange.timer.cancel()
+        self._restart()
+
+    def broken(self) -> None:
+        """Fail what is open, because the broker has ended."""
+        failed = self._open[:]
+        self._restart()
+        for exchange in failed:
+            delay = self._brokers.delay()
+            self._world.call_later(delay, functools.partial(self._fail, exchange, _transport()), self._client)
+
+    def _restart(self) -> None:
+        self._open.clear()
+        self._arrived = deque()
+        self._is_serving = False
+        self._number += 1
+        self._brokers.closed(self)
+
+    def _deliver(self, exchange: _Exchange, machine: Machine, number: int, pause: float) -> None:
+        """Have a request arrive, again and again while the network is cut."""
+        world = self._world
+        if self._client.sends() and machine.receives():
+            arrive = functools.partial(self._arrive, exchange, machine, number)
+            world.call_at(max(self._last_arrival, world.now), arrive, machine)
+        elif number == self._number and machine.alive and self._client.alive:
+            longer = min(2 * pause, _MOST_RETRANSMIT_SECONDS)
+            again = functools.partial(self._deliver, exchange, machine, number, longer)
+            world.call_later(pause, again)
+
+    def _arrive(self, exchange: _Exchange, machine: Machine, number: int) -> None:
+        if number != self._number:  # the client is gone, and the broker does what has arrived nevertheless
+            _result(exchange)
+            return
+        self._arrived.append(exchange)
+        self._serve(machine, number)
+
+    def _serve(self, machine: Machine, number: int) -> None:
+        while self._arrived and not self._is_serving and number == self._number:
+            exchange = self._arrived.popleft()
+            self._is_serving = True
+            result = _result(exchange)
+            served = functools.partial(self._served, exchange, machine, number)
+            if isinstance(result, Later):
+                result.then(served)
+            else:
+                served(result)
+
+    def _served(self, exchange: _Exchange, machine: Machine, number: int, response: Any) -> None:
+        if number != self._number or not machine.alive:
+            return
+        self._is_serving = False
+        self._return(exchange, machine, number, response, _RETRANSMIT_SECONDS)
+        if self._arrived:
+            self._world.call_later(0, functools.partial(self._serve, machine, number), machine)
+
+    def _return(self, exchange: _Exchange, machine: Machine, number: int, response: Any, pause: float) -> None:
+        world = self._world
+        if machine.sends() and self._client.receives():
+            received = functools.partial(self._received, exchange, response)
+            world.call_later(self._brokers.delay(), received, self._client)
+        elif number == self._number and machine.alive and self._client.alive:
+            longer = min(2 * pause, _MOST_RETRANSMIT_SECONDS)
+            again = functools.partial(self._return, exchange, machine, number, response, longer)
+            world.call_later(pause, again)
+
+    def _received(self, exchange: _Exchange, response: Any) -> None:
+        if not exchange.is_done:
+            self._open.remove(exchange)
+            if not self._open:
+                self._brokers.closed(self)
+            exchange.timer.cancel()
+            self._fail(exchange, response)
+
+    def _timed_out(self, exchange: _Exchange) -> None:
+        """Close the connection, as librdkafka does; what else is open fails with it."""
+        failed = self._open[:]
+        self._restart()
+        for one in failed:
+            code = KafkaError._TIMED_OUT if one is exchange else KafkaError._TRANSPORT
+            one.timer.cancel()
+            self._fail(one, KafkaError(code))
+
+    def _fail(self, exchange: _Exchange, response: Any) -> None:
+        if not exchange.is_done:
+            exchange.is_done = True
+            if exchange.timer:
+                exchange.timer.cancel()
+            exchange.answered(response)
+
+
+class SimulatedTopic:
+    """A topic: its partitions and configuration."""
+
+    def __init__(self, name: str, number: int, configs: Mapping[str, str]) -> None:
+        self.name = name
+        self.id = f"topic-{number}"
+        """Another one for each creation of the name."""
+        self.configs = dict(configs)
+        self.partitions: list[PartitionLog] = []
+
+
+class Brokers:
+    """All brokers of one cluster, with ids from 1 on."""
+
+    def __init__(self, world: World, count: int = 1, *, configs: Mapping[str, float] | None = None) -> None:
+        self.world = world
+        self.configs: dict[str, float] = {
+            "broker.session.timeout.ms": 9000,
+            "offsets.topic.num.partitions": 50,
+            "transaction.state.log.num.partitions": 50,
+            **(configs or {}),
+        }
+        self.ids = list(range(1, count + 1))
+        self.topics: dict[str, SimulatedTopic] = {}
+        self.on_moved: list[Callable[[str, int], None]] = []
+        """Called with topic and partition when another broker has become the leader."""
+        self._machines = {broker: world.machine(f"broker-{broker}") for broker in self.ids}
+        self._starts = dict.fromkeys(self.ids, 1)
+        self._topics_made = 0
+        self._connections: dict[int, dict[Connection, None]] = {broker: {} for broker in self.ids}
+        for topic, name in ((OFFSETS_TOPIC, "offsets.topic"), (TRANSACTIONS_TOPIC, "transaction.state.log")):
+            self.create_topic(topic, int(self.configs[f"{name}.num.partitions"]))
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        machine: Machine,
+        broker: int,
+        call: Callable[[], Any],
+        answered: Answered,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+    ) -> None:
+        """Send one request that waits for no other one; see `Connection.send`.
+
+        `call` returns the response, or a `Later`; a `KafkaException` that it raises is answered as its `KafkaError`.
+        If the broker is down, or ends before it responds, that is `_TRANSPORT`; after the time limit, `_TIMED_OUT`.
+        """
+        Connection(self, machine, broker).send(call, answered, timeout_seconds)
+
+    def connect(self, machine: Machine, broker: int) -> Connection:
+        """Return a connection whose requests are served in order; it opens again by itself when it breaks."""
+        return Connection(self, machine, broker)
+
+    def delay(self) -> float:
+        """Return how long something sent now takes."""
+        return self.world.random.uniform(*_DELAY_SECONDS)
+
+    def opened(self, connection: Connection) -> None:
+        self._connections[connection.broker][connection] = None
+
+    def closed(self, connection: Connection) -> None:
+        self._connections[connection.broker].pop(connection, None)
+
+    # Brokers ---------------------------------------------------------------------------------------------------------
+
+    def machine(self, broker: int) -> Machine:
+        return self._machines[broker]
+
+    def is_up(self, broker: int) -> bool:
+        return self._machines[broker].alive
+
+    def any_up(self) -> int | None:
+        """Return a broker that takes requests, by chance; None if there is none."""
+        up = [broker for broker in self.ids if self.is_up(broker)]
+        return self.world.random.choice(up) if up else None
+
+    def stop(self, broker: int) -> None:
+        """Stop a broker in order: its partitions get other leaders first."""
+        self._move_from(broker)
+        self._end(broker)
+
+    def kill(self, broker: int) -> None:
+        """End a broker at once: its partitions get other leaders when its session is over."""
+        self._end(broker)
+        starts = self._starts[broker]
+        seconds = self.configs["broker.session.timeout.ms"] / 1000
+        self.world.call_later(seconds, lambda: self._starts[broker] == starts and self._move_from(broker))
+
+    def start(self, broker: int) -> None:
+        """Start a broker that was stopped or killed; it leads what has no leader."""
+        if self.is_up(broker):
+            return
+        self._starts[broker] += 1
+        self._machines[broker] = self.world.machine(f"broker-{broker}.{self._starts[broker]}")
+        for log in self._logs():
+            if log.leader is None or log.leader == broker:
+                self._lead(log, broker)
+
+    def _end(self, broker: int) -> None:
+        connections, self._connections[broker] = list(self._connections[broker]), {}
+        self._machines[broker].kill()
+        for connection in connections:
+            connection.broken()
+
+    def _move_from(self, broker: int) -> None:
+        for log in self._logs():
+            if log.leader == broker:
+                others = [other for other in log.replicas if other != broker and self.is_up(other)]
+                if others:
+                    self._lead(log, others[0])
+                elif not self.is_up(broker):
+                    log.leader = None
+
+    def _lead(self, log: PartitionLog, broker: int) -> None:
+        log.leader = broker
+        log.leader_epoch += 1
+        for moved in self.on_moved:
+            moved(log.topic, log.partition)
+
+    def _logs(self) -> list[PartitionLog]:
+        return [log for topic in self.topics.values() for log in topic.partitions]
+
+    # Topics ----------------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> SimulatedTopic:
+        """Create a topic that does not exist, with a replica on each broker."""
+        self._topics_made += 1
+        topic = self.topics[name] = SimulatedTopic(name, self._topics_made, configs or {})
+        self.add_partitions(name, partitions)
+        return topic
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Let a topic have so many partitions; it never has fewer."""
+        topic = self.topics[name]
+        for partition in range(len(topic.partitions), total):
+            first = partition % len(self.ids)
+            log = PartitionLog(name, partition, self.ids[first:] + self.ids[:first])
+            if not self.is_up(log.replicas[0]):
+                log.leader = next((broker for broker in log.replicas if self.is_up(broker)), None)
+            topic.partitions.append(log)
+
+    def delete_topic(self, name: str) -> None:
+        del self.topics[name]
+
+    def log(self, topic: str, partition: int) -> PartitionLog | None:
+        """Return the log of a partition; None if it does not exist."""
+        found = self.topics.get(topic)
+        return found.partitions[partition] if found and 0 <= partition < len(found.partitions) else None
+
+    def leader_of(self, topic: str, partition: int) -> int | None:
+        """Return the broker that clients are told to ask, which may be down; None without a leader."""
+        log = self.log(topic, partition)
+        return log.leader if log else None
+
+    def coordinator_of(self, key: str, topic: str = OFFSETS_TOPIC) -> int | None:
+        """Return the coordinator of a group, or of a transactional id by the topic of transactions."""
+        return self.leader_of(topic, java_hash(key) % len(self.topics[topic].partitions))
+
+
+def java_hash(text: str) -> int:
+    """Return Java's hash of a string, without its sign as Kafka uses it (`Utils.abs`)."""
+    found = 0
+    for character in text:
+        found = (31 * found + ord(character)) & 0xFFFFFFFF
+    return found & 0x7FFFFFFF if found < 0x80000000 else (0x100000000 - found) & 0x7FFFFFFF
+
+
+def _transport() -> KafkaError:
+    return KafkaError(KafkaError._TRANSPORT)
+
+
+def _result(exchange: _Exchange) -> Any:
+    try:
+        return exchange.call()
+    except KafkaException as cause:
+        return cause.args[0]

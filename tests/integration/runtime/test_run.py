@@ -71,7 +71,7 @@ def test_a_folder_of_light4j_starts_as_it_is(
     """The sample set that produces and consumes, with addresses of the environment as in a container."""
     name, (port,) = topic(), free_ports(1)
     values = {"TOPIC": name, "GROUP_ID": f"{name}-push", "BACKENDAPIHOST": backend.url, "VALUEFORMAT": "string"}
-    values |= {"BOOTSTRAP_SERVERS": site.config["kafka"]["bootstrap_servers"], "AUDITTARGET": "logfile"}
+    values |= {"BOOTSTRAP_SERVERS": site.kafka.bootstrap_servers, "AUDITTARGET": "logfile"}  # the set has no login
     env = {f"KAFKA_{client}_{key}": value for client in ("PRODUCER", "CONSUMER") for key, value in values.items()}
     env |= {"SERVER_HTTPPORT": str(port), "HEALTH_DOWNSTREAMENABLED": "false"}
     sets = Path(__file__).parents[2] / "unit/config/light4j"

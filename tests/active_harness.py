@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import confluent_kafka
 import pytest
 
 from headrace.config.active import ActiveConsumersConfig
 from headrace.formats.choice import Codecs
+from headrace.kafka.client import library
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, OutgoingRecord, TopicPartition
 from headrace.sidecar.active.instance import ActiveInstance
@@ -43,7 +43,7 @@ class ActiveHarness:
         self.instances = self.process()
         self.instance: ActiveInstance
         """One of them, which the test makes."""
-        patch.setattr(confluent_kafka, "Consumer", functools.partial(MemoryConsumer, self.cluster))
+        patch.setattr(library, "Consumer", functools.partial(MemoryConsumer, self.cluster))
         patch.setattr(MemoryConsumer, "idle_seconds", 0.0)
         patch.setattr("headrace.kafka.loop_proxy.CommandQueue.wait", lambda queue, seconds: None)
         patch.setattr("headrace.kafka.consumer.OwnedThread", functools.partial(Steps, self.threads))

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import confluent_kafka
 import pytest
 
 from headrace.config.consumers import FlowControl
 from headrace.config.kafka import KafkaConfig
 from headrace.kafka import Admin
+from headrace.kafka.client import library
 from headrace.kafka.consumer import Consumer
 from headrace.kafka.positions import ReadPolicy
 from headrace.records import Committed, Record, TopicPartition
@@ -112,7 +112,7 @@ def with_member(
 ) -> None:
     """Run a test with a consumer that has started."""
     cluster = MemoryCluster({"t": 120})
-    monkeypatch.setattr(confluent_kafka, "Consumer", functools.partial(MemoryConsumer, cluster))
+    monkeypatch.setattr(library, "Consumer", functools.partial(MemoryConsumer, cluster))
 
     async def main() -> None:
         member = Member(cluster, listener or Heard(), policy or ReadPolicy(), flow or FlowControl())

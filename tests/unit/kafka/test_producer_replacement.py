@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import confluent_kafka
 import pytest
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaSecurity
 from headrace.config.producer_config import ProducerConfig
+from headrace.kafka.client import library
 from headrace.kafka.producer import Producer
 from headrace.records import OutgoingRecord, Produced
 
@@ -56,7 +56,7 @@ class Client:
 async def producing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Producer, KafkaSecurity]]:
     """Start a producer whose clients are those of the test."""
     Client.made = []
-    monkeypatch.setattr(confluent_kafka, "Producer", Client)
+    monkeypatch.setattr(library, "Producer", Client)
     security = KafkaSecurity.model_validate({"sasl": {"mechanism": "PLAIN", "username": "a", "password": "p"}})
     producer = Producer(KafkaConfig(security=security), ProducerConfig())
     await producer.start()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.errors import KafkaUnavailable
+from headrace.kafka.client import library
 from headrace.kafka.producer import Producer
 from headrace.records import OutgoingRecord, Produced
 from headrace.runtime import Deadline, SystemClock
@@ -92,9 +93,7 @@ def test_only_what_fails_alone_has_failed(
     requests = [names[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     log, tries = list[bytes](), Counter[bytes]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            confluent_kafka, "Producer", lambda properties: Client(properties, log, tries, Random(seed), reason)
-        )
+        patch.setattr(library, "Producer", lambda properties: Client(properties, log, tries, Random(seed), reason))
         results = asyncio.run(written(requests, in_order))
     good = [[value for value in values if not value.startswith(b"bad")] for values in requests]
     for values, found, taken in zip(requests, results, good, strict=True):
@@ -113,7 +112,7 @@ async def test_a_refused_batch_ends_while_no_further_client_can_be_made(monkeypa
             raise confluent_kafka.KafkaException(ClientError(ClientError._FAIL))
         return Client(properties, [], Counter(), Random(0), ClientError.INVALID_RECORD)
 
-    monkeypatch.setattr(confluent_kafka, "Producer", client)
+    monkeypatch.setattr(library, "Producer", client)
     async with asyncio.timeout(5):
         results = await written([[b"bad"], [b"0"]], in_order=False)
     assert all(isinstance(result, Produced | KafkaUnavailable) for each in results for result in each)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import confluent_kafka
 import pytest
 
+from headrace.kafka.client import library
 from headrace.records import TopicPartition
 from headrace_devkit.testing.memory_cluster import MemoryCluster
 from headrace_devkit.testing.memory_consumer import MemoryConsumer
@@ -18,7 +18,7 @@ from tests.kafka_contract import PROMISES, Clients
 async def test_the_cluster_in_memory_keeps(promise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its members get their partitions from the test."""
     cluster = MemoryCluster({"t": 2})
-    monkeypatch.setattr(confluent_kafka, "Consumer", functools.partial(MemoryConsumer, cluster))
+    monkeypatch.setattr(library, "Consumer", functools.partial(MemoryConsumer, cluster))
 
     async def cut(partition: TopicPartition, before: int) -> None:
         cluster.log(*partition).cut(before)

@@ -5,12 +5,9 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import confluent_kafka
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
-
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Kind, Right, is_refused
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import to_error
@@ -28,12 +25,12 @@ _FIRST_ATTEMPT_SECONDS = 1.0
 _UNSURE_SECONDS = 3.0
 _MORE_HEADERS_BYTES = 65_536
 _MOST_BYTES = 2**31 - 1
-_ALREADY_THERE = confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS
-_NO_LEADER = confluent_kafka.KafkaError._NOENT
-_MISSING = (confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION, _NO_LEADER)
+_ALREADY_THERE = library.KafkaError.TOPIC_ALREADY_EXISTS
+_NO_LEADER = library.KafkaError._NOENT
+_MISSING = (library.KafkaError.UNKNOWN_TOPIC_OR_PART, library.KafkaError._UNKNOWN_PARTITION, _NO_LEADER)
 """Errors about a partition that does not exist."""
-_COMMITTED = confluent_kafka.IsolationLevel.READ_COMMITTED
-_UNCOMMITTED = confluent_kafka.IsolationLevel.READ_UNCOMMITTED
+_COMMITTED = library.IsolationLevel.READ_COMMITTED
+_UNCOMMITTED = library.IsolationLevel.READ_UNCOMMITTED
 
 
 class Admin:
@@ -54,10 +51,10 @@ class Admin:
         """Ids of the brokers that had replicas and were not in the cluster when topics were last listed."""
         errors_to = self.reachability
         # Without this object in it, the client ends, with its connections, when this object does.
-        self._security = ClientSecurity(kafka.security, lambda: AdminClient(_properties(kafka, errors_to)))
+        self._security = ClientSecurity(kafka.security, lambda: library.AdminClient(_properties(kafka, errors_to)))
         self._client = self._security.make()
 
-    async def request(self, doing: str, call: Callable[[AdminClient, float], T], *needed: Right) -> T:
+    async def request(self, doing: str, call: Callable[[library.AdminClient, float], T], *needed: Right) -> T:
         """Return the result of a call of the client, which gets its time limit in seconds.
 
         Raises:
@@ -92,7 +89,7 @@ class Admin:
         metadata = await self._request(f"describe topic {name}", lambda: self._client.list_topics(name, self._limit))
         topic = metadata.topics.get(name)
         problem = topic.error if topic else None
-        if problem and problem.code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if problem and problem.code() != library.KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise to_error(problem, f"describe topic {name}", self.config, Right(right, "topic", name))
         if topic is None or problem:
             raise errors.TopicNotFound(
@@ -104,7 +101,7 @@ class Admin:
 
     async def topic_configs(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic: Kafka's name to text."""
-        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
+        resource = library.ConfigResource(library.ResourceType.TOPIC, check_topic(name))
         right = Right("DescribeConfigs", "topic", name)
         return await self._configs(resource, f"describe topic {name}", right)
 
@@ -118,14 +115,14 @@ class Admin:
         metadata = await self._request(doing, lambda: self._client.list_topics(timeout=self._limit))
         count = len(metadata.brokers)
         missing = _missing_brokers(metadata)
-        resource = ConfigResource(ResourceType.BROKER, str(min(metadata.brokers)))
+        resource = library.ConfigResource(library.ResourceType.BROKER, str(min(metadata.brokers)))
         try:
             configs = await self._configs(resource, doing, Right("DescribeConfigs", "cluster"))
         except errors.KafkaUnauthorized as cause:
             return ClusterInfo(count, missing, {}, cause.description)
         return ClusterInfo(count, missing, configs)
 
-    async def _configs(self, resource: ConfigResource, doing: str, right: Right) -> dict[str, str]:
+    async def _configs(self, resource: library.ConfigResource, doing: str, right: Right) -> dict[str, str]:
         entries = await self._first(doing, lambda: self._client.describe_configs([resource]), right)
         return {entry.name: entry.value for entry in entries.values() if entry.value is not None}
 
@@ -137,12 +134,12 @@ class Admin:
 
         def request() -> dict[str, str]:
             found = {}
-            futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=self._limit)
+            futures = self._client.describe_topics(library.TopicCollection(list(names)), request_timeout=self._limit)
             for name, future in futures.items():
                 try:
                     found[name] = str(_result(future, self._limit, Right(right, "topic", name)).topic_id)
-                except confluent_kafka.KafkaException as cause:
-                    if cause.args[0].code() != confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                except library.KafkaException as cause:
+                    if cause.args[0].code() != library.KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
             return found
 
@@ -152,7 +149,7 @@ class Admin:
         self, name: str, partitions: int = 1, replication_factor: int = -1, configs: Mapping[str, str] | None = None
     ) -> bool:
         """Create a topic unless it exists, by default with the broker's replication factor; return whether it did."""
-        topic = NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs or {}))
+        topic = library.NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs or {}))
         try:
             right = Right("Create", "topic", name)
             await self._first(f"create topic {name}", lambda: self._client.create_topics([topic]), right)
@@ -209,8 +206,8 @@ class Admin:
             client = self._security.make()  # a new one: see `alter_group_offsets`
             try:
                 return list(_results(client.describe_consumer_groups([group]), self._limit, right, "group")[0].members)
-            except confluent_kafka.KafkaException as cause:
-                if cause.args[0].code() == confluent_kafka.KafkaError.GROUP_ID_NOT_FOUND:
+            except library.KafkaException as cause:
+                if cause.args[0].code() == library.KafkaError.GROUP_ID_NOT_FOUND:
                     return []
                 raise
 
@@ -234,7 +231,7 @@ class Admin:
         coordinator has moved, as in every rolling restart of brokers. Source: librdkafka, issue 5040.
         """
         partitions = [
-            confluent_kafka.TopicPartition(topic.name, info.partition)
+            library.TopicPartition(topic.name, info.partition)
             for topic in await self.list_topics()
             for info in topic.partitions
         ]
@@ -246,7 +243,7 @@ class Admin:
         }
 
         def request() -> list[Any]:
-            client = confluent_kafka.Consumer(properties)
+            client = library.Consumer(properties)
             try:
                 return client.committed(partitions, timeout=self._limit)
             finally:
@@ -262,8 +259,8 @@ class Admin:
         Raises:
             KafkaError: The group has members, or a partition does not exist.
         """
-        targets = [confluent_kafka.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
-        changes = [ConsumerGroupTopicPartitions(check_group(group), targets)]
+        targets = [library.TopicPartition(p.topic, p.partition, offset) for p, offset in offsets.items()]
+        changes = [library.ConsumerGroupTopicPartitions(check_group(group), targets)]
 
         def request() -> list[Any]:
             # A new client: one that knows the group's coordinator keeps calling it for minutes after it has moved.
@@ -275,17 +272,17 @@ class Admin:
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition as a read_committed consumer sees it (the last stable offset)."""
-        return await self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return await self._offsets(partitions, library.OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     async def known_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return what `end_offsets` does, without the partitions that do not exist."""
-        latest = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        latest = dict.fromkeys(partitions, library.OffsetSpec.latest())  # type: ignore[no-untyped-call]
         found = await self._listed(latest, _COMMITTED, _MISSING)
         return {partition: end.offset for partition, end in found.items()}
 
     async def written_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end of each partition, including transactions that are open."""
-        return await self._offsets(partitions, OffsetSpec.latest(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
+        return await self._offsets(partitions, library.OffsetSpec.latest(), _UNCOMMITTED)  # type: ignore[no-untyped-call]
 
     async def offsets_since(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         """Return the first offset at or after a timestamp; partitions without one are left out."""
@@ -294,21 +291,21 @@ class Admin:
     async def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what `offsets_since` does, with a timestamp for each partition."""
         # To Kafka a negative timestamp is not a time: -1 requests the end.
-        specs = {p: OffsetSpec.for_timestamp(max(0, at)) for p, at in times_ms.items()}
+        specs = {p: library.OffsetSpec.for_timestamp(max(0, at)) for p, at in times_ms.items()}
         found = await self._listed(specs, _UNCOMMITTED)
         return {partition: known.offset for partition, known in found.items() if known.offset >= 0}
 
     async def start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in each partition."""
-        return await self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return await self._offsets(partitions, library.OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     async def time_bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Return the first record's and the greatest timestamp (ms) of each partition that holds any; reads no record.
 
         Source: KIP-734 (a request to the broker for the greatest timestamp).
         """
-        first = await self._listed(dict.fromkeys(partitions, OffsetSpec.for_timestamp(0)), _UNCOMMITTED)
-        latest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        first = await self._listed(dict.fromkeys(partitions, library.OffsetSpec.for_timestamp(0)), _UNCOMMITTED)
+        latest = library.OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
         last = await self._listed(dict.fromkeys(partitions, latest), _UNCOMMITTED)
         return {p: (first[p].timestamp, last[p].timestamp) for p in partitions if first[p].offset >= 0}
 
@@ -323,8 +320,8 @@ class Admin:
     async def _offsets(
         self,
         partitions: Iterable[TopicPartition],
-        spec: OffsetSpec,
-        isolation: confluent_kafka.IsolationLevel = _COMMITTED,
+        spec: library.OffsetSpec,
+        isolation: library.IsolationLevel = _COMMITTED,
     ) -> dict[TopicPartition, int]:
         found = await self._listed(dict.fromkeys(partitions, spec), isolation)
         return {partition: known.offset for partition, known in found.items()}
@@ -332,10 +329,10 @@ class Admin:
     async def _listed(
         self,
         of_partitions: Mapping[TopicPartition, Any],
-        isolation: confluent_kafka.IsolationLevel,
+        isolation: library.IsolationLevel,
         left_out: Collection[int] = (),
     ) -> dict[TopicPartition, Any]:
-        specs = {confluent_kafka.TopicPartition(*p): spec for p, spec in of_partitions.items()}
+        specs = {library.TopicPartition(*p): spec for p, spec in of_partitions.items()}
         if not specs:
             return {}
 
@@ -396,7 +393,7 @@ class Admin:
             response = await run_blocking(self._call, call)
             self.reachability.answered()
             return response
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             error = to_error(cause, doing, self.config, *(cause.args[1:] or needed))
             if isinstance(error, errors.KafkaTimeout | errors.KafkaUnavailable):
                 raise self._unavailable(doing, limit) from cause
@@ -418,7 +415,7 @@ class Admin:
                 seconds = max(0.01, min(attempt, rest))
                 await run_blocking(self._call, lambda limit=seconds: self._client.list_topics(timeout=limit))
                 return
-            except confluent_kafka.KafkaException:
+            except library.KafkaException:
                 self._client.poll(0)
             problem = self.reachability.problem()
             waited = loop.time() - began
@@ -471,15 +468,15 @@ def _results(futures: Mapping[Any, Any], limit_seconds: float, operation: str = 
 def _result(future: Any, limit_seconds: float, right: Right) -> Any:
     try:
         return future.result(limit_seconds)
-    except confluent_kafka.KafkaException as cause:
+    except library.KafkaException as cause:
         if is_refused(cause.args[0]):
-            raise confluent_kafka.KafkaException(cause.args[0], right) from cause
+            raise library.KafkaException(cause.args[0], right) from cause
         raise
 
 
 def _code(future: Any, limit_seconds: float) -> int | None:
     error = future.exception(limit_seconds)
-    return error.args[0].code() if isinstance(error, confluent_kafka.KafkaException) else None
+    return error.args[0].code() if isinstance(error, library.KafkaException) else None
 
 
 def _missing_brokers(metadata: Any) -> list[int]:

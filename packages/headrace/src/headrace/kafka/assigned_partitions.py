@@ -7,9 +7,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import confluent_kafka
-
 from headrace.errors import InvalidOffset
+from headrace.kafka.client import library
 from headrace.kafka.commits import Commits
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import ConsumerProblems, LoopProxy
@@ -75,7 +74,7 @@ class AssignedPartitions:
         self.forget(partitions)
         starts = self.resolver.starts(client, partitions)
         for item, partition in zip(assigned, partitions, strict=True):
-            item.offset = starts[partition].offset if partition in starts else confluent_kafka.OFFSET_END
+            item.offset = starts[partition].offset if partition in starts else library.OFFSET_END
         self.assignment.add(assigned)
         # The client may remember a pause from an earlier assignment, and flow control starts with nothing paused.
         client.resume(assigned)
@@ -146,7 +145,7 @@ class AssignedPartitions:
         """Read a recreated topic from its start, even if its offsets have already passed the current positions."""
         for partition in [p for p, epoch in self.epochs.items() if p.topic == topic and epoch < after * 1000]:
             log.warning("%s, %s: resuming at the start of the new topic", self.problems.group, partition)
-            self._restart_at(partition, confluent_kafka.OFFSET_BEGINNING, 0)
+            self._restart_at(partition, library.OFFSET_BEGINNING, 0)
 
     def resolve(self) -> None:
         """Resume partitions whose position was not known before."""

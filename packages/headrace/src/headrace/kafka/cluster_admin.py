@@ -7,25 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-import confluent_kafka
 import msgspec
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ConfigSource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
 
 from headrace import errors
 from headrace.kafka.admin import Admin
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.names import check_group, check_topic, names_of
 
-_Error = confluent_kafka.KafkaError
+_Error = library.KafkaError
 _ADVICE: Final = {
     _Error.TOPIC_ALREADY_EXISTS: "change it with PATCH or headrace topics alter, or choose another name",
     _Error.INVALID_CONFIG: "correct it; GET /topics/{topic}/configs lists the names and values in use",
@@ -86,7 +76,7 @@ class ClusterAdmin:
         self, name: str, partitions: int, replication_factor: int, configs: Mapping[str, str], *, dry_run: bool
     ) -> None:
         """Create a topic; -1 is the broker's default replication factor. With `dry_run` the broker only checks it."""
-        topic = NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs))
+        topic = library.NewTopic(check_topic(name), partitions, replication_factor, config=dict(configs))
         await self._change(
             f"create topic {name}",
             lambda client, limit: client.create_topics([topic], validate_only=dry_run, request_timeout=limit),
@@ -107,25 +97,26 @@ class ClusterAdmin:
 
     async def configs(self, name: str) -> list[TopicConfig]:
         """Return every configuration of a topic, sorted by name."""
-        resource = ConfigResource(ResourceType.TOPIC, check_topic(name))
+        resource = library.ConfigResource(library.ResourceType.TOPIC, check_topic(name))
         entries = await self._change(
             f"describe topic {name}",
             lambda client, limit: client.describe_configs([resource], request_timeout=limit),
             Right("DescribeConfigs", "topic", name),
         )
+        sources = library.ConfigSource
         return sorted(
-            TopicConfig(e.name, e.value, bool(e.is_default), ConfigSource(e.source).name.lower(), bool(e.is_read_only))
+            TopicConfig(e.name, e.value, bool(e.is_default), sources(e.source).name.lower(), bool(e.is_read_only))
             for e in entries.values()
         )
 
     async def alter_configs(self, name: str, configs: Mapping[str, str | None], *, dry_run: bool) -> None:
         """Set configurations of a topic; None restores the default. Others keep their values."""
-        kinds = AlterConfigOpType
+        kinds = library.AlterConfigOpType
         entries = [
-            ConfigEntry(key, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)
+            library.ConfigEntry(key, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)
             for key, value in configs.items()
         ]
-        resource = ConfigResource(ResourceType.TOPIC, check_topic(name), incremental_configs=entries)
+        resource = library.ConfigResource(library.ResourceType.TOPIC, check_topic(name), incremental_configs=entries)
         await self._change(
             f"alter topic {name}",
             lambda client, limit: client.incremental_alter_configs(
@@ -136,7 +127,7 @@ class ClusterAdmin:
 
     async def add_partitions(self, name: str, total: int, *, dry_run: bool) -> None:
         """Raise the number of a topic's partitions to a total."""
-        change = NewPartitions(check_topic(name), total)
+        change = library.NewPartitions(check_topic(name), total)
         await self._change(
             f"add partitions to topic {name}",
             lambda client, limit: client.create_partitions([change], validate_only=dry_run, request_timeout=limit),
@@ -169,8 +160,10 @@ class ClusterAdmin:
             Right("Describe", "cluster"),
         )
 
-    async def _change(self, doing: str, call: Callable[[AdminClient, float], Mapping[Any, Any]], right: Right) -> Any:
-        def request(client: AdminClient, limit: float) -> Any:
+    async def _change(
+        self, doing: str, call: Callable[[library.AdminClient, float], Mapping[Any, Any]], right: Right
+    ) -> Any:
+        def request(client: library.AdminClient, limit: float) -> Any:
             (future,) = call(client, limit).values()
             return future.result(limit)
 

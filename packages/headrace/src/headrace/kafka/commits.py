@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import confluent_kafka
-
 from headrace.errors import HeadraceError
+from headrace.kafka.client import library
 from headrace.kafka.client.access import is_refused
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
@@ -16,11 +15,7 @@ from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
 
-_NO_CONNECTION = (
-    confluent_kafka.KafkaError._AUTHENTICATION,
-    confluent_kafka.KafkaError._SSL,
-    confluent_kafka.KafkaError._TRANSPORT,
-)
+_NO_CONNECTION = (library.KafkaError._AUTHENTICATION, library.KafkaError._SSL, library.KafkaError._TRANSPORT)
 """`Reachability` reports the outage, once for all clients."""
 _RETRY_SECONDS = 1.0
 _COMMITS = "commits"
@@ -30,20 +25,20 @@ _TRIES = 30
 _TRY_SECONDS = 0.1
 
 
-def commit_now(client: Any, offsets: CommitOffsets) -> confluent_kafka.KafkaError | None:
+def commit_now(client: Any, offsets: CommitOffsets) -> library.KafkaError | None:
     """Commit and wait. Returns why it failed; None if it succeeded.
 
     Between two generations Kafka refuses commits, until the leader of the group has assigned the partitions. A commit
     that waited behind the client's own request to join has the old generation; the next one has the new one.
     """
-    failure: confluent_kafka.KafkaError | None = None
-    error = confluent_kafka.KafkaError
+    failure: library.KafkaError | None = None
+    error = library.KafkaError
     retries = {error.REBALANCE_IN_PROGRESS: _TRIES, error.ILLEGAL_GENERATION: 1}
     for _ in range(_TRIES):
         try:
             client.commit(offsets=to_client(offsets), asynchronous=False)
             return None
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             failure = cause.args[0]
             code = failure.code()
             if not retries.get(code):
@@ -160,7 +155,7 @@ class Commits:
                 request.sent |= request.unsent & newest.keys()
                 request.unsent -= newest.keys()
             reach("commit.sent")
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             self._log_failed(cause.args[0])
             self._newest = newest
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
@@ -194,7 +189,7 @@ class Commits:
     def _report_failure(self, error: Any, topics: Collection[str]) -> None:
         if not is_refused(error):
             self._log_failed(error)
-            if self.is_by_hand and error.code() == confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID:
+            if self.is_by_hand and error.code() == library.KafkaError.UNKNOWN_MEMBER_ID:
                 text = "the group has members, and these partitions are read without membership"
                 self._problems.report(_COMMITS, f"Kafka refuses commits: {text}: use a group of its own")
             return
@@ -226,7 +221,7 @@ class Commits:
 
 def to_client(offsets: CommitOffsets) -> list[Any]:
     """Return offsets to commit, as the client takes them."""
-    return [confluent_kafka.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
+    return [library.TopicPartition(p.topic, p.partition, at.offset, at.metadata) for p, at in offsets.items()]
 
 
 def from_client(offsets: Sequence[Any]) -> dict[TopicPartition, Committed]:

@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
-import confluent_kafka
-
 from headrace.config.consumers import FlowControl
 from headrace.errors import HeadraceError, KafkaTimeout, KafkaUnavailable, TopicRecreated
 from headrace.kafka.admin import Admin
 from headrace.kafka.assigned_partitions import AssignedPartitions
+from headrace.kafka.client import library
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.properties import member_properties
 from headrace.kafka.cluster_admin import rebalance_of
@@ -115,7 +114,7 @@ class Consumer(Service):
             in_task = functools.partial(loop.post, self.keep)
             store = _OffsetStore(self._policy.stored_offsets, self._group, resolver, self._commands, in_task)
             resolver.request_stored = store.request
-        security = ClientSecurity(self._admin.config.security, lambda: confluent_kafka.Consumer(self._properties()))
+        security = ClientSecurity(self._admin.config.security, lambda: library.Consumer(self._properties()))
         partitions = AssignedPartitions(
             self.name,
             security.make(),

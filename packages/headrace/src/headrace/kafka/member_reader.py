@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, Self
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import to_error
 from headrace.kafka.client.properties import member_properties
@@ -17,7 +16,7 @@ from headrace.kafka.reader import ReadPart, poll_part
 from headrace.records import Offsets, TopicPartition
 from headrace.runtime import run_blocking
 
-_END = confluent_kafka.KafkaError._PARTITION_EOF
+_END = library.KafkaError._PARTITION_EOF
 
 
 class MemberReader:
@@ -51,7 +50,7 @@ class MemberReader:
         self._at_end: set[TopicPartition] = set()
 
     async def __aenter__(self) -> Self:
-        self._client = confluent_kafka.Consumer(self._properties)
+        self._client = library.Consumer(self._properties)
         self._client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
         return self
 
@@ -81,10 +80,10 @@ class MemberReader:
 
     async def commit(self, next_offsets: Offsets) -> HeadraceError | None:
         """Commit the offsets to read next; return the error if Kafka refuses them, as after a rebalance."""
-        offsets = [confluent_kafka.TopicPartition(*partition, offset) for partition, offset in next_offsets.items()]
+        offsets = [library.TopicPartition(*partition, offset) for partition, offset in next_offsets.items()]
         try:
             committed = await run_blocking(lambda: self._client.commit(offsets=offsets, asynchronous=False))
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             return self._error(cause.args[0], "")
         refused = [one for one in committed or () if one.error]
         return self._error(refused[0].error, refused[0].topic) if refused else None

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import confluent_kafka
-
 from headrace.errors import HeadraceError
 from headrace.kafka.assigned_partitions import AssignedPartitions
+from headrace.kafka.client import library
 from headrace.kafka.client.access import is_refused, refusal_in
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors
@@ -37,18 +36,18 @@ _PATIENCE_SECONDS = 0.1
 _DRAIN_SECONDS = 20.0
 _REFUSED_SECONDS = 2.0
 
-_END = confluent_kafka.KafkaError._PARTITION_EOF
-_NO_TOPIC = confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
-_OUT_OF_RANGE = confluent_kafka.KafkaError._AUTO_OFFSET_RESET
+_END = library.KafkaError._PARTITION_EOF
+_NO_TOPIC = library.KafkaError.UNKNOWN_TOPIC_OR_PART
+_OUT_OF_RANGE = library.KafkaError._AUTO_OFFSET_RESET
 _BROKEN = (
-    confluent_kafka.KafkaError._BAD_MSG,
-    confluent_kafka.KafkaError._BAD_COMPRESSION,
-    confluent_kafka.KafkaError._NOT_IMPLEMENTED,
-    confluent_kafka.KafkaError.INVALID_MSG,
+    library.KafkaError._BAD_MSG,
+    library.KafkaError._BAD_COMPRESSION,
+    library.KafkaError._NOT_IMPLEMENTED,
+    library.KafkaError.INVALID_MSG,
 )
 """A batch whose checksum, compression or format is wrong. The client would skip it, not always correctly."""
 _OF_A_POSITION = (_END, _OUT_OF_RANGE, *_BROKEN)
-_FENCED = (confluent_kafka.KafkaError._FATAL, confluent_kafka.KafkaError._FENCED)
+_FENCED = (library.KafkaError._FATAL, library.KafkaError._FENCED)
 
 
 class PollThread:
@@ -88,7 +87,7 @@ class PollThread:
 
     def _leave(self) -> None:
         member = self._resolver.policy.member.properties
-        with contextlib.suppress(confluent_kafka.KafkaException), ClientErrors():
+        with contextlib.suppress(library.KafkaException), ClientErrors():
             # A client that closes without partitions does not tell Kafka, which then waits for the session to end.
             stays = "group.instance.id" in member or member.get("group.protocol") == "consumer"
             if not stays and not self.partitions.client.assignment():
@@ -169,7 +168,7 @@ class PollThread:
         """Respond with the committed offsets of the group, or with the error of Kafka."""
         try:
             found = committed_offsets(self.partitions.client, partitions)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             topics = {partition.topic for partition in partitions}
             response(self._problems.refusal(topics) or self._problems.error(cause.args[0], topics))
             return

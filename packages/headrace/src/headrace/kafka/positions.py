@@ -11,10 +11,9 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import confluent_kafka
-
 from headrace.config.membership import ConsumerConfig
 from headrace.errors import HeadraceError, InvalidOffset
+from headrace.kafka.client import library
 from headrace.kafka.commits import from_client
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.records import Committed, Epochs, Offsets, TopicPartition
@@ -154,7 +153,7 @@ class Assignment:
 
         The client refuses a seek where it has stopped fetching; it never refuses another assignment.
         """
-        moved = [confluent_kafka.TopicPartition(*partition, offset)]
+        moved = [library.TopicPartition(*partition, offset)]
         self._started_at[partition] = offset
         if not self._whole:
             self._client.incremental_unassign(moved)
@@ -166,7 +165,7 @@ class Assignment:
 
     def positions(self) -> list[Any]:
         """Return the assigned partitions with the offsets to fetch next."""
-        items = self._client.position([confluent_kafka.TopicPartition(*p) for p in self._started_at])
+        items = self._client.position([library.TopicPartition(*p) for p in self._started_at])
         for item in items:
             if item.offset < 0:  # no record was returned yet
                 item.offset = self._started_at[TopicPartition(item.topic, item.partition)]
@@ -216,14 +215,14 @@ class PositionResolver:
         try:
             if ready:
                 responses = self._find_starts(client, ready)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             responses = dict.fromkeys(ready, cause.args[0])
         found: dict[TopicPartition, StartPosition] = {}
         level = logging.WARNING
         for partition, start in responses.items():
             if not isinstance(start, StartPosition):
                 self._resolve_last(partition)
-                if start.code() == confluent_kafka.KafkaError._NO_OFFSET:
+                if start.code() == library.KafkaError._NO_OFFSET:
                     self._problems.stall(str(partition), self._no_offset(partition))
                 else:
                     before = f"{partition}: reading its start position failed: "
@@ -258,7 +257,7 @@ class PositionResolver:
 
     def position_of(self, partition: TopicPartition) -> int:
         """Return the next offset to read of a partition whose position is known."""
-        return self._positions.get(partition, confluent_kafka.OFFSET_BEGINNING)
+        return self._positions.get(partition, library.OFFSET_BEGINNING)
 
     def out_of_range(self, partition: TopicPartition, position: int | None) -> None:
         """Keep a position whose record is not in the log or cannot be read.
@@ -305,7 +304,7 @@ class PositionResolver:
             if position is not None and not limit.passed:
                 try:
                     gap = find_gap(client, partition, position)
-                except confluent_kafka.KafkaException as cause:
+                except library.KafkaException as cause:
                     self._resolve_last(partition)
                     before = f"{partition}: offset {position} is out of range: "
                     self._problems.report(
@@ -319,7 +318,7 @@ class PositionResolver:
 
     def _find_starts(
         self, client: Any, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, StartPosition | confluent_kafka.KafkaError]:
+    ) -> dict[TopicPartition, StartPosition | library.KafkaError]:
         """Return where to start: at the committed offset, else at the start or the end as the policy says.
 
         What was added to the topics of the group starts at its beginning, whatever the policy says; otherwise its first
@@ -334,7 +333,7 @@ class PositionResolver:
         read_before: dict[str, bool] = dict.fromkeys(self._topics_read, True)
         for partition, committed in committed_offsets(client, partitions).items():
             topic = partition.topic
-            if isinstance(committed, confluent_kafka.KafkaError):
+            if isinstance(committed, library.KafkaError):
                 starts[partition] = committed
                 continue
             if not committed and self.policy.reset == "latest" and topic not in read_before:
@@ -342,9 +341,9 @@ class PositionResolver:
             if committed:
                 starts[partition] = StartPosition(committed.offset, committed)
             elif self.policy.reset == "none":
-                starts[partition] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._NO_OFFSET)
+                starts[partition] = library.KafkaError(library.KafkaError._NO_OFFSET)
             elif self.policy.reset == "earliest" or (read_before[topic] and not self._unknown[partition].starts_at_end):
-                starts[partition] = StartPosition(confluent_kafka.OFFSET_BEGINNING)
+                starts[partition] = StartPosition(library.OFFSET_BEGINNING)
             else:
                 self._unknown[partition].starts_at_end = True
         ends = [partition for partition in partitions if partition not in starts]
@@ -403,9 +402,7 @@ def committed_offsets(client: Any, partitions: Sequence[TopicPartition]) -> dict
     Raises:
         KafkaException: The group's coordinator did not answer.
     """
-    items = client.committed(
-        [confluent_kafka.TopicPartition(*partition) for partition in partitions], timeout=_LIMIT_SECONDS
-    )
+    items = client.committed([library.TopicPartition(*partition) for partition in partitions], timeout=_LIMIT_SECONDS)
     errors = {TopicPartition(item.topic, item.partition): item.error for item in items if item.error}
     found = {partition: known if known.offset >= 0 else None for partition, known in from_client(items).items()}
     return {**found, **errors}
@@ -421,8 +418,8 @@ def has_committed(client: Any, topics: Collection[str]) -> bool:
     partitions = [TopicPartition(topic, n) for topic in topics if topic in known for n in known[topic].partitions]
     found = committed_offsets(client, partitions).values() if partitions else ()
     for error in found:
-        if isinstance(error, confluent_kafka.KafkaError):
-            raise confluent_kafka.KafkaException(error)
+        if isinstance(error, library.KafkaError):
+            raise library.KafkaException(error)
     return any(found)
 
 
@@ -432,9 +429,9 @@ def log_ends(client: Any, partitions: Sequence[TopicPartition], limit: Deadline)
     One request per leader is for all of its partitions, because each waits until the fetch before it ends, mostly half
     a second. It fails as a whole if one leader is down; then each partition has a request of its own.
     """
-    requested = [confluent_kafka.TopicPartition(*partition, confluent_kafka.OFFSET_END) for partition in partitions]
+    requested = [library.TopicPartition(*partition, library.OFFSET_END) for partition in partitions]
     ends: dict[TopicPartition, Any] = {}
-    with contextlib.suppress(confluent_kafka.KafkaException):
+    with contextlib.suppress(library.KafkaException):
         for item in client.offsets_for_times(requested, timeout=_LOG_SECONDS) if requested else ():
             if item.error or item.offset >= 0:
                 ends[TopicPartition(item.topic, item.partition)] = item.error or item.offset
@@ -444,7 +441,7 @@ def log_ends(client: Any, partitions: Sequence[TopicPartition], limit: Deadline)
             break
         try:
             _, ends[partition] = client.get_watermark_offsets(item, timeout=_LOG_SECONDS)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             ends[partition] = cause.args[0]
     return ends
 
@@ -455,7 +452,7 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap
     Raises:
         KafkaException: Kafka did not answer.
     """
-    start, end = client.get_watermark_offsets(confluent_kafka.TopicPartition(*partition), timeout=_LOG_SECONDS)
+    start, end = client.get_watermark_offsets(library.TopicPartition(*partition), timeout=_LOG_SECONDS)
     if 0 <= position < start:
         return OffsetGap(position, start, start)
     return OffsetGap(end, position, start) if position > end else None
@@ -463,4 +460,4 @@ def find_gap(client: Any, partition: TopicPartition, position: int) -> OffsetGap
 
 def client_partitions(partitions: Iterable[TopicPartition]) -> list[Any]:
     """Return partitions as the client has them."""
-    return [confluent_kafka.TopicPartition(*partition) for partition in partitions]
+    return [library.TopicPartition(*partition) for partition in partitions]

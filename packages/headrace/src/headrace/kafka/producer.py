@@ -10,12 +10,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-import confluent_kafka
-
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
+from headrace.kafka.client import library
 from headrace.kafka.producer_client import (
     SEVERAL,
     Callbacks,
@@ -92,7 +91,7 @@ def key_of_request(records: Sequence[OutgoingRecord], partitions: int) -> TopicP
     """
     first = records[0]
     if len(records) == 1 and first.partition is None and first.key is not None and partitions:
-        return first.topic, confluent_kafka.murmur2(first.key, partitions)  # as the client's own partitioner
+        return first.topic, library.murmur2(first.key, partitions)  # as the client's own partitioner
     if first.partition is None or any(record.partition != first.partition for record in records):
         return first.topic, SEVERAL
     return first.topic, first.partition

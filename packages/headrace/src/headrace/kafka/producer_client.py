@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Final, NamedTuple
 
-import confluent_kafka
-
 from headrace import errors
 from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.admin import Admin
+from headrace.kafka.client import library
 from headrace.kafka.client.access import is_refused, principal_of, refusal_in
 from headrace.kafka.client.credentials import ClientReplacement
 from headrace.kafka.client.error_map import ClientErrors, repeat_error, report_error, write_error
@@ -86,10 +85,10 @@ class Request:
         """Return the callbacks of the records from index `first` to before `end`."""
         return self.callbacks.between(first, end) if self.callbacks else (self._reported_alone,)
 
-    def _reported_alone(self, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+    def _reported_alone(self, error: library.KafkaError | None, record: Any) -> None:
         self.reported(0, error, record)
 
-    def reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+    def reported(self, index: int, error: library.KafkaError | None, record: Any) -> None:
         """Take one delivery report, on the delivery thread."""
         offset = None
         if error is None:
@@ -154,7 +153,7 @@ class _Health:
         self.fatal = False
         """Whether it must be replaced."""
         self.has_written = False
-        self.refusal: confluent_kafka.KafkaError | None = None
+        self.refusal: library.KafkaError | None = None
         """Kafka's response to a client that may write to no topic: it never sends a record."""
 
 
@@ -283,7 +282,7 @@ class ProducerClient:
             except BufferError:
                 full = errors.ProducerQueueFull("the client's queue is full: send this record again after a pause")
                 request.refuse(index, full)
-            except confluent_kafka.KafkaException as cause:
+            except library.KafkaException as cause:
                 refusal = self._health.refusal or refusal_in(cause.args[0])
                 error = write_error(refusal or cause, self._admin.config, record.topic)
                 if isinstance(error, errors.FatalKafkaError):
@@ -299,14 +298,14 @@ class ProducerClient:
         """Record that the client has written a record, so it has the right to."""
         self._health.has_written = True
 
-    def result(self, error: confluent_kafka.KafkaError | None, record: Any) -> ProduceResult:
+    def result(self, error: library.KafkaError | None, record: Any) -> ProduceResult:
         """Return the result for a report without an offset; on the thread."""
         if error is None:
             return repeat_error(record) if self._settings.acks != 0 else Produced(record.partition(), NO_OFFSET)
         try:
             error.code()
         except SystemError as fatal:  # the client raises its fatal error in the first call of this report
-            if isinstance(fatal.__cause__, confluent_kafka.KafkaException):
+            if isinstance(fatal.__cause__, library.KafkaException):
                 self._note_error(fatal.__cause__.args[0])
         topic = str(record.topic())
         if self._health.refusal:  # so this record was never sent
@@ -319,13 +318,13 @@ class ProducerClient:
                 try:
                     with ClientErrors():
                         self._poll()
-                except confluent_kafka.KafkaException as cause:
+                except library.KafkaException as cause:
                     self._note_error(cause.args[0])
             if self._health.refusal:
                 self._wait_for_rights(stop_requested)
             if self._health.fatal:
                 self._replace_client()
-        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
+        with contextlib.suppress(SystemError, library.KafkaException), ClientErrors():
             self._client.flush(_THREAD_STOP_SECONDS / 2)
 
     def _poll_on_loop(self, collect: Callable[[Callable[[], object]], None]) -> bool:
@@ -336,7 +335,7 @@ class ProducerClient:
         try:
             with contextlib.suppress(SystemError), ClientErrors():  # as on the thread
                 collect(functools.partial(client.poll, 0))
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             self._note_error(cause.args[0])
             return False
         return not self._health.fatal
@@ -375,7 +374,7 @@ class ProducerClient:
             if self._work.wait(_POLL_SECONDS):
                 break
 
-    def _use(self, client: confluent_kafka.Producer, waiting: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
+    def _use(self, client: library.Producer, waiting: Sequence[tuple[Request, Sequence[Any], int]]) -> None:
         """Continue with a new client; on the loop."""
         self._client = client
         for request, records, first in waiting:
@@ -385,11 +384,11 @@ class ProducerClient:
         # Fatal errors of librdkafka are final. The records of the old client get reports that mean "unknown".
         old, self._client = self._client, self._new_client()
         old.purge()
-        with contextlib.suppress(SystemError, confluent_kafka.KafkaException), ClientErrors():
+        with contextlib.suppress(SystemError, library.KafkaException), ClientErrors():
             old.flush(_REPLACE_SECONDS)
         self._health = _Health()
 
-    def _note_error(self, error: confluent_kafka.KafkaError) -> None:
+    def _note_error(self, error: library.KafkaError) -> None:
         self._admin.reachability.failed(error)
         health = self._health
         if error.fatal() and is_refused(error) and not health.has_written:
@@ -403,9 +402,9 @@ class ProducerClient:
             client_log.error("producer %s is replaced after a fatal error: %s", self._name, error.str())
             health.fatal = True
 
-    def _new_client(self) -> confluent_kafka.Producer:
+    def _new_client(self) -> library.Producer:
         client_id = f"headrace-{self._name}-{next(_client_numbers)}"
         properties = producer_properties(self._admin.config, self._settings, client_id)
         if self._settings.batch_bytes == 1:
             properties["retry.backoff.ms"] = _BACKOFF_MS  # a refused record repeats what is in flight behind it
-        return confluent_kafka.Producer({**properties, "error_cb": self._note_error})
+        return library.Producer({**properties, "error_cb": self._note_error})

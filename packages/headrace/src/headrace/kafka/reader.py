@@ -10,11 +10,10 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import InvalidRequest, KafkaTimeout, KafkaUnavailable, PartitionNotFound
 from headrace.kafka.admin import Admin
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import to_error
@@ -27,9 +26,9 @@ _WAIT_SECONDS = 0.2
 _SILENT_SECONDS = 30.0
 _LOOK_MS = 10_000
 """How often the client tells how far it has fetched: records of aborted transactions arrive, and are not returned."""
-_END = confluent_kafka.KafkaError._PARTITION_EOF
-_APPENDED = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
-_OF_THE_GROUP = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
+_END = library.KafkaError._PARTITION_EOF
+_APPENDED = library.TIMESTAMP_LOG_APPEND_TIME
+_OF_THE_GROUP = library.KafkaError.GROUP_AUTHORIZATION_FAILED
 """The client looks up the coordinator of its group, which is not used here."""
 _NO_PROPERTIES: Mapping[str, Any] = {}
 _SLICE_PROPERTIES = {"queued.max.messages.kbytes": 2048, "fetch.wait.max.ms": 100}
@@ -302,7 +301,7 @@ async def read_slice(
 
 
 def poll_part(
-    client: confluent_kafka.Consumer, most_records: int, topic: str = ""
+    client: library.Consumer, most_records: int, topic: str = ""
 ) -> tuple[list[RecordBatch], frozenset[TopicPartition], list[Any]]:
     """Return records, partitions with times of the broker, and the client's events.
 
@@ -318,9 +317,9 @@ def poll_part(
     return [_to_batch(partition, run) for partition, run in runs.items()], frozenset(append_times), events
 
 
-def _open_client(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> confluent_kafka.Consumer:
-    client = confluent_kafka.Consumer({**_properties(kafka), **properties})
-    client.assign([confluent_kafka.TopicPartition(*partition, offset) for partition, offset in at.items()])
+def _open_client(kafka: KafkaConfig, properties: Mapping[str, Any], at: Offsets) -> library.Consumer:
+    client = library.Consumer({**_properties(kafka), **properties})
+    client.assign([library.TopicPartition(*partition, offset) for partition, offset in at.items()])
     return client
 
 

@@ -5,17 +5,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import FileProblem, KafkaTls, identity_of
+from headrace.kafka.client import library
 
 Kind = Literal["topic", "group", "transactional-id", "cluster"]
 KIND_OF: Final[dict[int, Kind]] = {
-    confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
-    confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
-    confluent_kafka.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
-    confluent_kafka.KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+    library.KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    library.KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    library.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
+    library.KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
 """Kafka's codes for a missing right, and the kind of resource of each; a code says nothing more."""
 
@@ -38,12 +37,12 @@ class Right(NamedTuple):
 
 def is_refused(error: Any) -> bool:
     """Return whether an error says that a right is missing."""
-    return isinstance(error, confluent_kafka.KafkaError) and error.code() in KIND_OF
+    return isinstance(error, library.KafkaError) and error.code() in KIND_OF
 
 
-def refusal_in(error: confluent_kafka.KafkaError) -> confluent_kafka.KafkaError | None:
+def refusal_in(error: library.KafkaError) -> library.KafkaError | None:
     """Return the refusal behind an error that is fatal to the client, which names it only in the text."""
-    refusals = [confluent_kafka.KafkaError(code) for code in KIND_OF]
+    refusals = [library.KafkaError(code) for code in KIND_OF]
     return next((refusal for refusal in refusals if refusal.str() in error.str()), None)
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import KafkaTls
+from headrace.kafka.client import library
 
-_Error = confluent_kafka.KafkaError
+_Error = library.KafkaError
 _SIZE = re.compile(r"Invalid response size (-?\d+)")
 _CUT_LOGIN = "supported mechanisms: (n/a)"
 _AGO = re.compile(r" \(after \d+ms in state \w+.*$", re.DOTALL)

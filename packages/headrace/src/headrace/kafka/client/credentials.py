@@ -9,12 +9,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.config.kafka_security import FileProblem, KafkaSecurity
 from headrace.config.references import FileChanges, ReferenceProblem
 from headrace.errors import HeadraceError
+from headrace.kafka.client import library
 from headrace.runtime import Clock, LoopBridge
 
 log = logging.getLogger(__name__)
@@ -63,10 +62,10 @@ class SecurityFiles:
             current = security.current()
             self._is_new = current != security.in_use
             client = attempt(self._kafka.model_copy(update={"security": current})) if self._is_new else None
-        except (ReferenceProblem, HeadraceError, confluent_kafka.KafkaException) as cause:
+        except (ReferenceProblem, HeadraceError, library.KafkaException) as cause:
             self._is_new = True
             if changed:
-                why = cause.args[0].str() if isinstance(cause, confluent_kafka.KafkaException) else cause
+                why = cause.args[0].str() if isinstance(cause, library.KafkaException) else cause
                 log.warning(
                     "kafka.security: the changed files were rejected; keeping the old ones, will retry: %s", why
                 )
@@ -108,7 +107,7 @@ class ClientSecurity(Generic[C]):
             return None
         try:
             client = self.make()
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             log.warning("kafka.security: keeping the old credentials of a client: %s", cause.args[0].str().strip())
             return None
         self.is_expired = False

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 
-import confluent_kafka
-
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
+from headrace.kafka.client import library
 from headrace.kafka.client.access import KIND_OF, Right, is_refused, missing_right
 from headrace.records import OutgoingRecord
 
@@ -21,9 +20,9 @@ class ClientErrors:
         pass
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
-        if isinstance(error, confluent_kafka.KafkaError):
-            raise confluent_kafka.KafkaException(error) from None
-        if isinstance(error, SystemError) and isinstance(error.__cause__, confluent_kafka.KafkaException):
+        if isinstance(error, library.KafkaError):
+            raise library.KafkaException(error) from None
+        if isinstance(error, SystemError) and isinstance(error.__cause__, library.KafkaException):
             raise error.__cause__ from None
 
 
@@ -57,26 +56,21 @@ _KIND = {
 
 def _codes(names: str) -> set[int]:
     """Return the codes of Kafka's errors with these names, as far as the client knows them."""
-    return {
-        getattr(confluent_kafka.KafkaError, name) for name in names.split() if hasattr(confluent_kafka.KafkaError, name)
-    }
+    return {getattr(library.KafkaError, name) for name in names.split() if hasattr(library.KafkaError, name)}
 
 
 _CLASS_OF = {code: kind for kind, names in _KIND.items() for code in _codes(names)}
 _NO_CONFIG = KafkaConfig()
-ClientProblem = confluent_kafka.KafkaError | confluent_kafka.KafkaException
+ClientProblem = library.KafkaError | library.KafkaException
 
 _ADVICE = {
-    confluent_kafka.KafkaError.CONCURRENT_TRANSACTIONS: "Kafka is still ending an earlier transaction of this "
+    library.KafkaError.CONCURRENT_TRANSACTIONS: "Kafka is still ending an earlier transaction of this "
     "producer; nothing was lost, send again later."
 }
 """Advice in place of the docstring of the class."""
 
 # Written to the leader, not yet to enough replicas: the record may well be read later.
-_WRITTEN_PERHAPS = {
-    confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    confluent_kafka.KafkaError.REQUEST_TIMED_OUT,
-}
+_WRITTEN_PERHAPS = {library.KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, library.KafkaError.REQUEST_TIMED_OUT}
 
 _CERTAINLY_NOT_WRITTEN = _codes(
     """
@@ -91,9 +85,7 @@ _CERTAINLY_NOT_WRITTEN = _codes(
 )
 
 
-def report_error(
-    error: confluent_kafka.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG
-) -> errors.HeadraceError:
+def report_error(error: library.KafkaError, topic: str, kafka: KafkaConfig = _NO_CONFIG) -> errors.HeadraceError:
     """Return our error for a delivery report.
 
     The client names only the error of the last attempt: an earlier attempt may have been written and its response lost.
@@ -112,18 +104,18 @@ def write_error(cause: ClientProblem, kafka: KafkaConfig, *topics: str) -> error
 
 
 def refused_records(
-    client: confluent_kafka.Producer, kafka: KafkaConfig, records: Iterable[OutgoingRecord]
+    client: library.Producer, kafka: KafkaConfig, records: Iterable[OutgoingRecord]
 ) -> errors.HeadraceError | None:
     """Return the error for a right that a failed transaction lacks, which its reports may not name; else None."""
     try:
         client.begin_transaction()  # refused within a transaction, with the error that this one has
-    except confluent_kafka.KafkaException as cause:
+    except library.KafkaException as cause:
         if is_refused(cause.args[0]):
             return write_error(cause, kafka, *sorted({record.topic for record in records}))
     return None
 
 
-def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
+def repeat_error(record: library.Message) -> errors.HeadraceError:
     """Return the error for a record that is written at an unknown offset.
 
     This happens to a repeat that the leader recognises, if the first attempt is not among the producer's last batches.
@@ -137,7 +129,7 @@ def repeat_error(record: confluent_kafka.Message) -> errors.HeadraceError:
 
 def to_error(cause: ClientProblem, doing: str, kafka: KafkaConfig = _NO_CONFIG, *needed: Right) -> errors.HeadraceError:
     """Return our error for a client's error, with missing rights; its text begins with `doing`: "produce to orders"."""
-    error = cause.args[0] if isinstance(cause, confluent_kafka.KafkaException) else cause
+    error = cause.args[0] if isinstance(cause, library.KafkaException) else cause
     number = error.code()
     if is_refused(error):  # also if it is fatal to the client
         text = f"{doing}: {missing_right(KIND_OF[number], kafka, needed)} ({error.name()})"

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 from pydantic import SecretStr
 
 from headrace.config.kafka import CONSUMER_ONLY, KafkaConfig
@@ -17,13 +16,14 @@ from headrace.config.kafka_security import KafkaSasl, KafkaSecurity, KafkaTls, i
 from headrace.config.membership import RECEIVE_BYTES, ConsumerConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.errors import ConfigError
+from headrace.kafka.client import library
 
 client_log = logging.getLogger("headrace.kafka.librdkafka")
 
 
 def librdkafka_version() -> str:
     """Return the version of the client's C library."""
-    return str(confluent_kafka.libversion()[0])
+    return str(library.libversion()[0])
 
 
 class _Seldom(logging.Filter):
@@ -183,9 +183,9 @@ def check_properties(kafka: KafkaConfig, settings: ProducerConfig) -> None:
     quiet = {"log_level": 0}
     name = "headrace-check"
     try:
-        confluent_kafka.Producer({**producer_properties(kafka, settings, name), **quiet})
-        confluent_kafka.Consumer({**client_properties(kafka, name, consumer=True), "group.id": name, **quiet}).close()
-    except confluent_kafka.KafkaException as cause:
+        library.Producer({**producer_properties(kafka, settings, name), **quiet})
+        library.Consumer({**client_properties(kafka, name, consumer=True), "group.id": name, **quiet}).close()
+    except library.KafkaException as cause:
         text = cause.args[0].str().strip()
         raise ConfigError(
             f"kafka.properties or producer.properties: Kafka's client refused a value: {text}: correct it"

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import confluent_kafka
-
 from headrace.config.kafka import KafkaConfig
 from headrace.errors import KafkaUnavailable
+from headrace.kafka.client import library
 from headrace.kafka.client.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.client.credentials import SecurityFiles
 from headrace.kafka.client.properties import client_properties
@@ -35,7 +34,7 @@ _FIRST_REMINDER_SECONDS = 10.0
 _LONGEST_REMINDER_SECONDS = 600.0
 _THREAD_STOP_SECONDS = 5.0
 _SILENT = ConnectionProblem("neither a response nor an error arrived")
-_Error = confluent_kafka.KafkaError
+_Error = library.KafkaError
 
 
 class Outage(NamedTuple):
@@ -240,7 +239,7 @@ class BrokerProbe:
         finally:
             client.close()
 
-    def _new_client(self, kafka: KafkaConfig, failed: Callable[[Any], None]) -> confluent_kafka.Consumer:
+    def _new_client(self, kafka: KafkaConfig, failed: Callable[[Any], None]) -> library.Consumer:
         own: dict[str, Any] = {
             "group.id": "headrace.reachability",  # required by the client; never joined
             "allow.auto.create.topics": False,
@@ -249,9 +248,9 @@ class BrokerProbe:
             "fetch.wait.max.ms": 0,  # it never fetches; the client warns of more, with so short a time for a response
             "error_cb": failed,
         }
-        return confluent_kafka.Consumer({**client_properties(kafka, "headrace-reachability"), **own})
+        return library.Consumer({**client_properties(kafka, "headrace-reachability"), **own})
 
-    def _connect(self, kafka: KafkaConfig) -> confluent_kafka.Consumer:
+    def _connect(self, kafka: KafkaConfig) -> library.Consumer:
         """Return a client with changed security that a broker has answered."""
         errors = ConnectionErrors(kafka)
         errors.has_answered = self._reachability.has_answered
@@ -259,14 +258,14 @@ class BrokerProbe:
         client = self._new_client(kafka, lambda error: reports[-1](error))
         try:
             client.list_topics(_TOPIC, timeout=_LIMIT_SECONDS)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             client.poll(0)  # serves the errors
             client.close()
             raise KafkaUnavailable(str(errors.last() or cause.args[0].str())) from cause
         reports.append(self._own_failed)
         return client
 
-    def _request(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> bool:
+    def _request(self, client: library.Consumer, stop_requested: threading.Event) -> bool:
         """Return whether a broker answers; give up early only if the client reports that it reaches none."""
         end = self._clock.monotonic() + _LIMIT_SECONDS
         self.none_left.clear()
@@ -276,7 +275,7 @@ class BrokerProbe:
             sent_at = self._clock.monotonic()
             try:
                 client.list_topics(_TOPIC, timeout=_ATTEMPT_SECONDS)
-            except confluent_kafka.KafkaException:
+            except library.KafkaException:
                 client.poll(0)  # serves `_own_failed`
                 if not self.seen_alive.is_set() and (self._own_none_left or self._clock.monotonic() >= end):
                     return False
@@ -287,7 +286,7 @@ class BrokerProbe:
                 return True
         return False
 
-    def _wait(self, client: confluent_kafka.Consumer, stop_requested: threading.Event) -> None:
+    def _wait(self, client: library.Consumer, stop_requested: threading.Event) -> None:
         """Wait until the next attempt is due."""
         began = self._clock.monotonic()
         measure_at = began + _MEASURE_SECONDS

@@ -21,12 +21,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import confluent_kafka
-
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig, TransactionsConfig
 from headrace.kafka.admin import Admin
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.error_map import ClientErrors, refused_records, to_error
@@ -113,7 +112,7 @@ class _Writer:
             if self._alone:
                 self._properties |= _ALONE
             client = TransactionalClient(self._properties, _OPEN_SECONDS)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             name = self._properties["transactional.id"]
             needed = Right("Write", "transactional-id", name)
             error = to_error(cause, f"open the transactional producer {name}", self._kafka, needed)
@@ -199,7 +198,7 @@ class _Writer:
                 return self._client
         return None
 
-    def _send(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
+    def _send(self, client: library.Producer, jobs: list[TransactionJob]) -> None:
         """Write the records, then the last record of each job. The client's own time limit ends it."""
 
         def has_failed() -> bool:
@@ -238,7 +237,7 @@ class _Writer:
             job.in_doubt = True
         self._in_doubt += jobs
 
-    def _abort(self, client: confluent_kafka.Producer, jobs: list[TransactionJob]) -> None:
+    def _abort(self, client: library.Producer, jobs: list[TransactionJob]) -> None:
         """Abort a transaction; each of several requests in it is then written by itself.
 
         When Kafka has refused a batch of one request as too large, each record of it is written once more, alone.

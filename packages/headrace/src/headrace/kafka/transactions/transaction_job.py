@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import confluent_kafka
-
 from headrace import errors
 from headrace.config.kafka import KafkaConfig
+from headrace.kafka.client import library
 from headrace.kafka.client.access import Right
 from headrace.kafka.client.error_map import repeat_error, to_error, write_error
 from headrace.kafka.commits import to_client
@@ -22,14 +21,14 @@ _SECONDS: Final = 10.0
 _FRAME: Final = b"CGMDv2:"
 """Precedes the generation in a member's metadata, as the client writes it."""
 _MEMBER_GONE: Final = {
-    confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID,
-    confluent_kafka.KafkaError.FENCED_INSTANCE_ID,
-    confluent_kafka.KafkaError.FENCED_MEMBER_EPOCH,
+    library.KafkaError.UNKNOWN_MEMBER_ID,
+    library.KafkaError.FENCED_INSTANCE_ID,
+    library.KafkaError.FENCED_MEMBER_EPOCH,
 }
 _GENERATION_OVER: Final = {
-    confluent_kafka.KafkaError.ILLEGAL_GENERATION,
-    confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS,
-    confluent_kafka.KafkaError.STALE_MEMBER_EPOCH,
+    library.KafkaError.ILLEGAL_GENERATION,
+    library.KafkaError.REBALANCE_IN_PROGRESS,
+    library.KafkaError.STALE_MEMBER_EPOCH,
 }
 
 
@@ -56,17 +55,17 @@ class GroupOffsets(NamedTuple):
     """The settings of its client."""
     group: str = ""
 
-    def send(self, client: confluent_kafka.Producer) -> errors.HeadraceError | None:
+    def send(self, client: library.Producer) -> errors.HeadraceError | None:
         """Add the offsets to the transaction of a client, on its thread; return why Kafka refuses them."""
         if not (member := self.member()):
             return errors.CommitRefused(f"{', '.join(map(str, self.offsets))}: no longer assigned to this member")
         try:
             client.send_offsets_to_transaction(to_client(self.offsets), member, _SECONDS)
-        except confluent_kafka.KafkaException as cause:
+        except library.KafkaException as cause:
             return self._error_of(cause, f"commit {', '.join(map(str, self.offsets))} in a transaction")
         return None
 
-    def _error_of(self, cause: confluent_kafka.KafkaException, doing: str) -> errors.HeadraceError:
+    def _error_of(self, cause: library.KafkaException, doing: str) -> errors.HeadraceError:
         """Return our error for offsets that a transaction could not commit.
 
         A member of an earlier generation may still have its partitions: its consumer knows that at the retry.
@@ -93,9 +92,9 @@ OF_BATCH: Final = "of_batch"
 _NAMED: Final = errors.TopicNotFound, errors.PartitionNotFound, errors.KafkaTimeout
 """Errors of a record that may be transient."""
 _INNOCENT: Final = (
-    confluent_kafka.KafkaError._STATE,
-    confluent_kafka.KafkaError._INVALID_DIFFERENT_RECORD,
-    confluent_kafka.KafkaError._PURGE_QUEUE,
+    library.KafkaError._STATE,
+    library.KafkaError._INVALID_DIFFERENT_RECORD,
+    library.KafkaError._PURGE_QUEUE,
 )
 """Errors of records that failed only because another record did."""
 
@@ -132,7 +131,7 @@ class TransactionJob:
         """Return whether the caller is the first, and so owns the request."""
         return self._claimed.acquire(blocking=False)
 
-    def send(self, client: confluent_kafka.Producer, first: int, has_failed: Callable[[], bool]) -> None:
+    def send(self, client: library.Producer, first: int, has_failed: Callable[[], bool]) -> None:
         """Pass the records from an index on to the client; a refused record gets its error as result.
 
         `has_failed` returns whether the transaction, which may have further jobs, can only be aborted.
@@ -153,12 +152,12 @@ class TransactionJob:
                     "the transactional client's queue is full: send it again"
                 )
                 return
-            except confluent_kafka.KafkaException as cause:
+            except library.KafkaException as cause:
                 if cause.args[0].code() not in _INNOCENT:
                     self.results[index] = write_error(cause, self.kafka, record.topic)
                 return
 
-    def _reported(self, index: int, error: confluent_kafka.KafkaError | None, record: Any) -> None:
+    def _reported(self, index: int, error: library.KafkaError | None, record: Any) -> None:
         if error is None:
             offset = record.offset()
             self.results[index] = repeat_error(record) if offset is None else Produced(record.partition(), offset)

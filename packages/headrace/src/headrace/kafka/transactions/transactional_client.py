@@ -5,18 +5,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import confluent_kafka
 import msgspec
 
 from headrace.config.kafka import KafkaConfig
 from headrace.config.producer_config import ProducerConfig
+from headrace.kafka.client import library
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.client.properties import producer_properties
 
 STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
 _FLUSH_SECONDS: Final = 0.1
-BROKEN: Final = (confluent_kafka.KafkaException, SystemError)
+BROKEN: Final = (library.KafkaException, SystemError)
 """What the client's calls raise; a SystemError if a fatal error and a delivery report meet in one call."""
 
 MOST_TRANSACTIONS: Final = 10_000
@@ -132,7 +132,7 @@ def transactional_properties(kafka: KafkaConfig, settings: ProducerConfig, name:
     }
 
 
-def flush(producer: confluent_kafka.Producer, has_failed: Callable[[], bool]) -> None:
+def flush(producer: library.Producer, has_failed: Callable[[], bool]) -> None:
     """Wait until each record is reported. After a failure, drop the records that are still queued.
 
     Kafka's client sends no record of a transaction that failed: they would wait for `delivery.timeout.ms`.
@@ -155,7 +155,7 @@ class TransactionalClient:
             KafkaException: Kafka refuses, or did not answer in time.
         """
         self._guard = TransactionGuard()
-        self.producer = confluent_kafka.Producer({**properties, "stats_cb": self._guard.observe})
+        self.producer = library.Producer({**properties, "stats_cb": self._guard.observe})
         """Takes records and offsets between `begin` and `commit`."""
         self.producer.init_transactions(limit_seconds)
         self._guard.opened(time.monotonic())

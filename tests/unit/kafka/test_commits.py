@@ -28,7 +28,7 @@ class Harness:
         self.refuses = False
         self.problems = ConsumerProblems("g")
         self.resolver = PositionResolver(ReadPolicy(), self.clock, self.problems)
-        self.commits = Commits("c", self.clock, self.epochs, self.resolver.acknowledged)
+        self.commits = Commits("c", self.clock, self.epochs, self.problems)
 
     def commit(self, offsets: list[Any], asynchronous: bool) -> None:
         assert asynchronous
@@ -61,7 +61,7 @@ class Harness:
         self.commits.send_due(self)
 
     def begun(self) -> list[Any]:
-        return list(self.resolver.resolve(self))
+        return list(self.resolver.resolve(self, self.commits.is_open))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headrace.kafka.names import names_of
 from headrace.kafka.positions import Assignment, OffsetGap, PositionResolver, StartPosition
 from headrace.kafka.positions import client_partitions as _plain
 from headrace.records import Committed, Epochs, Offsets, TopicPartition
-from headrace.runtime import Clock, Deadline
+from headrace.runtime import Deadline
 from headrace.runtime.failpoints import reach
 from headrace.runtime.telemetry.log_fields import record_fields
 
@@ -30,12 +30,12 @@ class AssignedPartitions:
         self,
         name: str,
         client: Any,
+        commits: Commits,
         *,
         loop: LoopProxy,
         flow: FetchFlowControl,
         resolver: PositionResolver,
         problems: ConsumerProblems,
-        clock: Clock,
     ) -> None:
         """Begin without partitions; `client` is that of the thread."""
         # Settings
@@ -50,8 +50,8 @@ class AssignedPartitions:
         self.leave_by: Deadline | None = None
         """When the group must be left; set by the loop."""
         # These assignments
-        self.epochs: dict[TopicPartition, int] = {}
-        self.commits = Commits(name, clock, self.epochs, resolver.acknowledged, problems)
+        self.commits = commits
+        self.epochs = commits.epochs
         self._seeks: dict[TopicPartition, Callable[[bool], None]] = {}
         """Those whose new offset is not committed yet, with who waits for that."""
         # This client
@@ -149,7 +149,7 @@ class AssignedPartitions:
 
     def resolve(self) -> None:
         """Resume partitions whose position was not known before."""
-        for partition, found in self.resolver.resolve(self.client):
+        for partition, found in self.resolver.resolve(self.client, self.commits.is_open):
             if isinstance(found, OffsetGap):
                 self._on_gap(partition, found)
             elif isinstance(found, StartPosition):

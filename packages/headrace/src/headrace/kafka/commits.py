@@ -70,16 +70,17 @@ class Commits:
         self,
         name: str,
         clock: Clock,
-        epoch_of: Epochs,
-        acknowledged: Callable[[Epochs], None] = lambda _: None,
-        problems: ConsumerProblems | None = None,
+        epochs: dict[TopicPartition, int],
+        problems: ConsumerProblems,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; `acknowledged` gets the epochs of acknowledged commits by partition, `problems` a refused one."""
-        self._problems = problems or ConsumerProblems(name)
+        """Prepare; `problems` gets a refused commit, and `answered` is called when Kafka has answered."""
+        self.epochs = epochs
+        """The present assignments."""
+        self._problems = problems
         self._name = name
         self._clock = clock
-        self._epoch_of = epoch_of
-        self._acknowledged = acknowledged
+        self._answered = answered
         self._newest: dict[TopicPartition, tuple[int, Committed]] = {}
         self._sent: dict[TopicPartition, int] = {}
         self.in_flight = False
@@ -98,7 +99,7 @@ class Commits:
         request = _Request(offsets, response)
         self._requests.append(request)
         self.request(offsets, epochs)
-        self._drop([p for p in offsets if p not in epochs or epochs[p] != self._epoch_of.get(p)], [request])
+        self._drop([p for p in offsets if p not in epochs or epochs[p] != self.epochs.get(p)], [request])
 
     def when_settled(self, partitions: Iterable[TopicPartition], response: Response) -> None:
         """Respond when no commit of these partitions waits or is in flight; with the partitions revoked before that."""
@@ -112,7 +113,7 @@ class Commits:
         """Take offsets that were reached in these epochs; the newest per partition wins."""
         for partition, at in offsets.items():
             epoch = epochs.get(partition)
-            if epoch is not None and epoch == self._epoch_of.get(partition):
+            if epoch is not None and epoch == self.epochs.get(partition):
                 self._newest[partition] = epoch, at
 
     def is_open(self, partition: TopicPartition) -> bool:
@@ -162,6 +163,8 @@ class Commits:
 
     def reported(self, error: Any, offsets: Sequence[Any]) -> None:
         """Take the report of the commit in flight; failed offsets are sent again while their epoch lasts."""
+        if error is None:
+            self._answered()
         reported = from_client(offsets)
         if reported and self._sent.keys().isdisjoint(reported):
             return  # commits on revoke wait for their own response, and are reported too
@@ -169,10 +172,9 @@ class Commits:
         reach("commit.acknowledged")
         failed = [p for p in offsets if error is not None or p.error is not None]
         not_committed = from_client(failed)
-        acknowledged = {p: self._sent[p] for p in reported if p in self._sent and p not in not_committed}
-        self._acknowledged(acknowledged)
+        acknowledged = self._sent.keys() & (reported.keys() - not_committed.keys())
         for request in self._requests:
-            request.unsent |= request.sent - acknowledged.keys()
+            request.unsent |= request.sent - acknowledged
             request.sent.clear()
         self._respond()
         if failed:

@@ -19,6 +19,7 @@ from headrace.kafka.client import library
 from headrace.kafka.client.credentials import ClientSecurity
 from headrace.kafka.client.properties import member_properties
 from headrace.kafka.cluster_admin import rebalance_of
+from headrace.kafka.commits import Commits
 from headrace.kafka.fetch_flow import FetchFlowControl
 from headrace.kafka.loop_proxy import CommandQueue, ConsumerProblems, Listener, LoopProxy
 from headrace.kafka.names import check_group, check_topic, names_of
@@ -114,15 +115,14 @@ class Consumer(Service):
             in_task = functools.partial(loop.post, self.keep)
             store = _OffsetStore(self._policy.stored_offsets, self._group, resolver, self._commands, in_task)
             resolver.request_stored = store.request
-        security = ClientSecurity(self._admin.config.security, lambda: library.Consumer(self._properties()))
+        commits = Commits(self.name, self._clock, {}, self._problems, self._admin.reachability.answered)
+
+        def make_client() -> Any:
+            return library.Consumer({**self._properties(), "on_commit": commits.reported})
+
+        security = ClientSecurity(self._admin.config.security, make_client)
         partitions = AssignedPartitions(
-            self.name,
-            security.make(),
-            loop=loop,
-            flow=self._flow,
-            resolver=resolver,
-            problems=self._problems,
-            clock=self._clock,
+            self.name, security.make(), commits, loop=loop, flow=self._flow, resolver=resolver, problems=self._problems
         )
         poll = PollThread(partitions, security, self._commands, self._clock)
         thread = OwnedThread(self.name, poll.run, self.die)
@@ -135,7 +135,6 @@ class Consumer(Service):
         return {
             **member_properties(self._admin.config, f"headrace-{self.name}", self._group, self._policy.member),
             "queued.max.messages.kbytes": self._flow.fetch_ahead_kbytes,
-            "on_commit": self._commit_reported,
             "error_cb": self._admin.reachability.failed,
         }
 
@@ -324,13 +323,6 @@ class Consumer(Service):
         self._commands.append(run)
         if wakes:
             self._commands.wake()
-
-    def _commit_reported(self, error: Any, offsets: Sequence[Any]) -> None:
-        """Take the report of a commit, on the thread."""
-        if error is None:
-            self._admin.reachability.answered()
-        if self._running:
-            self._running.poll.partitions.commits.reported(error, offsets)
 
 
 def hanging_consumers() -> list[str]:

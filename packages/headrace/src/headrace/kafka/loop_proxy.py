@@ -139,6 +139,11 @@ class ConsumerProblems:
         """Called on the thread, once per problem."""
         self._problems: dict[str, HeadraceError | str] = {"": f"group {group}: not joined yet"}
 
+    @property
+    def group_waits(self) -> bool:
+        """Whether the group as a whole has a problem, or waits for partitions."""
+        return "" in self._problems or self.joining_since is not None
+
     def stall(self, about: str, error: HeadraceError) -> None:
         """Set the problem of a partition that waits for a seek."""
         new = self._problems.get(about) != error.description

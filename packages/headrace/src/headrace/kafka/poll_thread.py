@@ -204,7 +204,8 @@ class PollThread:
     def _pass_records(self, messages: list[Any]) -> None:
         if not messages:
             return
-        self._problems.report("", "")
+        if self._problems.group_waits:
+            self._problems.report("", "")
         batches = to_batches(messages)
         self._allowed([batch.topic_partition for batch in batches])
         for batch in batches:

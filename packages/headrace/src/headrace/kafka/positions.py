@@ -114,14 +114,6 @@ class _Unknown:
     this one would count as added."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Sought:
-    """A partition that starts at another position, as soon as that is committed."""
-
-    start: StartPosition
-    is_committed: bool = False
-
-
 class Assignment:
     """The client's assignment, under either protocol of rebalancing: some partitions at a time, or all at once.
 
@@ -196,7 +188,8 @@ class PositionResolver:
         """The next offset to read, of partitions that are read."""
         self._unknown: dict[TopicPartition, _Unknown] = {}
         """Partitions to resolve, the next one first."""
-        self._sought: dict[TopicPartition, _Sought] = {}
+        self._sought: dict[TopicPartition, StartPosition] = {}
+        """Partitions that start at another position, as soon as that is committed."""
         self._retry_at = 0.0
         """When the next round of requests is due, by the monotonic clock."""
 
@@ -274,12 +267,7 @@ class PositionResolver:
 
     def wait_for_commit(self, partition: TopicPartition, start: StartPosition) -> None:
         """Start at another position, as soon as that is committed in its epoch."""
-        self._sought[partition] = _Sought(start)
-
-    def acknowledged(self, epochs: Epochs) -> None:
-        """Take acknowledged commits: partition to epoch."""
-        for partition, sought in self._sought.items():
-            sought.is_committed |= epochs.get(partition) == sought.start.epoch
+        self._sought[partition] = start
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer assigned."""
@@ -289,12 +277,14 @@ class PositionResolver:
             self._positions.pop(partition, None)
             self._problems.report(str(partition), "")
 
-    def resolve(self, client: Any) -> Iterator[tuple[TopicPartition, StartPosition | OffsetGap | int]]:
+    def resolve(
+        self, client: Any, is_committing: Callable[[TopicPartition], bool]
+    ) -> Iterator[tuple[TopicPartition, StartPosition | OffsetGap | int]]:
         """Yield partitions that are resolved now: where to start, what is missing, or the position to resume at."""
-        for partition, sought in list(self._sought.items()):
-            if sought.is_committed and self._sought.get(partition) is sought:  # not forgotten or sought again meanwhile
+        for partition, start in list(self._sought.items()):
+            if self._sought.get(partition) is start and not is_committing(partition):  # not forgotten or sought again
                 del self._sought[partition]
-                yield partition, sought.start
+                yield partition, start
         if not self._unknown or self._clock.monotonic() < self._retry_at:
             return
         started_at = self._clock.monotonic()

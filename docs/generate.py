@@ -45,35 +45,27 @@ _WIDTH = 100
 _OPEN_FIRST = {
     "app": "app listeners",
     "cli": "main reactive",
-    "client": "",
     "config": "model load",
     "consumers": "running_consumer",
     "commands": "consumer_control registration_table",
     "runs": "window_run jobs",
     "runs/dead_letters": "pages completed_offsets",
-    "admin": "",
-    "admin/cluster": "",
-    "admin/health": "",
-    "admin/process": "",
     "delivery": "pump lane schedule tracker policy dead_letter outcomes",
     "formats": "choice plain registry",
     "functions": "workers destination process spec",
     "functions/triggers": "kafka_trigger",
     "functions/worker": "loop handler",
     "kafka": "consumer poll_thread producer commits compacted_table admin",
-    "kafka/client": "",
     "kafka/transactions": "producers",
     "runtime": "supervisor service clock",
-    "sidecar": "",
     "sidecar/produce": "routes produce produce_request",
     "sidecar/active": "routes instance",
     "sidecar/reactive": "http_destination client",
-    "sidecar/registered": "",
     "runtime/telemetry": "metrics audit",
     "http": "server application endpoint",
     "http/auth": "authenticator principals",
 }
-"""The files of each package that a newcomer opens first."""
+"""The files of a package that a newcomer opens first."""
 
 Schema = Mapping[str, Any]
 
@@ -163,7 +155,7 @@ def _models_below(schema: Schema, setting: Schema) -> list[Schema]:
 
 
 def _entry(setting: Schema) -> Schema:
-    """Return the schema of a map's values; empty if the setting is no map."""
+    """Return the schema of a map's values; empty if the setting is not a map."""
     entry: Schema = setting.get("additionalProperties") or next(iter(setting.get("patternProperties", {}).values()), {})
     return entry
 
@@ -472,12 +464,11 @@ def with_file_map(page: str) -> str:
 def file_map() -> str:
     """Return each package with its purpose, and the files to open first with the first sentence of each."""
     lines = [f"- `{name}`: {_purpose(CORE / name)}" for name in ("records.py", "errors.py", "feature.py")]
-    for package, names in _OPEN_FIRST.items():
-        lines.append(f"- **`{package}/`** {_purpose(CORE / package / '__init__.py')}")
-        lines += [f"  - `{package}/{name}.py`: {_purpose(CORE / package / f'{name}.py')}" for name in names.split()]
-    folders = {path.parent.relative_to(CORE).as_posix() for path in CORE.rglob("__init__.py")}
-    missing = folders - {".", *_OPEN_FIRST}
-    assert not missing, f"no files of {missing} in _OPEN_FIRST"
+    for path in sorted(CORE.rglob("*/__init__.py")):
+        package = path.parent.relative_to(CORE).as_posix()
+        lines.append(f"- **`{package}/`** {_purpose(path)}")
+        names = _OPEN_FIRST.get(package, "").split()
+        lines += [f"  - `{package}/{name}.py`: {_purpose(path.with_name(f'{name}.py'))}" for name in names]
     for guest in GUESTS:
         lines.append(f"- **`{guest.name}/`** {_purpose(guest / '__init__.py')}")
         for path in sorted(guest.rglob("*/__init__.py")):

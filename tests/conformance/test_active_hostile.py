@@ -176,6 +176,7 @@ def test_a_reader_that_left_frees_its_instance_at_once(url: str, source: str) ->
         instance.wait_reading()
         waiting.cut()
         Scenario.wait_until(lambda: instance("GET", "/records?timeout=1").status == 200, "the instance to be free")
+    assert instance.ok("GET", "/records?timeout=1") == []
 
 
 def test_a_client_that_never_reads_its_stream_holds_little(
@@ -228,3 +229,5 @@ def test_instances_in_a_loop_leave_nothing_behind(process: HeadraceProcess, site
         lambda: all(now <= then + more for now, then, more in zip(counted(), before, (16, 3), strict=True)),
         f"{counted()} of {before}",
     )
+    shown = send("GET", f"{process.url}/adm/consumers").body["consumers"]
+    assert [one for one in shown if one["group"].startswith(source)] == []

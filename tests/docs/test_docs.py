@@ -236,12 +236,13 @@ def test_files_shown_load(page: Path, tmp_path: Path) -> None:
     for name, text in files_of(page):
         path = tmp_path / name
         if path.suffix == ".yaml":
-            (load_test_case if path.parent.name == "tests" else EXAMPLES.get(path.name, load_pipeline))(path)
+            load = load_test_case if path.parent.name == "tests" else EXAMPLES.get(path.name, load_pipeline)
+            assert load(path), name
         elif path.suffix == ".py":
-            compile(text, name, "exec")
+            assert compile(text, name, "exec")
     for block in blocks(page):
         if block.language == "json":
-            json.loads(block.text)
+            assert json.loads(block.text) is not None
 
 
 def test_files_of_the_examples_are_shown_as_they_are() -> None:

@@ -106,6 +106,7 @@ async def kill_driver(run: PipelineRun, after_seconds: float) -> None:
     before = run.status()["flows"]["copy"]["input_records"]
     await until(lambda: run.status()["flows"]["copy"]["input_records"] > before, run)
     await asyncio.sleep(after_seconds)
+    print(f"killed {after_seconds:.3f} s after a batch")
     if pid := run.status()["driver_pid"]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -145,9 +146,7 @@ def test_a_driver_is_killed_at_random_moments(
         async with scenario.running() as run:
             for number in range(10 if often else 1):
                 scenario.send((10 if often else 4) * BATCH)
-                moment = random.uniform(0, 2 if often else 1)
-                print(f"killed {moment:.3f} s after a batch")
-                await kill_driver(run, moment)
+                await kill_driver(run, random.uniform(0, 2 if often else 1))
                 if number == 0 and often:
                     server.stop()
                     await asyncio.sleep(2)  # the sink finds it stopped

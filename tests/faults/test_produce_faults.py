@@ -33,7 +33,7 @@ class ProduceScenario(Ledger):
         self.clients = Poster(self.process.url, self.topic, RECORDS, clients=CLIENTS)
 
     @contextmanager
-    def fault(self) -> Iterator[None]:
+    def checked_fault(self) -> Iterator[None]:
         """Produce before, during and after a fault, and check what the clients were told.
 
         The fault may make outcomes unknown, up to the delivery timeout after its end.
@@ -60,14 +60,14 @@ def produce(kafka_three: Cluster, headrace: StartHeadrace, tmp_path: Path) -> Ca
 def test_the_leader_is_killed(produce: Callable[..., ProduceScenario]) -> None:
     """Another one takes over within the delivery timeout; nothing is lost, moved, doubled or denied."""
     scenario = produce(delivery_seconds=15)
-    with scenario.fault(), scenario.killed(scenario.leader_of(scenario.topic)):
+    with scenario.checked_fault(), scenario.killed(scenario.leader_of(scenario.topic)):
         scenario.clients.wait_for_more(1000)
 
 
 def test_all_brokers_are_paused_for_longer_than_the_delivery_timeout(produce: Callable[..., ProduceScenario]) -> None:
     """What was in flight is unknown, and some of it is written later; nothing of that was called a fail."""
     scenario = produce(delivery_seconds=6)
-    with scenario.fault(), scenario.paused(1, 2, 3):
+    with scenario.checked_fault(), scenario.paused(1, 2, 3):
         time.sleep(8)  # how long the fault lasts
     assert scenario.clients.with_outcome("unknown")
 
@@ -77,7 +77,7 @@ def test_connections_to_the_brokers_are_cut(produce: Callable[..., ProduceScenar
     """Requests and responses on their way are lost; what was sent again is there once, where its response says."""
     scenario = produce(delivery_seconds=15, kafka={"bootstrap_servers": kafka_network.bootstrap_servers})
     cut = 0
-    with scenario.fault():
+    with scenario.checked_fault():
         for _ in range(10):
             cut += kafka_network.cut()
             scenario.clients.wait_for_more(200)

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.push_scenario import SHORT_SESSION, Feeder, Hostile, PushScenario
 
 
-def take_turns(scenario: PushScenario, changes: int, per_second: int, pause: Callable[[], None]) -> None:
+def check_turns(scenario: PushScenario, changes: int, per_second: int, pause: Callable[[], None]) -> None:
     """Two processes of one group; again and again one of them is ended, by SIGTERM or SIGKILL, and started again.
 
     The backend is, too, each third time.
@@ -54,7 +54,7 @@ def test_two_processes_take_turns(scenario: PushScenario, ordering: str, members
     """Changes at up to 2,000 records a second: nothing lost or skipped, order kept, no commit too early or back."""
     scenario.settings.update(ordering=ordering, consumer=membership)
     scenario.backend.response = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
-    take_turns(scenario, 3, 2000, lambda: scenario.wait_more(1000))
+    check_turns(scenario, 3, 2000, lambda: scenario.wait_more(1000))
 
 
 @pytest.mark.long
@@ -63,4 +63,4 @@ def test_two_processes_take_turns_for_ten_minutes(scenario: PushScenario) -> Non
     """The same for ten minutes, with a change every 20 seconds."""
     scenario.settings["consumer"] = SHORT_SESSION
     scenario.backend.response = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
-    take_turns(scenario, 28, 2000, lambda: time.sleep(20))
+    check_turns(scenario, 28, 2000, lambda: time.sleep(20))

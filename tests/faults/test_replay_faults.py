@@ -67,7 +67,7 @@ class Replayed(PushScenario):
         self.backend.stop()
 
 
-def die_and_go_on(scenarios: Mapping[str, Replayed]) -> None:
+def check_deaths(scenarios: Mapping[str, Replayed]) -> None:
     """Let a process of each scenario die at its point, side by side, and start another one that goes on."""
     first = {point: scenario.run(point) for point, scenario in scenarios.items()}
     jobs = {point: scenario.begin(first[point]) for point, scenario in scenarios.items()}
@@ -95,7 +95,7 @@ def test_a_replay_goes_on_wherever_its_process_dies(kafka: Cluster, headrace: St
     if to == "topic":  # by 500 records, so everything happens but a few times
         points = ["delivery.after=1", "replay.read=2", "replay.save=1", "replay.saved=1", "ended.after=2"]
     points = [point.replace("=", "=crash@") for point in points]
-    die_and_go_on({point: Replayed(kafka, headrace, tmp_path, to) for point in points})
+    check_deaths({point: Replayed(kafka, headrace, tmp_path, to) for point in points})
 
 
 @pytest.mark.timeout(500)

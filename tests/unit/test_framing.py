@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -54,8 +55,10 @@ def test_messages_survive_however_the_stream_is_cut(messages: list[protocol.ToWo
 @given(st.binary(max_size=200), st.booleans())
 def test_foreign_bytes_break_the_connection_and_nothing_else(data: bytes, in_a_frame: bool) -> None:
     """Bytes that are not a frame end in `ProtocolBroken` or in waiting for more, never in another error."""
+    messages: Sequence[protocol.ToParent] = ()
     with contextlib.suppress(ProtocolBroken):
-        FrameReader(protocol.decode_to_parent).feed(len(data).to_bytes(4, "big") * in_a_frame + data)
+        messages = FrameReader(protocol.decode_to_parent).feed(len(data).to_bytes(4, "big") * in_a_frame + data)
+    assert all(isinstance(message, msgspec.Struct) for message in messages)
 
 
 @pytest.mark.parametrize("content", [b"\x92\x02\xa2\xff\xfe", b"\x93\x01\xc0" + b"\x91" * 100_000, b"\xc1", b""])

@@ -19,8 +19,8 @@ from headrace_devkit.testing.secured import kafka_settings
 from tests.kafka_contract import PROMISES, Clients
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, promise: Any) -> None:
+@pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
+async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, check: Any) -> None:
     """Its members get their partitions from the group's coordinator."""
     settings, name = kafka_settings(kafka.bootstrap_servers, request_timeout_seconds=60), topic(2)
     admin, written = Admin(settings), ProducerConfig()
@@ -40,7 +40,7 @@ async def test_a_broker_keeps(kafka: Cluster, topic: MakeTopic, promise: Any) ->
     for service in services:
         await service.start()
     try:
-        await promise(Clients(name, admin, topics, producer, transactions, read_records, cut, join))
+        await check(Clients(name, admin, topics, producer, transactions, read_records, cut, join))
     finally:
         for service in services:
             await service.stop()

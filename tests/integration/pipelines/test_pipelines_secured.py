@@ -41,7 +41,7 @@ class Counts(Processor):
 HTTP_PAGES = ("health/readiness", "metrics", "adm/reactive-consumers", "adm/consumers", "adm/jobs")
 
 
-def wait_ids(site: Scenario, sink: str, count: int) -> None:
+def expect_ids(site: Scenario, sink: str, count: int) -> None:
     """Wait until the topic of each flow has this many records, each of its number once."""
     for topic in (sink, *(f"{sink}-{each}" for each in ("exact", "tasks", "counts"))):
         full = lambda topic=topic: len(site.records(topic)) >= count  # noqa: E731
@@ -116,7 +116,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     process = headrace(
         {"kafka": kafka, "pipelines": [str(file)], "state_dir": str(state)}, env={"KAFKA_PASSWORD": FIRST}
     )
-    wait_ids(site, sink, 100)
+    expect_ids(site, sink, 100)
     folder = state / "pipelines" / "hidden"
     secrets = folder / "secrets.properties"
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
@@ -131,7 +131,7 @@ def test_a_password_is_seen_nowhere_and_changes_without_a_restart(
     draft.replace(secret)
     site.wait_until(lambda: "restarting its driver" in process.output, "another driver", LIMIT_SECONDS)
     send(servers, source, range(100, 200))
-    wait_ids(site, sink, 200)
+    expect_ids(site, sink, 200)
     for where, text in spark_sees(folder, process):
         assert SECOND not in text, where
     assert process.terminate() == 0
@@ -146,4 +146,4 @@ def test_tokens_are_enough_for_spark(kafka_secured: SecuredCluster, headrace: St
     file = pipeline(tmp_path, "copies", source, sink, trigger={"once": True})
     kafka = kafka_secured.login("OAUTHBEARER")
     headrace({"kafka": kafka, "pipelines": [str(file)], "state_dir": str(tmp_path / "state")})
-    wait_ids(Scenario(servers, tmp_path), sink, 10)
+    expect_ids(Scenario(servers, tmp_path), sink, 10)

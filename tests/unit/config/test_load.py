@@ -93,11 +93,12 @@ class TestSecrets:
     PLAIN = "kafka: {security: {sasl: {mechanism: PLAIN, username: a, password: hunter2}}}"
 
     @pytest.mark.parametrize("text", table(__file__, "references_only_may_have_any_mode"))
-    def test_references_only_may_have_any_mode(self, write: Write, text: str) -> None:
+    def test_references_only_may_have_any_mode(self, write: Write, text: str, caplog: pytest.LogCaptureFixture) -> None:
         """A file whose secrets are references, and paths to keys, may be read by anyone."""
         path = write(text)
         path.chmod(0o644)
         load_config(path, {"PW": "x"})
+        assert caplog.messages == []
 
     def test_group_of_ours_is_a_warning(self, write: Write, caplog: pytest.LogCaptureFixture) -> None:
         """Readable by a group of this process is said, not refused."""

@@ -303,10 +303,10 @@ def test_no_commit_passes_an_open_record_and_all_that_is_acknowledged_is_committ
         patch.setattr(lanes, "SPAN_OFFSETS", SPAN)
         patch.setattr(trackers, "SPAN_OFFSETS", SPAN)
         patch.setattr(trackers, "_PRUNE_RECORDS", 3)
-        asyncio.run(_run(AckModel(ordering=ordering, up_to=up_to, window=window, stubborn=stubborn), actions))
+        asyncio.run(_check(AckModel(ordering=ordering, up_to=up_to, window=window, stubborn=stubborn), actions))
 
 
-async def _run(harness: AckModel, actions: list[tuple[Any, ...]]) -> None:
+async def _check(harness: AckModel, actions: list[tuple[Any, ...]]) -> None:
     try:
         await _act(harness, actions)
     finally:  # a stubborn delivery would survive the end of the event loop

@@ -103,7 +103,8 @@ async def test_references_in_a_circle_end(serving: Callable[..., AbstractAsyncCo
     async with serving() as it:
         it.server.add("t-value", 1, '{"$ref":"place.json"}', "JSON", [("place.json", "place")])
         it.server.add("place", 2, '{"$ref":"root"}', "JSON", [("root", "t-value"), ("place.json", "place")])
-        await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
+        writing = await Codecs(it.client).for_writing(SchemaChoice("jsonschema"), "json", "t-value")
+        assert writing.schema_id == 1
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,7 @@ async def test_what_is_not_written_down_is_told_again(harness: JobsHarness, /) -
     jobs, job = await harness.begin()
     await harness.wait(ended.is_set)
     await harness.clock.advance(30)
+    assert jobs.show(job).state != "done"
     harness.cluster.producer.refuse()
     await harness.wait(lambda: jobs.show(job).state == "done")
 

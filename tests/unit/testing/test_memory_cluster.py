@@ -14,8 +14,8 @@ from headrace_devkit.testing.memory_consumer import MemoryConsumer
 from tests.kafka_contract import PROMISES, Clients
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-async def test_the_cluster_in_memory_keeps(promise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
+async def test_the_cluster_in_memory_keeps(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its members get their partitions from the test."""
     cluster = MemoryCluster({"t": 2})
     monkeypatch.setattr(library, "Consumer", functools.partial(MemoryConsumer, cluster))
@@ -26,5 +26,5 @@ async def test_the_cluster_in_memory_keeps(promise: Any, monkeypatch: pytest.Mon
     async def join() -> None:
         cluster.consumers[-1].rebalance("on_assign", TopicPartition("t", 0), TopicPartition("t", 1))
 
-    await promise(Clients("t", cluster, cluster, cluster.producer, cluster.producer, cluster.read_records, cut, join))
+    await check(Clients("t", cluster, cluster, cluster.producer, cluster.producer, cluster.read_records, cut, join))
     assert cluster.consumers == []

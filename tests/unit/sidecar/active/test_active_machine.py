@@ -212,7 +212,7 @@ class Group:
             body = [Position(*partition, offset).processed() for partition, offset in last.items()]
             await self.harness.run(one.instance.commit(body))
 
-    async def main(self) -> None:
+    async def check(self) -> None:
         await self.open()
         for _ in range(12):
             if self.dice.random() < 0.25:
@@ -241,7 +241,7 @@ def test_each_record_is_processed_and_no_commit_goes_back(monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             group = Group(patch, kind, seed)
             try:
-                run_virtual(group.main())
+                run_virtual(group.check())
             except BaseException as cause:
                 cause.add_note(f"seed {seed}")
                 raise

@@ -143,7 +143,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         if executor is None:
-            self._executor = executor = self._executor or greenlet_threads.Executor("executor", 16)
+            self._executor = executor = self._executor or greenlet_threads.executor("executor", 16)
         return asyncio.wrap_future(executor.submit(func, *args), loop=self)
 
     # Network

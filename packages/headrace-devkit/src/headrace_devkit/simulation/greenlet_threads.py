@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent import futures
 from queue import Empty, Full
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -359,52 +358,52 @@ class Future(futures.Future[Any]):
                 raise TimeoutError
 
 
+class _Calls:
+    """The calls of one machine that wait for a thread."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self.waiting: deque[tuple[Future, Callable[[], Any]]] = deque()
+
+
 class Executor(futures.Executor):
     """`ThreadPoolExecutor`: calls run on threads of the machine that submits them, this many at a time."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._name = name
-        self._threads = threads
-        self._busy = 0
-        self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
+    def __init__(self, max_workers: int = 16, thread_name_prefix: str = "pool") -> None:
+        self._name = thread_name_prefix
+        self._threads = max_workers
+        self._calls: WeakKeyDictionary[Machine, _Calls] = WeakKeyDictionary()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        future = Future()
-        self._calls.append((future, lambda: fn(*args, **kwargs)))
-        if self._busy < self._threads:
-            self._busy += 1
-            current_machine().start_thread(self._work, self._name)
+        machine, future = current_machine(), Future()
+        calls = self._calls.setdefault(machine, _Calls())
+        calls.waiting.append((future, lambda: fn(*args, **kwargs)))
+        if calls.busy < self._threads:
+            calls.busy += 1
+            machine.start_thread(lambda: _work(calls), self._name)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if cancel_futures:
-            for future, _call in self._calls:
-                future.cancel()
-            self._calls.clear()
+        """Threads end when no call waits."""
 
-    def _work(self) -> None:
-        try:
-            while self._calls:
-                future, call = self._calls.popleft()
-                if not future.set_running_or_notify_cancel():
-                    continue
-                try:
-                    future.set_result(call())
-                except Exception as cause:  # noqa: BLE001 boundary: the caller gets it
-                    future.set_exception(cause)
-        finally:
-            self._busy -= 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        self.shutdown()
-        return None
+def _work(calls: _Calls) -> None:
+    try:
+        while calls.waiting:
+            future, call = calls.waiting.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except Exception as cause:  # noqa: BLE001 boundary: the caller gets it
+                future.set_exception(cause)
+    finally:
+        calls.busy -= 1
 
 
 def executor(name: str, threads: int) -> Executor:
     """Return threads for calls that block."""
-    return Executor(name, threads)
+    return Executor(threads, name)
 
 
 Event = ThreadEvent

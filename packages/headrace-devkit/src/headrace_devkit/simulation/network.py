@@ -33,11 +33,11 @@ class Network:
 
     def listen(self, machine: Machine, port: int, accept: Callable[["Transport"], object]) -> None:
         """Pass each connection to a port of a machine to a call that runs on the machine."""
-        self.listeners[machine.name, port] = machine, accept
+        self.listeners[machine.host, port] = machine, accept
 
     def close(self, machine: Machine, port: int) -> None:
         """Refuse connections to this port from now on."""
-        self.listeners.pop((machine.name, port), None)
+        self.listeners.pop((machine.host, port), None)
 
     def address_of(self, name: str) -> str:
         """Return the IP address of a name."""
@@ -57,7 +57,7 @@ class Network:
         source: Machine = loop.machine
         opened = loop.create_future()
         protocol = factory()
-        near, far = Transport(self, source, (name, port)), Transport(self, None, (source.name, 0))
+        near, far = Transport(self, source, (name, port)), Transport(self, None, (source.host, 0))
         near.peer, far.peer = far, near
 
         def arrive() -> None:
@@ -260,7 +260,7 @@ class ListeningSocket:
         return self._waiting.popleft(), ("", 0)
 
     def getsockname(self) -> tuple[str, int]:
-        return self.machine.name, self.port
+        return "127.0.0.1", self.port
 
     def setblocking(self, flag: bool) -> None:
         """Nothing here blocks."""
@@ -269,7 +269,7 @@ class ListeningSocket:
         """No option changes anything here."""
 
     def fileno(self) -> int:
-        return 3 if (self.machine.name, self.port) in self._network.listeners else -1
+        return 3 if (self.machine.host, self.port) in self._network.listeners else -1
 
     def close(self) -> None:
         self._network.close(self.machine, self.port)

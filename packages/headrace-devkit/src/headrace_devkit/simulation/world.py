@@ -213,6 +213,11 @@ class Machine:
         return EPOCH_SECONDS + self.world.now + self.jumped_seconds
 
     @property
+    def host(self) -> str:
+        """The computer that it runs on: a process that is started again is another machine on the same one."""
+        return self.name.partition("#")[0]
+
+    @property
     def paused(self) -> bool:
         return self.world.now < self._paused_until
 
@@ -229,6 +234,10 @@ class Machine:
         if not self.alive:
             return
         self.world.note("kill", self.name)
+        self.end()
+
+    def end(self) -> None:
+        """Let nothing of it run any more: a process that has ended by itself."""
         self.alive = False
         for call in self.on_kill:
             call()

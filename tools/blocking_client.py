@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Final
 
 CLIENT: Final = Path(__file__).parents[1] / "packages" / "headrace" / "src" / "headrace" / "client"
-MADE: Final = CLIENT / "blocking.py"
+MADE: Final = CLIENT / "blocking_client.py"
 _HEAD: Final = '"""The synchronous client, on httpx; `python -m tools.blocking_client` makes it from `awaiting.py`."""'
 _RULES: Final = (
+    (r"\bawaiting\b", "blocking"),
     (r'"""The asynchronous client, on httpx\."""', _HEAD),
     (r"^import asyncio\n", ""),
     (r"^import functools\n", "import functools\nimport time\n"),
     (r"\bAsyncIterator, Awaitable, Callable\b", "Callable, Iterator"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAwaitable\[T\]", "T"),
-    (r"\bawaiting\b", "blocking"),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\bhttpx\.AsyncClient\b", "httpx.Client"),
     (r"\bAsync(HeadraceClient|GroupConsumer)\b", r"\1"),

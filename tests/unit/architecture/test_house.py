@@ -38,6 +38,7 @@ BIRTHS = {
     "Thread",
     "Timer",
     "ThreadPoolExecutor",
+    "executor",
     "ProcessPoolExecutor",
     "Popen",
     "create_subprocess_exec",
@@ -114,6 +115,19 @@ def test_each_library_has_one_door() -> None:
         if (library := name.split(".")[0]) in DOORS and not is_below(path, DOORS[library])
     }
     assert not found
+
+
+def test_no_part_of_the_core_sleeps_on_its_own() -> None:
+    """A thread of the core that sleeps must let the time of a simulation go on."""
+    alone = ["runtime/blocking.py", "cli", "client"]  # commands, and what runs in user code, have no simulation
+    found = {
+        f"{path.relative_to(PACKAGES)}:{node.lineno}"
+        for path, tree in trees().items()
+        if path.is_relative_to(PACKAGES / "headrace") and not is_below(path, alone)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep"
+    }
+    assert found == set()
 
 
 def test_each_optional_library_has_its_extra() -> None:

@@ -141,7 +141,7 @@ def test_a_commit_that_meets_a_rebalance_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, responses: list[str | None], calls: int, failed: str | None
 ) -> None:
     """One that waited behind the own request to join has the generation before; a member that is out stays refused."""
-    monkeypatch.setattr("headrace.kafka.commits.time.sleep", lambda _: None)
+    monkeypatch.setattr("headrace.runtime.blocking.sleep", lambda _: None)
     left = iter(responses)
 
     def commit(offsets: list[Any], asynchronous: bool) -> None:

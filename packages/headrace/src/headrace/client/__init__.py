@@ -4,7 +4,7 @@
 """
 
 from headrace.client.awaiting import AsyncGroupConsumer, AsyncHeadraceClient
-from headrace.client.blocking import GroupConsumer, HeadraceClient
+from headrace.client.blocking_client import GroupConsumer, HeadraceClient
 from headrace.client.exchange import ClientRecord, NewRecord, RetryPolicy
 from headrace.client.offset_store import OffsetStore
 

@@ -1,7 +1,6 @@
 """Commits of one group member: the newest offset per partition, one request at a time, only for assigned partitions."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from headrace.kafka.client import library
 from headrace.kafka.client.access import is_refused
 from headrace.kafka.loop_proxy import ConsumerProblems
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
-from headrace.runtime import Clock
+from headrace.runtime import Clock, blocking
 from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ def commit_now(client: Any, offsets: CommitOffsets) -> library.KafkaError | None
             if not retries.get(code):
                 break
             retries[code] -= 1
-            time.sleep(_TRY_SECONDS)
+            blocking.sleep(_TRY_SECONDS)
     return failure
 
 

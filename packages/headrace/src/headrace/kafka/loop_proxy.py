@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,7 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.kafka.client.access import Right, is_refused
 from headrace.kafka.client.error_map import to_error
 from headrace.records import CommitOffsets, Epochs, Record, TopicPartition
-from headrace.runtime import Clock, Deadline, LoopBridge, Service, SystemClock
+from headrace.runtime import Clock, Deadline, LoopBridge, Service, SystemClock, blocking
 
 _CLOCK = SystemClock()
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class LoopProxy:
         if self.is_dead:
             return None
         response: list[T] = []
-        done = threading.Event()
+        done = blocking.Event()
 
         async def task() -> None:
             try:
@@ -103,7 +102,7 @@ class CommandQueue:
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self.append = self._calls.append
-        self._wake = threading.Event()
+        self._wake = blocking.Event()
         self.attentive_until = 0.0
         """Until when polls are short, by the monotonic clock; set on the thread."""
 

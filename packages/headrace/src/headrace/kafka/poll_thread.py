@@ -6,7 +6,6 @@ poll, so that the group membership never depends on a destination. On revoke it 
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from headrace.kafka.positions import committed_offsets
 from headrace.kafka.reader import to_batches
 from headrace.kafka.transactions.transaction_job import metadata_in
 from headrace.records import CommitOffsets, Committed, Epochs, TopicPartition
-from headrace.runtime import Clock, Deadline
+from headrace.runtime import Clock, Deadline, blocking
 from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class PollThread:
         self.turned_at = clock.monotonic()
         """When it began, by the monotonic clock."""
 
-    def run(self, stop_requested: threading.Event) -> None:
+    def run(self, stop_requested: blocking.Event) -> None:
         """Poll until the stop is requested, then leave the group."""
         try:
             while not stop_requested.is_set():

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -21,7 +20,7 @@ from headrace.kafka.client.credentials import ClientReplacement
 from headrace.kafka.client.error_map import ClientErrors, repeat_error, report_error, write_error
 from headrace.kafka.client.properties import client_log, producer_properties
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
-from headrace.runtime import OwnedThread
+from headrace.runtime import OwnedThread, blocking
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -206,7 +205,7 @@ class ProducerClient:
         self._admin = admin
         self._settings = settings
         # For good
-        self._work = threading.Event()
+        self._work = blocking.Event()
         self._replacement = ClientReplacement(admin.config.security, self._new_client)
         self._thread: OwnedThread | None = None
         self._on_loop: _LoopPolling | None = None
@@ -312,7 +311,7 @@ class ProducerClient:
             return write_error(self._health.refusal, self._admin.config, topic)
         return report_error(error, topic, self._admin.config)
 
-    def _serve_reports(self, stop_requested: threading.Event) -> None:
+    def _serve_reports(self, stop_requested: blocking.Event) -> None:
         while not stop_requested.is_set():
             with contextlib.suppress(SystemError):  # a fatal error that a report has taken
                 try:
@@ -365,7 +364,7 @@ class ProducerClient:
             else:
                 client.poll(0)
 
-    def _wait_for_rights(self, stop_requested: threading.Event) -> None:
+    def _wait_for_rights(self, stop_requested: blocking.Event) -> None:
         """Wait until another client may get the right to write: a moment, or longer while no record waits."""
         stop_requested.wait(_REFUSED_SECONDS)
         self._work.clear()

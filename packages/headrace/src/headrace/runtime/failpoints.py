@@ -9,8 +9,9 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
+
+from headrace.runtime import blocking
 
 VARIABLE = "HEADRACE_FAILPOINTS"
 _POINT = re.compile(r"([a-z._-]+)=(crash|stop|raise|delay:([0-9.]+))(?:@([0-9]+))?")
@@ -42,7 +43,7 @@ def arm(text: str) -> Callable[[str], None]:
         if action == "raise":
             raise RuntimeError(f"failpoint {point}")
         if action == "delay":
-            time.sleep(seconds)
+            blocking.sleep(seconds)
         else:
             os.kill(os.getpid(), signal.SIGKILL if action == "crash" else signal.SIGSTOP)
 

@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import functools
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from headrace.runtime import blocking
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,15 +68,15 @@ class OwnedThread:
     """A thread that belongs to a service, which can stop it and is notified of its death."""
 
     def __init__(
-        self, name: str, run: Callable[[threading.Event], None], on_death: Callable[[BaseException], None]
+        self, name: str, run: Callable[[blocking.Event], None], on_death: Callable[[BaseException], None]
     ) -> None:
         """Prepare; `run` returns soon after its event is set, and `on_death` is called on the loop if it raises."""
-        self.stop_requested = threading.Event()
+        self.stop_requested = blocking.Event()
         self._run = run
         self._on_death = on_death
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = blocking.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -119,7 +119,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         """Start the loop; `name` is shown in stack dumps."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = blocking.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], limit_seconds: float | None = None) -> T:
@@ -147,7 +147,7 @@ class ThreadPool:
 
     def __init__(self, name: str, threads: int) -> None:
         """Prepare; `name` begins the names of the threads, which start when they are needed."""
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._pool = blocking.executor(name, threads)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call on a thread and return its result; a cancelled one continues, and its result is dropped."""

@@ -6,7 +6,6 @@ go to the controller, which may be the broker that is down. Source: librdkafka, 
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from headrace.kafka.client import library
 from headrace.kafka.client.connection_errors import ConnectionErrors, ConnectionProblem
 from headrace.kafka.client.credentials import SecurityFiles
 from headrace.kafka.client.properties import client_properties
-from headrace.runtime import Clock, OwnedThread, Readiness, Service
+from headrace.runtime import Clock, OwnedThread, Readiness, Service, blocking
 from headrace.runtime.tls import certificate_end
 
 log = logging.getLogger(__name__)
@@ -210,9 +209,9 @@ class BrokerProbe:
     """Asks any broker, on a thread, when no client has had a response for a second; uses changed files of security."""
 
     def __init__(self, kafka: KafkaConfig, clock: Clock, reachability: Reachability) -> None:
-        self.none_left = threading.Event()
+        self.none_left = blocking.Event()
         """Set when a client reports that it reaches no broker, so that the brokers are tried at once."""
-        self.seen_alive = threading.Event()
+        self.seen_alive = blocking.Event()
         """Set when another client gets a response during an outage."""
         self.round_trip = float("nan")
         """Duration of the last request that a broker answered, in seconds."""
@@ -222,7 +221,7 @@ class BrokerProbe:
         self._files = SecurityFiles(kafka, clock)
         self._own_none_left = False
 
-    def run(self, stop_requested: threading.Event) -> None:
+    def run(self, stop_requested: blocking.Event) -> None:
         """Report to the reachability until the stop is requested."""
         client = self._new_client(self._kafka, self._own_failed)
         try:
@@ -265,7 +264,7 @@ class BrokerProbe:
         reports.append(self._own_failed)
         return client
 
-    def _request(self, client: library.Consumer, stop_requested: threading.Event) -> bool:
+    def _request(self, client: library.Consumer, stop_requested: blocking.Event) -> bool:
         """Return whether a broker answers; give up early only if the client reports that it reaches none."""
         end = self._clock.monotonic() + _LIMIT_SECONDS
         self.none_left.clear()
@@ -286,7 +285,7 @@ class BrokerProbe:
                 return True
         return False
 
-    def _wait(self, client: library.Consumer, stop_requested: threading.Event) -> None:
+    def _wait(self, client: library.Consumer, stop_requested: blocking.Event) -> None:
         """Wait until the next attempt is due."""
         began = self._clock.monotonic()
         measure_at = began + _MEASURE_SECONDS

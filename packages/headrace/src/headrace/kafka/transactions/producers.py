@@ -14,9 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -40,7 +38,7 @@ from headrace.kafka.transactions.transactional_client import (
     transactional_properties,
 )
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service
+from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class _Writer:
         self,
         kafka: KafkaConfig,
         security: ClientSecurity[dict[str, Any]],
-        jobs: queue.SimpleQueue[TransactionJob],
+        jobs: blocking.SimpleQueue[TransactionJob],
         post: Callable[[TransactionJob], None],
     ) -> None:
         # Permanent
@@ -91,7 +89,7 @@ class _Writer:
         self._open_at = 0.0
         """When to open a client even if no request waits."""
 
-    def run(self, stop_requested: threading.Event) -> None:
+    def run(self, stop_requested: blocking.Event) -> None:
         """Write requests until the stop is requested."""
         while not stop_requested.is_set():
             yields = self._jobs.empty() and time.monotonic() < self._open_at
@@ -106,7 +104,7 @@ class _Writer:
 
     def _open(self) -> bool:
         """Open a client, which fences its predecessor and so ends the transaction that it left open."""
-        time.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
+        blocking.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
             if self._alone:
@@ -163,7 +161,7 @@ class _Writer:
     def _take(self) -> list[TransactionJob]:
         """Return waiting requests up to the limit of one transaction; wait a moment for the first."""
         jobs: list[TransactionJob] = []
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(blocking.Empty):
             while sum(job.record_count for job in jobs) < _TOGETHER_RECORDS:
                 job = self._jobs.get_nowait() if jobs else self._jobs.get(timeout=STATISTICS_SECONDS)
                 if job.claim():
@@ -289,7 +287,7 @@ class TransactionalProducers(Service):
         self._kafka = kafka
         self._settings = settings
         self._id_prefix = id_prefix
-        self._jobs: queue.SimpleQueue[TransactionJob] = queue.SimpleQueue()
+        self._jobs: blocking.SimpleQueue[TransactionJob] = blocking.SimpleQueue()
         self._open_jobs: dict[TransactionJob, asyncio.TimerHandle] = {}
         """Transactions that wait or are being written, and the timers that withdraw them."""
         self._idle = asyncio.Event()

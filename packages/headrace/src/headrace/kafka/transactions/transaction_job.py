@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +15,7 @@ from headrace.kafka.commits import to_client
 from headrace.kafka.producer_client import ProduceResult
 from headrace.kafka.transactions.transactional_client import flush
 from headrace.records import CommitOffsets, Epochs, OutgoingRecord, Produced
+from headrace.runtime import blocking
 
 _SECONDS: Final = 10.0
 _FRAME: Final = b"CGMDv2:"
@@ -125,7 +125,7 @@ class TransactionJob:
         self._names_culprits = names_culprits
         self._partitions: dict[int, tuple[str, int]] = {}
         """Topic and partition of records that are reported as not written."""
-        self._claimed = threading.Lock()
+        self._claimed = blocking.Lock()
 
     def claim(self) -> bool:
         """Return whether the caller is the first, and so owns the request."""

@@ -3,11 +3,11 @@
 import contextlib
 import logging
 import os
-import queue
 import select
-import threading
 import time
 from typing import Final
+
+from headrace.runtime import blocking
 
 MAX_LINES: Final = 10_000
 """Most lines that wait; further ones are dropped and counted."""
@@ -26,12 +26,12 @@ class LogWriter(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: queue.Queue[bytes] = queue.Queue(MAX_LINES)
+        self._lines: blocking.Queue[bytes] = blocking.Queue(MAX_LINES)
         self._dropped = 0
         self._added_bytes = 0
         self._taken_bytes = 0
         """Each of the two has one writer at a time: `emit`, and the thread. Their difference waits."""
-        threading.Thread(target=self._write, name="log", daemon=True).start()
+        blocking.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add a line; if too many wait, count it instead."""
@@ -56,7 +56,7 @@ class LogWriter(logging.Handler):
 
     def close(self) -> None:
         """End the thread when it has written every line."""
-        with contextlib.suppress(queue.Full):
+        with contextlib.suppress(blocking.Full):
             self._lines.put_nowait(_END)
         super().close()
 
@@ -64,7 +64,7 @@ class LogWriter(logging.Handler):
         # By the descriptor: a thread that waits inside `sys.stderr` would hold its lock when the interpreter ends.
         while True:
             lines = [self._lines.get()]
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(blocking.Empty):
                 while len(lines) < _LINES_AT_ONCE:
                     lines.append(self._lines.get_nowait())
             ends = _END in lines
@@ -72,7 +72,7 @@ class LogWriter(logging.Handler):
                 _write_all(b"".join(lines))
             except OSError:  # a full disk, or a reader that has gone
                 self._dropped += len(lines)
-                time.sleep(_PAUSE_SECONDS)
+                blocking.sleep(_PAUSE_SECONDS)
             self._taken_bytes += sum(map(len, lines))
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0

@@ -81,8 +81,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         assert self.now >= self.not_before, "earlier than the destination asked for"
         probes = not self.closed
-        self.breaker.limit.take(self)
-        ticket = self.breaker.begin()
+        ticket = self.breaker.limit.take(self)
         assert not self.breaker.stops(ticket)
         self.under_way[ticket] = probes
         self.newest = ticket
@@ -127,7 +126,7 @@ class BreakerMachine(RuleBasedStateMachine):
             assert not self.closed
             if was_closed or probes:
                 self.by = max(self.not_before, self.now + LONGEST)
-        self._leave(ticket)
+        self._end(ticket, answered=True)
 
     @precondition(lambda self: self.under_way)
     @rule(which=WHICH)
@@ -154,19 +153,20 @@ class BreakerMachine(RuleBasedStateMachine):
             self._leave(ticket)
         self.timers.advance(LONGEST + LONGEST_WISH)
         assert self.breaker.admits
-        self.breaker.limit.take(self)
-        ticket = self.breaker.begin()
+        ticket = self.breaker.limit.take(self)
         assert self.breaker.answered(ticket, 1)
-        self.breaker.limit.release(self)
-        self.breaker.leave(ticket)
+        self.breaker.limit.release(self, answered=True)
         assert self.closed
 
     def _one(self, which: int) -> int:
         return sorted(self.under_way)[which % len(self.under_way)]
 
     def _leave(self, ticket: int) -> None:
-        self.breaker.limit.release(self)
+        self._end(ticket, answered=False)
         self.breaker.leave(ticket)
+
+    def _end(self, ticket: int, *, answered: bool) -> None:
+        self.breaker.limit.release(self, answered=answered)
         # A probe that became an ordinary delivery, because the breaker closed, is none any more.
         del self.under_way[ticket]
 

@@ -72,7 +72,7 @@ class _Outage:
     is_open: bool = False
     """Whether it is open; otherwise it is half-open."""
     probe: int = 0
-    """The id of the attempt that tries the destination; 0 for none."""
+    """The id of the attempt that tries the destination; that of the next attempt if none does."""
     is_logged: bool = False
 
 
@@ -111,7 +111,10 @@ class _FailureTokens:
 
 
 class Breaker:
-    """Counts the results of deliveries, each known by its attempt id."""
+    """Counts the results of deliveries, each known by its attempt id, which `limit` gives with a slot.
+
+    An attempt ends with `answered` or `goes_on`, or else with `leave`.
+    """
 
     def __init__(
         self,
@@ -133,18 +136,11 @@ class Breaker:
         # All deliveries
         self.limit = AdaptiveLimit(delivery.max_in_flight)
         self._tokens = _FailureTokens(delivery.batch.max_records)
-        self._newest = 0
-        """The id of the newest attempt."""
         self._alive = 0
         """The newest id at the time of the last success."""
         # This outage
         self._outage: _Outage | None = None
         """None while it is closed."""
-
-    @property
-    def newest(self) -> int:
-        """The id of the newest attempt."""
-        return self._newest
 
     def has_taken_since(self, attempt_id: int) -> bool:
         """Return whether a record succeeded after a later attempt than this one had begun."""
@@ -154,7 +150,7 @@ class Breaker:
     def admits(self) -> bool:
         """Whether a delivery may begin now."""
         outage = self._outage
-        return outage is None or not (outage.is_open or outage.probe)
+        return outage is None or (not outage.is_open and self.limit.newest < outage.probe)
 
     @property
     def waits_for(self) -> str:
@@ -186,25 +182,17 @@ class Breaker:
         """Apply the size of a full delivery."""
         self._tokens.resize(max_records)
 
-    def begin(self) -> int:
-        """Return the id of an attempt that is about to begin; only when `admits`. `leave` must follow."""
-        self._newest += 1
-        if self._outage:
-            self._outage.probe = self._newest
-        return self._newest
-
     def stops(self, attempt_id: int) -> bool:
         """Whether an attempt must not begin, because the breaker opened after the attempt got its id."""
         return self._outage is not None and attempt_id != self._outage.probe
 
     def leave(self, attempt_id: int) -> None:
-        """Record that an attempt is over, whatever its result."""
+        """Record that an attempt is over: if it tried the destination, the next one tries."""
         outage = self._outage
         if outage and attempt_id == outage.probe:
-            outage.probe = 0
+            outage.probe = self.limit.newest + 1
             if not outage.is_open:
-                self._wake()  # it ended without a result, so the next delivery tries
-                self._look(outage)
+                self._try(outage)
 
     def refused(self, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
         """Record that the destination did not take a delivery; it may have requested a pause.
@@ -215,7 +203,7 @@ class Breaker:
         if wait_seconds and wait_seconds > 0:
             wait = min(wait_seconds, _LONGEST_RETRY_AFTER_SECONDS)
         if not (outage and attempt_id == outage.probe):
-            self.limit.cut(attempt_id, self._newest)
+            self.limit.cut(attempt_id)
         if not outage and not wait and attempt_id <= self._alive:
             return False
         if not self._blame(attempt_id, why, wait) and wait and outage:
@@ -229,24 +217,24 @@ class Breaker:
         """
         outage = self._outage
         if succeeded:
-            self._alive = self._newest
-        self.limit.grow()
+            self._alive = self.limit.newest
         if not (outage or self._tokens.taken or failures):
             return True
         if not self._tokens.settle(succeeded, failures):
             self._blame(attempt_id, f"nearly all deliveries fail, the last with {why}")
+            self.leave(attempt_id)
             return False
         if outage and attempt_id == outage.probe and not outage.is_open:
             self._close(outage)
+        self.leave(attempt_id)
         return True
 
-    def goes_on(self) -> bool:
-        """Record that an attempt succeeded, and return whether the next one may begin; False if it was not recorded."""
+    def goes_on(self) -> int:
+        """Record that an attempt succeeded, and return the id of the next one in its slot; 0 if it was not recorded."""
         if self._outage or self._tokens.taken:
-            return False
-        self._alive = self._newest
-        self.limit.grow()
-        return True
+            return 0
+        self._alive = self.limit.newest
+        return self.limit.keep()
 
     def _until(self, outage: _Outage) -> float:
         """Return when the pause ends, in seconds since the epoch."""
@@ -256,7 +244,7 @@ class Breaker:
         """Count a failed delivery, and open if it is the first one or the probe; return whether it opened."""
         outage = self._outage
         if outage is None:
-            outage = self._outage = _Outage(self._clock.monotonic())
+            outage = self._outage = _Outage(self._clock.monotonic(), probe=self.limit.newest + 1)
         else:
             outage.failures += 1
             if attempt_id != outage.probe:
@@ -290,13 +278,16 @@ class Breaker:
             self._later(left, lambda: self._pause_over(outage))
         else:
             outage.is_open = False
-            if not outage.probe:
-                self._wake()
-                self._look(outage)
+            if self.limit.newest < outage.probe:
+                self._try(outage)
+
+    def _try(self, outage: _Outage) -> None:
+        self._wake()
+        self._look(outage)
 
     def _look(self, outage: _Outage) -> None:
         """Close if no record is left that could try the destination, as after a skip; otherwise check again later."""
-        if outage is self._outage and not (outage.is_open or outage.probe):
+        if outage is self._outage and self.admits:
             if self.limit.has_records:
                 self._later(_LOOK_SECONDS, lambda: self._look(outage))
             else:

@@ -20,7 +20,7 @@ class SlotUser(Protocol):
     in_flight: int
     """Its deliveries in flight."""
     last_turn: int
-    """Number of its last delivery, counted over all users."""
+    """The id of its last attempt that took a slot."""
 
     @property
     def has_records(self) -> bool:
@@ -43,11 +43,12 @@ class AdaptiveLimit:
         self.in_flight = 0
         self.most = most
         """The upper bound."""
+        self.newest = 0
+        """The id of the newest attempt; attempts are numbered from 1 over all users."""
         self._allowed = float(most)
         self._cut_at = 0
         self._users: list[SlotUser] = []
         self._live: SlotUser | None = None
-        self._turns = 0
         self._alone = 0
         """Deliveries that require to be alone in flight; they take turns."""
         self._writing = 0
@@ -87,15 +88,24 @@ class AdaptiveLimit:
             return free
         return min(free, max(1, self.concurrency - 1) - (self.in_flight - live.in_flight))
 
-    def take(self, user: SlotUser) -> None:
-        """Count a delivery that begins."""
-        self._turns += 1
-        user.last_turn = self._turns
+    def take(self, user: SlotUser) -> int:
+        """Take a slot for a delivery that begins; return the id of its attempt."""
+        self.newest += 1
+        user.last_turn = self.newest
         user.in_flight += 1
         self.in_flight += 1
+        return self.newest
 
-    def release(self, user: SlotUser) -> None:
-        """Release the slot of a finished delivery."""
+    def keep(self) -> int:
+        """Begin another attempt in the slot of one that was answered; return its id."""
+        self._grow()
+        self.newest += 1
+        return self.newest
+
+    def release(self, user: SlotUser, *, answered: bool = False) -> None:
+        """Release the slot of a finished delivery; if it was answered, the limit may grow."""
+        if answered:
+            self._grow()
         user.in_flight -= 1
         self.in_flight -= 1
         self._changed.set()
@@ -135,16 +145,16 @@ class AdaptiveLimit:
         self._allowed = float(most) if self.concurrency >= self.most else min(self._allowed, float(most))
         self.most, self.concurrency = most, int(self._allowed)
 
-    def grow(self) -> None:
-        """Record that a delivery was answered; a limit that was not reached does not grow."""
+    def _grow(self) -> None:
+        """Grow, if the limit is reached."""
         if self.concurrency < self.most and self.in_flight >= self.concurrency:
             self._allowed += 1 / self._allowed
             self.concurrency = int(self._allowed)
 
-    def cut(self, attempt_id: int, newest: int) -> None:
-        """Halve the limit after a refused delivery, unless it began before the last cut; `newest` is the newest id."""
+    def cut(self, attempt_id: int) -> None:
+        """Halve the limit after a refused delivery, unless it began before the last cut."""
         if attempt_id > self._cut_at:
-            self._cut_at = newest
+            self._cut_at = self.newest
             self._allowed = max(1.0, min(self._allowed, self.in_flight) / 2)
             self.concurrency = int(self._allowed)
 

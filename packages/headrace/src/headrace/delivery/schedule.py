@@ -52,13 +52,15 @@ _COMPLETED = (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.HANDED_OFF, Outco
 class _LaneWork(WorkInFlight):
     """Work in flight, and its lane."""
 
-    __slots__ = ("attempt_id", "lane", "slot_since")
+    __slots__ = ("attempt_id", "is_answered", "lane", "slot_since")
 
     def __init__(self, lane: Lane, work: Work, attempt_id: int, since: float) -> None:
         super().__init__(work, since)
         self.lane = lane
         self.attempt_id = attempt_id
-        """The breaker's id of the attempt; 0 if it began with dead letters."""
+        """The limit's id of the attempt; 0 if it began with dead letters."""
+        self.is_answered = False
+        """Whether the breaker knows that the destination has answered."""
         self.slot_since = since
         """When its slot was taken, by the monotonic clock; later work of the lane may follow in it."""
 
@@ -171,8 +173,7 @@ class Deliverer:
             self._writing += 1
         else:
             context.rate.take(len(work.records.offsets))
-            self._limit.take(self)
-            attempt_id = context.breaker.begin()
+            attempt_id = self._limit.take(self)
         running = _LaneWork(lane, work, attempt_id, context.clock.monotonic())
         self._busy += not lane.in_flight.each
         lane.in_flight.begin(running)
@@ -185,8 +186,9 @@ class Deliverer:
         running.work = _NOTHING  # its task may continue with other work, and refers to it
         self._busy -= not lane.in_flight.each
         if attempt_id:
-            self._limit.release(self)
-            self._context.breaker.leave(attempt_id)
+            self._limit.release(self, answered=running.is_answered)
+            if not running.is_answered:
+                self._context.breaker.leave(attempt_id)
         else:
             self._writing -= 1
         self._queue(lane)
@@ -266,14 +268,14 @@ class Deliverer:
             or context.rate.records_per_second
             or not lane.goes_on(running.work.records)
             or not self._keeps_slot(running, now)
-            or not context.breaker.goes_on()
+            or not (attempt_id := context.breaker.goes_on())
         ):
             return False
         if not lane.in_flight.delivered:
             context.later(_SLOT_SECONDS, lambda: self._complete_in_time(lane))
         lane.in_flight.delivered.append(running.work.records)
         running.work = lane.take()
-        running.attempt_id = context.breaker.begin()
+        running.attempt_id = attempt_id
         running.since = lane.in_flight.begun_at = now
         return True
 
@@ -324,9 +326,9 @@ class Deliverer:
 
         A destination that is down uses up no attempt.
         """
-        lane, attempt_id = running.lane, running.attempt_id
+        lane = running.lane
         if isinstance(result, DeliveryError):
-            return self._not_taken(lane, batch, attempt_id, result)
+            return self._not_taken(running, batch, result)
         reach("delivery.after")
         context, records = self._context, batch.records
         count = len(records.offsets)
@@ -342,14 +344,16 @@ class Deliverer:
             if result.count(AWAITING_ACK) == count:
                 outcome = Outcome.AWAITING_ACK
             elif result.count(ACK) < count:
-                return self._settle(lane, batch, attempt_id, result)
+                return self._settle(running, batch, result)
         if count:
-            context.breaker.answered(attempt_id, count)
+            running.is_answered = True
+            context.breaker.answered(running.attempt_id, count)
             lane.progressed()
             self._complete(lane, records, outcome)
         return None
 
-    def _not_taken(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
+    def _not_taken(self, running: _LaneWork, batch: Batch, error: DeliveryError) -> DeadLetterBatch | None:
+        lane = running.lane
         if isinstance(error, DeadLetterFailed):
             # Kafka did not take it, which says nothing about the destination.
             if not lane.is_fenced:
@@ -357,10 +361,10 @@ class Deliverer:
             return None
         reach("delivery.refused")
         if error.broken_off:
-            return self._broken_off(lane, batch, attempt_id, error)
+            return self._broken_off(running, batch, error)
         # Or a batch that only hangs now would always be sent alone.
         batch = batch._replace(broken_off=0, suspected=0)
-        self._refused(lane, batch, attempt_id, error.description, error.wait_seconds)
+        self._refused(running, batch, error.description, error.wait_seconds)
         return None
 
     async def _deliver_alone(self, running: _LaneWork, delivery: Delivery) -> Sequence[Reply]:
@@ -385,47 +389,49 @@ class Deliverer:
             lane.put_behind(batch._replace(records=rest))
         return batch._replace(records=batch.records.select(begun)), [replies[index] for index in begun]
 
-    def _refused(self, lane: Lane, batch: Batch, attempt_id: int, why: str, wait_seconds: float | None = None) -> bool:
+    def _refused(self, running: _LaneWork, batch: Batch, why: str, wait_seconds: float | None = None) -> bool:
         """Keep a batch that the destination did not take; return whether the destination is to blame."""
+        lane = running.lane
         self._context.counts.refusals += 1
         if lane.is_fenced:
             return False
-        if self._context.breaker.refused(attempt_id, why, wait_seconds):
+        if self._context.breaker.refused(running.attempt_id, why, wait_seconds):
             lane.requeue(batch)
             return True
         lane.try_later(batch._replace(refusals=batch.refusals + 1), why)
         return False
 
-    def _broken_off(self, lane: Lane, batch: Batch, attempt_id: int, error: DeliveryError) -> DeadLetterBatch | None:
+    def _broken_off(self, running: _LaneWork, batch: Batch, error: DeliveryError) -> DeadLetterBatch | None:
         """Split a delivery at which the destination repeatedly closes the connection.
 
         A record alone has failed if others were taken meanwhile, or if the destination has just answered another
         request. Otherwise the destination may be down for all.
         """
+        lane = running.lane
         breaker = self._context.breaker
         records = batch.records
         why = error.description
         was_alone = batch.is_suspect
-        batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or breaker.newest)
+        batch = batch._replace(broken_off=batch.broken_off + 1, suspected=batch.suspected or self._limit.newest)
         others_are_taken = breaker.has_taken_since(batch.suspected)
         if lane.is_fenced or batch.broken_off < BROKEN_OFF or (len(records) == 1 and not was_alone):
-            self._refused(lane, batch, attempt_id, why)
+            self._refused(running, batch, why)
         elif not was_alone:
             self._context.counts.refusals += 1
             if not others_are_taken:
-                breaker.refused(attempt_id, why)
+                breaker.refused(running.attempt_id, why)
             lane.halve(batch, f"{len(records)} records from offset {records.offsets[0]} on: {why}")
         elif others_are_taken or error.is_alive:
-            return self._settle(lane, batch, attempt_id, [Reply("ConnectionClosed", why)])
+            return self._settle(running, batch, [Reply("ConnectionClosed", why)])
         else:
             where = f"always at {lane.partition} offset {records.offsets[0]}"
             text = f"{why}, {where}; {error.advice}" if error.advice else f"{why}, {where}"
-            self._refused(lane, batch, attempt_id, text)
+            self._refused(running, batch, text)
         return None
 
-    def _settle(self, lane: Lane, batch: Batch, attempt_id: int, replies: Sequence[Reply]) -> DeadLetterBatch | None:
+    def _settle(self, running: _LaneWork, batch: Batch, replies: Sequence[Reply]) -> DeadLetterBatch | None:
         """Apply the policy to each record; return the dead letters to write."""
-        context = self._context
+        lane, context = running.lane, self._context
         now = context.clock.time()
         why = last_error(replies)
         first = batch.first_failed_at or now
@@ -436,7 +442,7 @@ class Deliverer:
         split = records_of(judged.get(Outcome.SPLIT, ()))
         lane.acks.failed({record.offset for record in (*again, *split)})
         # If the destination is to blame, keep all but permanent failures as they are: no attempt is used up.
-        if self._is_to_blame(lane, batch, attempt_id, judged, replies):
+        if self._is_to_blame(running, batch, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
             if kept:
                 kept.sort(key=lambda record: record.offset)
@@ -470,22 +476,23 @@ class Deliverer:
         ]
         return DeadLetterBatch(dead_letters) if dead_letters else None
 
-    def _is_to_blame(self, lane: Lane, batch: Batch, attempt_id: int, judged: Judged, replies: Sequence[Reply]) -> bool:
+    def _is_to_blame(self, running: _LaneWork, batch: Batch, judged: Judged, replies: Sequence[Reply]) -> bool:
         """Report replies to the breaker; return whether the destination is to blame for the failures."""
-        breaker = self._context.breaker
+        breaker, attempt_id = self._context.breaker, running.attempt_id
         why = last_error(replies)
         succeeded = sum(len(judged.get(how, ())) for how in (Outcome.DELIVERED, Outcome.AWAITING_ACK, Outcome.SKIPPED))
         if unavailable := judged.get(Outcome.UNAVAILABLE):
             if succeeded:
                 breaker.answered(attempt_id, succeeded)
             kept = batch._replace(records=RecordBatch.of(records_of(unavailable)))
-            return self._refused(lane, kept, attempt_id, why)
+            return self._refused(running, kept, why)
         if not any(reply.reached for reply in replies):
             return False  # the destination saw none of them
         # Records of retry topics were counted as failures at their first attempt. Counting them again would keep the
         # breaker open in a process that delivers nothing else.
         is_first = batch.attempt == 1 and not self._context.delayed
         failures = failures_of(batch.records, judged, replies) if is_first else []
+        running.is_answered = True
         return not breaker.answered(attempt_id, succeeded, failures, why)
 
     def _complete(self, lane: Lane, records: RecordBatch, how: Outcome, replies: Sequence[Reply] = ()) -> None:

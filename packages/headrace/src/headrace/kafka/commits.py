@@ -183,7 +183,7 @@ class Commits:
             self.request(not_committed, self._sent)
             self._newest |= newer
             self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
-        else:
+        elif _COMMITS in self._problems:
             self._problems.report(_COMMITS, "")
         self._sent = {}
 

@@ -138,10 +138,9 @@ class ConsumerProblems:
         """Called on the thread, once per problem."""
         self._problems: dict[str, HeadraceError | str] = {"": f"group {group}: not joined yet"}
 
-    @property
-    def group_waits(self) -> bool:
-        """Whether the group as a whole has a problem, or waits for partitions."""
-        return "" in self._problems or self.joining_since is not None
+    def __contains__(self, about: str) -> bool:
+        """Whether a partition has a problem, or the group; a group without partitions has one."""
+        return about in self._problems or (not about and self.joining_since is not None)
 
     def stall(self, about: str, error: HeadraceError) -> None:
         """Set the problem of a partition that waits for a seek."""

@@ -203,7 +203,7 @@ class PollThread:
     def _pass_records(self, messages: list[Any]) -> None:
         if not messages:
             return
-        if self._problems.group_waits:
+        if "" in self._problems:
             self._problems.report("", "")
         batches = to_batches(messages)
         self._allowed([batch.topic_partition for batch in batches])

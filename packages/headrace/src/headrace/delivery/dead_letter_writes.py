@@ -60,7 +60,6 @@ class DeadLetterWrites:
             missing = failure.parameters.get("missing", range(len(dead_letters)))
             delayed = failure.parameters.get("delayed", ())
         if len(missing) < len(dead_letters):
-            lane.progressed()
             dead = [each for at, each in enumerate(dead_letters) if at not in delayed and at not in missing]
             self._log_written(lane, dead, [dead_letters[at] for at in delayed])
             self._complete_all(lane, dead, Outcome.DEAD_LETTER)

@@ -300,6 +300,7 @@ class Lane:
 
     def complete(self, records: RecordBatch, *, awaiting_ack: bool = False) -> None:
         """Complete records, or wait for their acknowledgement; unblock the records that waited for them."""
+        self.progressed()
         if self.acks.await_ack(records.offsets) if awaiting_ack else self.acks.done(records.offsets):
             self.head_since = self._context.clock.time()
         self.backlog.release(records)

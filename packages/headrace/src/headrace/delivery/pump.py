@@ -196,7 +196,8 @@ class Pump(Service):
                 self._release(partition, completed)
             if completed or before not in (None, lane.tracker.commit_offset):
                 self._mark(partition)
-            self.seeks.begin_skips(lane)
+            if self.seeks.has_skips:
+                self.seeks.begin_skips(lane)
             self._deliverer.offer(lane)
             reach("enqueue.after")
 
@@ -395,7 +396,8 @@ class Pump(Service):
         if how is not Outcome.HANDED_OFF and how is not Outcome.DELAYED:
             self.report(records, records.size_bytes, Outcome.DELIVERED if awaiting_ack else how, replies)
         self._mark(lane.partition)
-        self.seeks.begin_skips(lane)
+        if self.seeks.has_skips:
+            self.seeks.begin_skips(lane)
 
     def _release(self, partition: TopicPartition, records: RecordBatch) -> None:
         """Release the bytes of completed records."""

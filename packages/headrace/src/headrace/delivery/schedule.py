@@ -309,7 +309,6 @@ class Deliverer:
             if lane.is_fenced:
                 self._context.counts.late_results += len(records)
             else:
-                lane.progressed()
                 self._complete(lane, records, Outcome.DELIVERED)
                 self._queue(lane)
 
@@ -348,7 +347,6 @@ class Deliverer:
         if count:
             running.is_answered = True
             context.breaker.answered(running.attempt_id, count)
-            lane.progressed()
             self._complete(lane, records, outcome)
         return None
 
@@ -441,6 +439,14 @@ class Deliverer:
         again = records_of(judged.get(Outcome.RETRY, ())) or records_of(judged.get(Outcome.ROLL_BACK, ()))
         split = records_of(judged.get(Outcome.SPLIT, ()))
         lane.acks.failed({record.offset for record in (*again, *split)})
+        # Complete what succeeded or is skipped.
+        for outcome in _COMPLETED:
+            if completed := judged.get(outcome):
+                replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
+                self._complete(lane, RecordBatch.of(records_of(completed)), outcome, replies_of)
+        if skipped := judged.get(Outcome.SKIPPED):
+            fields = record_fields(context.group, lane.partition, record=skipped[0][0])
+            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=fields)
         # If the destination is to blame, keep all but permanent failures as they are: no attempt is used up.
         if self._is_to_blame(running, batch, judged, replies):
             kept = again + [record for record, reply in failed if not reply.permanent]
@@ -451,14 +457,6 @@ class Deliverer:
             again = []
         elif Outcome.UNAVAILABLE not in judged:
             lane.progressed()
-        # Complete what succeeded or is skipped.
-        for outcome in _COMPLETED:
-            if completed := judged.get(outcome):
-                replies_of = [reply for _, reply in completed] if outcome is Outcome.SKIPPED else ()
-                self._complete(lane, RecordBatch.of(records_of(completed)), outcome, replies_of)
-        if skipped := judged.get(Outcome.SKIPPED):
-            fields = record_fields(context.group, lane.partition, record=skipped[0][0])
-            log.info("%s: skipped=%d by policy: %s", lane.label, len(skipped), why, extra=fields)
         # Deliver the rest again, after a pause.
         if again:
             reach("retry.before")

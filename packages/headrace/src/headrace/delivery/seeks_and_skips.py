@@ -58,6 +58,11 @@ class Seeks:
         self._locks: dict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._rewinding: dict[TopicPartition, str] = {}
 
+    @property
+    def has_skips(self) -> bool:
+        """Whether skips are requested that have not begun, as their records are not here yet."""
+        return bool(self._skips)
+
     def reason(self, partition: TopicPartition) -> str:
         """Return why a partition must not begin yet: a seek is not complete. Empty if it may begin."""
         return self._rewinding.get(partition, "")
@@ -130,8 +135,6 @@ class Seeks:
 
     def begin_skips(self, lane: Lane) -> asyncio.Future[None] | None:
         """Begin the requested skips of records that are here; nothing of the lane begins from now on."""
-        if not self._skips:
-            return None
         partition, tracker = lane.partition, lane.tracker
         limit = tracker.frontier + SPAN_OFFSETS
         due = [offset for offset in self._skips.get(partition, ()) if offset < limit and tracker.is_in_flight(offset)]

@@ -55,7 +55,7 @@ def sent_by(
 ) -> tuple[bytes, list[tuple[str, str]]]:
     """Return body and headers of the request that a mode makes."""
     read = read or stored()
-    lines = DeliveryLines(read, lambda headers: "".join([f"{name}\0{value}\1" for name, value in headers]))
+    lines = DeliveryLines(lambda headers: "".join([f"{name}\0{value}\1" for name, value in headers]))
     body, text = write(read, lines, delivery, RecordBatch.of([sent]))
     found = [tuple(line.split("\0")) for line in text.split("\1")[:-1]]
     return body, [(name, value) for name, value in found]
@@ -88,16 +88,14 @@ def test_what_records_share_is_in_a_template(
     headers: list[Header], key: str | None, group: str, attempt: int, replay: str
 ) -> None:
     """Lines from a template that earlier records have filled are those of a new one, whatever the values are."""
-    read, lines = stored(), DeliveryLines(stored(), lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
+    lines = DeliveryLines(lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
     marked = f'{group}"offset"{{0}}'
     for number in range(3):
-        sent = RecordBatch.of(
-            [Record("orders", 3, number, number, None if key is None else key.encode(), b"{}", lambda: headers)]
-        )
+        sent = RecordBatch.of([Record("orders", 3, number, number, None, b"{}", lambda: headers)])
         delivery = Delivery(marked, TopicPartition("orders", 3), number % 2, [], attempt, replay)
-        fresh = DeliveryLines(read, lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
-        assert lines.of_record(delivery, sent) == fresh.of_record(delivery, sent)
-        assert f"X-Headrace-Offset: {number}\r\n" in lines.of_record(delivery, sent)
+        fresh = DeliveryLines(lambda pairs: "".join([f"{n}: {v}\r\n" for n, v in pairs]))
+        assert lines.of_record(delivery, sent, key) == fresh.of_record(delivery, sent, key)
+        assert f"X-Headrace-Offset: {number}\r\n" in lines.of_record(delivery, sent, key)
 
 
 class Decoded:

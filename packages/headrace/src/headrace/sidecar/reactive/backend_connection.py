@@ -113,15 +113,10 @@ class PendingResponse:
 class Connection(asyncio.Protocol):
     """A connection that serves one request at a time and may be kept for the next one."""
 
-    def __init__(
-        self,
-        max_body_bytes: int,
-        released: Callable[["Connection"], None] | None = None,
-        repeated: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, max_body_bytes: int, repeated: Callable[[], None] | None = None) -> None:
         """Reject responses with a larger body than `max_body_bytes`.
 
-        `released` is called at the end of a request, `repeated` when the server sends more than one response to it.
+        `repeated` is called when the server sends more than one response to a request.
         """
         self.reusable = False
         """Whether the last response was complete and left the connection fit for another request."""
@@ -130,7 +125,6 @@ class Connection(asyncio.Protocol):
         self.refusal = ""
         """Why it takes no request any more: bytes arrived that belong to no request, or it is closed."""
         self._max_body_bytes = max_body_bytes
-        self._released = released
         self._repeated = repeated
         self.loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
@@ -165,8 +159,6 @@ class Connection(asyncio.Protocol):
 
     def _write(self, request: Sequence[bytes], end: float, waiter: PendingResponse) -> None:
         if waiter.outcome:  # cancelled; the connection has had nothing of it
-            if self._released:
-                self._released(self)
             return
         self.reusable = False
         self._end = end
@@ -306,8 +298,6 @@ class Connection(asyncio.Protocol):
         # A server that responds before it has the whole request does not read the rest as its body.
         self.reusable = keep and not early
         self.idle_since = self.loop.time()
-        if self._released:
-            self._released(self)
         waiter.end(response)
 
     def _spoil(self, *, is_response: bool) -> None:
@@ -321,8 +311,6 @@ class Connection(asyncio.Protocol):
         if waiter := self._waiter:
             self._waiter = None
             self.abort()
-            if self._released:
-                self._released(self)
             waiter.fail(Broken(why, resend=resend, closed=closed))
 
     def _set_timer(self) -> None:

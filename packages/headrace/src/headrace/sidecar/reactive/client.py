@@ -97,7 +97,10 @@ class ConnectionPool:
         while True:
             try:
                 connection = kept or await self._new(end)
-                return await connection.send(pieces, end, at_once=self._may_send)
+                try:
+                    return await connection.send(pieces, end, at_once=self._may_send)
+                finally:
+                    self._release(connection)
             except Broken as cause:
                 if kept is None or not cause.resend:
                     raise self._unavailable(cause) from cause
@@ -118,7 +121,7 @@ class ConnectionPool:
             try:
                 await asyncio.sleep(_REST_SECONDS)
             except asyncio.CancelledError:
-                self._released(connection)  # it has had no request, so it is closed
+                self._release(connection)  # it has had no request, so it is closed
                 raise
             self._is_polite = not connection.refusal
         return connection
@@ -132,7 +135,8 @@ class ConnectionPool:
         for kept in (self._idle, self._resting, self._rested):
             kept.clear()
 
-    def _released(self, connection: Connection) -> None:
+    def _release(self, connection: Connection) -> None:
+        """Let a connection rest that may be used again, and close another one."""
         if not connection.reusable:
             connection.abort()
             self._open.discard(connection)
@@ -202,7 +206,7 @@ class ConnectionPool:
 
     async def _open_to(self, address: str) -> Connection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._max_response_bytes, self._released, self._rest_longer),
+            lambda: Connection(self._max_response_bytes, self._rest_longer),
             address,
             self._address[1],
             ssl=self._tls,

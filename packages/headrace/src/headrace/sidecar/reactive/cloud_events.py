@@ -45,32 +45,34 @@ def structured(
     payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
 ) -> tuple[bytes, str]:
     """Return body and header lines of mode `cloudevents_structured`."""
-    event = _json_of(_event_of(payloads, delivery, records[0]))
-    return _encode(event), lines.of_record(delivery, records, "application/cloudevents+json")
+    key = payloads.key_text(records.keys[0])
+    event = _json_of(_event_of(payloads, delivery, records[0], key))
+    return _encode(event), lines.of_record(delivery, records, key, "application/cloudevents+json")
 
 
 def binary(
     payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch
 ) -> tuple[bytes, str]:
     """Return body and header lines of mode `cloudevents_binary`."""
-    event = _event_of(payloads, delivery, records[0])
+    key = payloads.key_text(records.keys[0])
+    event = _event_of(payloads, delivery, records[0], key)
     more = [
         (f"ce-{name}", safe(str(value).lower() if isinstance(value, bool) else str(value)))
         for name, value in event.attributes.items()
     ]
     if event.data is not None:
         more.append(("Content-Type", event.content_type))
-    return event.data or b"", lines.of_record(delivery, records, more=more)
+    return event.data or b"", lines.of_record(delivery, records, key, more=more)
 
 
-def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> CloudEvent:
-    event = _own_event(payloads, delivery, record)
+def _event_of(payloads: PayloadDecoder, delivery: Delivery, record: Record, key: str | None) -> CloudEvent:
+    event = _own_event(payloads, delivery, record, key)
     if delivery.replay:
         event.attributes["headracereplay"] = delivery.replay
     return event
 
 
-def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> CloudEvent:
+def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record, key: str | None) -> CloudEvent:
     own = {name: (data or b"").decode(errors="replace") for name, data in record.headers}
     kind = own.get("content-type", "")
     if record.value is not None and kind.lower().startswith("application/cloudevents+json"):
@@ -84,10 +86,10 @@ def _own_event(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> 
     if is_event and _MEDIA_TYPE.fullmatch(kind):
         return CloudEvent(attributes, kind, record.value)
     data = None if record.value is None else payloads.body(record.value)
-    return CloudEvent(attributes if is_event else _wrapper(payloads, delivery, record), payloads.content_type, data)
+    return CloudEvent(attributes if is_event else _wrapper(delivery, record, key), payloads.content_type, data)
 
 
-def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> dict[str, str | int | bool]:
+def _wrapper(delivery: Delivery, record: Record, key: str | None) -> dict[str, str | int | bool]:
     headers = record.headers
     attributes: dict[str, str | int | bool] = {
         "specversion": _VERSION,
@@ -102,7 +104,7 @@ def _wrapper(payloads: PayloadDecoder, delivery: Delivery, record: Record) -> di
     if 0 <= record.timestamp_ms < _YEAR_10000_MS:
         time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
         attributes["time"] = time.replace("+00:00", "Z")
-    if (key := payloads.key_text(record.key)) is not None:
+    if key is not None:
         attributes["partitionkey"] = key
     if headers:
         attributes["recordheaders"] = headers_text(headers)

@@ -14,7 +14,6 @@ from headrace.delivery.outcomes import REPLAY, Delivery
 from headrace.records import CORRELATION_ID, TRACEABILITY_ID, Header, RecordBatch
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import current_span
-from headrace.sidecar.reactive.envelope import PayloadDecoder
 from headrace.sidecar.record_json import delivery_id
 
 Line = tuple[str, str]
@@ -32,9 +31,8 @@ _TRACE_STATE: Final = re.compile(rb"[ -~]{1,512}")
 class DeliveryLines:
     """Makes the header lines of deliveries; what most records of a partition share is in a template."""
 
-    def __init__(self, payloads: PayloadDecoder, lines_of: Callable[[Sequence[Line]], str]) -> None:
+    def __init__(self, lines_of: Callable[[Sequence[Line]], str]) -> None:
         """Prepare; `lines_of` returns headers as the lines of a request."""
-        self._payloads = payloads
         self._lines_of = lines_of
         self._templates: dict[tuple[object, ...], str] = {}
 
@@ -43,14 +41,14 @@ class DeliveryLines:
         return self._lines_of(_traced([("Content-Type", "application/json"), *_replay(delivery)]))
 
     def of_record(
-        self, delivery: Delivery, records: RecordBatch, content_type: str = "", more: Sequence[Line] = ()
+        self,
+        delivery: Delivery,
+        records: RecordBatch,
+        key: str | None,
+        content_type: str = "",
+        more: Sequence[Line] = (),
     ) -> str:
-        """Return the lines of a request with one record: identity, position, key, headers, trace, and `more`.
-
-        Raises:
-            DecodeError: The key does not fit its format.
-        """
-        key = self._payloads.key_text(records.keys[0])
+        """Return the lines of a request with one record: identity, position, key, headers, trace, and `more`."""
         own = records.headers[0] if records.headers else None
         # What most records share.
         group, partition, epoch, _, attempt, replay = delivery

@@ -58,7 +58,7 @@ class HttpDestination(Service):
         self._payloads = payloads
         self._clock = clock
         write = _rows if rows and backend.mode not in ONE_RECORD_MODES else _WRITERS[backend.mode]
-        self._request = functools.partial(write, payloads, DeliveryLines(payloads, self.client.lines))
+        self._request = functools.partial(write, payloads, DeliveryLines(self.client.lines))
 
     async def stop(self) -> None:
         self.client.close()
@@ -151,7 +151,8 @@ def _rows(_: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: 
 
 def single(payloads: PayloadDecoder, lines: DeliveryLines, delivery: Delivery, records: RecordBatch) -> Request:
     """Return the request of mode `single`: its body is the value of the record."""
-    return payloads.body(records.values[0]), lines.of_record(delivery, records, payloads.content_type)
+    body, key = payloads.body_and_key(records)
+    return body, lines.of_record(delivery, records, key, payloads.content_type)
 
 
 _WRITERS: Final[dict[str, Callable[[PayloadDecoder, DeliveryLines, Delivery, RecordBatch], Request]]] = {

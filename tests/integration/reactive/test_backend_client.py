@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import ssl
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.errors import DestinationUnavailable
+from headrace.runtime import LoopThread
 from headrace.sidecar.reactive.backend_connection import MAX_HEAD_BYTES, MAX_INTERIMS
-from tests.raw_server import OK, Server, always, client_for, rested, run, served, until, why_not
+from tests.raw_server import OK, Authority, Server, always, client_for, rested, run, served, until, why_not
 from tests.staged import staged
 from yaml_table import table
 
@@ -181,6 +186,56 @@ async def test_a_response_belongs_to_one_request(case: str, in_flight: int, monk
 
             await asyncio.gather(*(lane() for _ in range(in_flight)))
             assert (wrong, refused) == (0, count if greeting else 0)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_bytes_that_wait_on_a_kept_connection_are_of_an_earlier_request(tls: bool, tmp_path: Path) -> None:
+    """Also if a response on another connection arrives in the same turn of the loop, and its task goes on at once."""
+    authority, held = Authority(tmp_path), dict[bytes, asyncio.StreamWriter]()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Server()
+        while True:
+            await connection.request(reader)
+            body = connection.requests[-1][1]
+            held[body] = writer
+            if body != b"first":
+                await asyncio.sleep(0.02)  # so both of the warm ones have a connection of their own
+                writer.write(OK)
+
+    async def late() -> None:
+        held[b"first"].write(OK)
+        await asyncio.sleep(0.01)
+        next(held[one] for one in (b"a", b"b") if held[one] is not held[b"first"]).write(
+            b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+        )
+
+    def client(port: int) -> Any:
+        if not tls:
+            return client_for(f"http://127.0.0.1:{port}/in")
+        return client_for(f"https://127.0.0.1:{port}/in", tls=ssl.create_default_context(cafile=str(authority.file)))
+
+    async def main(port: int) -> None:
+        with client(port) as backend:
+
+            async def lane() -> list[int]:
+                return [(await backend.post(body)).status for body in (b"first", b"second")]
+
+            await asyncio.gather(backend.post(b"a"), backend.post(b"b"))
+            await rested(backend)
+            statuses = asyncio.ensure_future(lane())
+            await until(lambda: b"first" in held)
+            thread.call(late(), 30)  # the loop stands still meanwhile, so it reads both in one turn
+            assert await statuses == [200, 200]
+
+    thread, stack = LoopThread("backend"), contextlib.AsyncExitStack()
+    try:
+        backend_tls = authority.issue("backend") if tls else None
+        server = thread.call(stack.enter_async_context(served(talk, tls=backend_tls)), 30)
+        run(lambda: main(server.port))
+    finally:
+        thread.call(stack.aclose(), 30)
+        thread.stop()
 
 
 async def _drip(writer: asyncio.StreamWriter, head: bytes) -> None:

@@ -8,6 +8,7 @@ Source: RFC 9112.
 """
 
 import asyncio
+import select
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Final, NamedTuple, cast
@@ -132,6 +133,8 @@ class Connection(asyncio.Protocol):
         """Gets the response of the request in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
+        self._unread = select.poll()
+        """Knows whether bytes, or the end of the connection, wait to be read by the loop."""
         self._usual = b"", BackendResponse(0, {}, b"")
         """The bytes of the last small response, and what they mean at the start of a response."""
         self._begin()
@@ -148,10 +151,10 @@ class Connection(asyncio.Protocol):
         """Send a request; its end is a response, or `Broken`, until `end` of the clock.
 
         If not `at_once`, it is sent in the next turn of the loop, and bytes that have arrived by then are of an earlier
-        request.
+        request. So a request waits for that turn in any case if bytes have arrived that the loop has not read yet.
         """
         waiter = PendingResponse(self)
-        if at_once:
+        if at_once and not self._unread.poll(0):
             self._write(request, end, waiter)
         else:
             self.loop.call_soon(self._write, request, end, waiter)
@@ -186,6 +189,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if connected := transport.get_extra_info("socket"):
+            self._unread.register(connected, select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:

@@ -281,12 +281,15 @@ async def test_old_jobs_are_taken_away(harness: JobsHarness, /) -> None:
     assert removed.index(b"job/old") < removed.index(b"job/old/report"), "a job without its status would run again"
 
 
+@pytest.mark.parametrize("changed", [{"state": "asleep"}, {"progress": {"counts": ["delivered", 7]}}], ids=str)
 @staged(run)
-async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(harness: JobsHarness, /) -> None:
+async def test_a_job_whose_status_cannot_be_read_does_not_run_from_its_start(
+    harness: JobsHarness, /, changed: dict[str, Any]
+) -> None:
     """A newer version may have ended it, in a way that this one does not know."""
     entry = {"id": "x", "kind": "replay", "spec": {"place": 1}, "by": "ann", "since": ""}
     harness.put("job/x", entry)
-    harness.put("job/x/report", {"state": "asleep", "run": 3})
+    harness.put("job/x/report", {"state": "running", "run": 3, **changed})
     harness.put("job/y", {"id": 3})
     jobs = await harness.process("a")
     await harness.clock.advance(30)

@@ -288,11 +288,12 @@ class Jobs(Reconciler):
     def _take_status(self, known: _KnownJob, entry: Mapping[str, Any] | None) -> None:
         try:
             status = msgspec.convert(entry or {}, JobStatus)
+            counts = msgspec.convert(status.progress.get("counts", {}), dict[str, int])
         except msgspec.ValidationError as cause:
             known.is_foreign = True
             self._set_message(known, InvalidRequest(f"its status was written by another version: {cause}"))
             return
-        if counts := status.progress.get("counts"):
+        if counts:
             counts = {_COUNTS_OF_0_2.get(name, name): count for name, count in counts.items()}
             status = msgspec.structs.replace(status, progress={**status.progress, "counts": counts})
         if status.run >= known.status.run:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from headrace.config.backend import BackendConfig
 from headrace.config.dialects import dialect_of
 from headrace.config.explain import AnySection, known_keys, refuse_constants, validated
@@ -310,10 +308,9 @@ def _key_for(part: str, known: list[str], path: KeyPath) -> str:
 def _override_value(text: str) -> Any:
     if text[:1] not in ("[", "{"):
         return text
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+    problems = Problems()
+    found = read_tree(text, "", problems)
+    return text if problems.found else found
 
 
 def unprotected(config: HeadraceConfig) -> Iterator[tuple[KeyPath, str]]:

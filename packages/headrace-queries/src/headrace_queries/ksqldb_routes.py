@@ -99,8 +99,7 @@ async def _stream(query: OpenQuery, renderer: Renderer, request: HttpRequest) ->
     await request.response.start(200, head)
     await request.response.write(renderer.header(query.id, query.columns))
     async for rows in query.rows:
-        await request.response.write(renderer.rows(rows) or renderer.blank)
-        if not await request.response.written(UNREAD_SECONDS):
+        if not await request.response.write_through(renderer.rows(rows) or renderer.blank, UNREAD_SECONDS):
             return
     await request.response.end(renderer.end(limit_reached=not query.closed))
 

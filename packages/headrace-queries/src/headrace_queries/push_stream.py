@@ -51,8 +51,7 @@ async def stream_events(push: PushQuery, limit: int | None, request: HttpRequest
         event_id = b"id: %b\n" % msgspec.json.encode(taken.positions)
         body = b"".join(b"data: %b\n\n" % row for row in rows[:-1])
         body += event_id + (b"data: %b\n\n" % rows[-1] if rows else b"\n")
-        await request.response.write(body)
-        if not await request.response.written(UNREAD_SECONDS):
+        if not await request.response.write_through(body, UNREAD_SECONDS):
             return
     await request.response.end()
 

@@ -289,15 +289,16 @@ class Forwarder:
             count = 0
             confirmed = 0
             while part := await connection.next_part():
-                await request.response.write(part)
-                if reads:
-                    arrival = await request.response.written(UNREAD_SECONDS)
-                    if not arrival:
-                        raise ClientGone
-                    count += len(part)
-                    if not connection.has_ended:
-                        confirmed = count
-                    connection.send_chunk(b"%d\n" % confirmed)
+                if not reads:
+                    await request.response.write(part)
+                    continue
+                arrival = await request.response.write_through(part, UNREAD_SECONDS)
+                if not arrival:
+                    raise ClientGone
+                count += len(part)
+                if not connection.has_ended:
+                    confirmed = count
+                connection.send_chunk(b"%d\n" % confirmed)
             if streams:
                 arrival = None
             if arrival:

@@ -265,7 +265,7 @@ class ResponseWriter:
         self.last_bytes: Callable[[HeadraceError], bytes] | None = None
         """Returns the last bytes of a stream that an error ends."""
         self.confirm: Callable[[float | None], Awaitable[Any]] | None = None
-        """Replaces `written` for a request whose client is connected to another process."""
+        """Waits in place of the connection for a request whose client is connected to another process."""
         self._framing: _Framing | None = None
         self._changed: asyncio.Event | None = None
 
@@ -387,12 +387,14 @@ class ResponseWriter:
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def written(self, patience_seconds: float | None = None) -> Any:
-        """Wait until the operating system has everything that was sent; None if the connection ended before.
+    async def write_through(self, data: bytes, patience_seconds: float | None = None) -> Any:
+        """Send a part of the body, and wait until the operating system has it; None if the connection ended before.
 
         Args:
+            data: The part.
             patience_seconds: Longest time that the client may read nothing; by default that of a request.
         """
+        await self.write(data)
         if self.confirm:
             return await self.confirm(patience_seconds)
         return await self._connection.written(self, patience_seconds)

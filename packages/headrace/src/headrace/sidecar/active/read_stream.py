@@ -129,8 +129,7 @@ async def _send_read(
         texts = [text.translate(_ONE_LINE) for each in written for text in each.texts()]
         lines = _events(instance, read, texts) if events else (text + b"\n" for text in texts)
         body = b"".join(lines) or (b":\n\n" if events else b"\n")
-        await request.response.write(body)
-        if not await request.response.written(UNREAD_SECONDS):
+        if not await request.response.write_through(body, UNREAD_SECONDS):
             return False
         read.end(len(texts), arrived if at_most_once else None)
         return True

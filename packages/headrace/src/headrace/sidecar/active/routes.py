@@ -402,8 +402,7 @@ async def respond_read(
             await request.response.start(200, head)
             # With TLS, the end waits only while more bytes than that are unsent; so a large response has two parts.
             for part in (start, end) if size > _UNNOTICED_BYTES else (start + end,):
-                await request.response.write(part)
-                if not (arrival := await request.response.written()):
+                if not (arrival := await request.response.write_through(part)):
                     return
             received = arrived
             if isinstance(arrival, Arrival) and count and not at_most_once:  # else another process confirms it

@@ -113,19 +113,6 @@ def test_a_preview_changes_nothing(tmp_path: Path) -> None:
     check(tmp_path, "f", FROZEN)
 
 
-def test_a_query_that_spark_hides_is_not_compared(tmp_path: Path) -> None:
-    """A Connect server shows no plan; what was known before stays, and damage is found as ever."""
-    check(tmp_path, "f", FROZEN)
-    checkpoint = spark_writes(tmp_path, 2)
-    check(tmp_path, "f", None)
-    with pytest.raises(CheckpointUnusable, match="output mode was update, and now append"):
-        check(tmp_path, "f", msgspec.structs.replace(FROZEN, output_mode="append"))
-    progressed(tmp_path, "f", 1)
-    shutil.rmtree(checkpoint)
-    with pytest.raises(CheckpointUnusable, match="it was deleted"):
-        check(tmp_path, "f", None)
-
-
 def test_a_folder_in_use_or_without_locks_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the process that holds the lock, also after one that is gone; two drivers could write there."""
 

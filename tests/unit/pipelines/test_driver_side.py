@@ -18,7 +18,7 @@ from headrace_pipelines.driver.progress import ProgressReader, to_event
 from headrace_pipelines.driver.session import send_code
 from headrace_pipelines.driver.source_tables import kafka_options
 from headrace_pipelines.driver_process import DriverProcess, Toolchain
-from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished, FlowProgress
+from headrace_pipelines.driver_protocol import DriverPlan, FlowFinished
 from headrace_pipelines.spec import DriverSpec, PipelineSpec
 from tests.pipeline_harness import TOOLCHAIN, document, plan_of
 from yaml_table import table
@@ -111,19 +111,6 @@ def test_a_topic_that_is_read_twice_counts_once() -> None:
     assert to_event("f", report(numInputRows=18, sources=[reader, reader])).input_records == 18
 
 
-@pytest.mark.parametrize(
-    ("kind", "offset"), [("RateStreamV2[rowsPerSecond=20]", "5"), ("FileStreamSource[a]", '{"logOffset":1}')]
-)
-def test_other_sources_have_no_offsets_of_topics(kind: str, offset: str) -> None:
-    """Spark counts seconds or files there. With a topic beside them, the lag is the topic's."""
-    other = {"description": kind, "endOffset": offset, "latestOffset": offset}
-    event = to_event("f", report(sources=[other]))
-    assert (event.positions, event.lag_records) == ({}, None)
-    topic = {"endOffset": '{"t": {"0": 5}}', "latestOffset": '{"t": {"0": 8}}'}
-    event = to_event("f", report(sources=[other, topic]))
-    assert (event.positions, event.lag_records) == ({"t": {0: 5}}, 3)
-
-
 def test_an_idle_report_names_the_batch_that_ended() -> None:
     """Without records Spark reports the next batch's number and no offsets, at first."""
     idle = {"batchId": 0, "durationMs": {}, "observedMetrics": {}, "numInputRows": None, "processedRowsPerSecond": None}
@@ -178,14 +165,6 @@ def test_a_flow_that_its_server_has_ended_is_not_finished(trigger: dict[str, Any
     assert finished or failure_event(of_server.failure, "flows.f").retriable  # type: ignore[arg-type]
 
 
-def test_a_connect_server_sums_nothing_up() -> None:
-    """Its reports have the numbers of each source only."""
-    numbers = {"numInputRows": 5, "inputRowsPerSecond": 2.5, "processedRowsPerSecond": 4.0}
-    source = {"endOffset": "null", "latestOffset": "null", **numbers}
-    event = to_event("f", report(**dict.fromkeys(numbers), sources=[source, source]))
-    assert (event.input_records, event.received_per_second, event.records_per_second) == (10, 5.0, 8.0)
-
-
 @pytest.mark.parametrize(("driver", "problem"), table(__file__, "settings_that_cannot_be_passed_on_are_refused"))
 def test_settings_that_cannot_be_passed_on_are_refused(driver: dict[str, Any], problem: str) -> None:
     """Each problem names what to write instead."""
@@ -225,20 +204,6 @@ def test_a_failure_of_a_flow_ends_the_driver_at_once(monkeypatch: pytest.MonkeyP
         program.run_flows(spark, both, sent.append)
     assert ended.value.event.part == "flows.edited"
     assert FlowFinished("f") not in sent
-
-
-def test_progress_is_reported_when_the_clock_was_set_back() -> None:
-    """Spark's reports have the time of the wall clock, and are still in the order of the batches."""
-    query = query_of("f", report(batchId=7, timestamp="2026-01-01T10:00:00.000Z"))
-    found: list[Any] = []
-    reader = ProgressReader(plan(), query, None, found.append)
-    assert reader.report()
-    for number, time in ((8, "2026-01-01T09:00:00.000Z"), (9, "2026-01-01T09:00:01.000Z")):
-        query.lastProgress = report(batchId=number, timestamp=time)
-        query.recentProgress.append(query.lastProgress)
-    assert reader.report()
-    assert not reader.report()
-    assert [event.batch_id for event in found if isinstance(event, FlowProgress)] == [7, 8, 9]
 
 
 def test_the_output_of_a_driver_is_bounded(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from headrace_pipelines.driver.session import settings
 from headrace_pipelines.driver_protocol import DriverPlan
 from headrace_pipelines.graph import problems_of
 from headrace_pipelines.load import load_pipeline
-from headrace_pipelines.sinks.topic_sink import KafkaSink
 from headrace_pipelines.spec import PipelineSpec
 from tests.pipeline_harness import FakeTarget, document, plan_of
 from yaml_table import table
@@ -96,15 +95,6 @@ def test_a_failure_on_either_side_of_the_commit_repeats_nothing(tmp_path: Path, 
     assert (target.opened, target.name, write.failure) == (3, "id of sql.streaming.queryId", None)
 
 
-def test_a_number_that_vanished_after_a_failed_commit_is_refused(tmp_path: Path) -> None:
-    """The group was there, so its absence says nothing about the commit that failed."""
-    target = FakeTarget(6)
-    target.failures = [("after", KafkaTimeout("lost"))]
-    target.open = lambda numbers=[None, 6]: numbers.pop()  # type: ignore[misc]
-    with pytest.raises(PipelineInvalid, match="does not know whether it has batch 6"):
-        sink(target, tmp_path, planned=5)(batch("rows"), 6)
-
-
 @pytest.mark.parametrize(
     ("error", "seconds", "failures", "tries"),
     [(KafkaTimeout, 10, 100, 8), (KafkaTimeout, 100, 1, 2), (KafkaUnauthorized, 10, 1, 1)],
@@ -180,35 +170,3 @@ def test_scope_task_changes_the_driver_only_where_it_is_used() -> None:
     # The second task of a pair would fence the first, and the first the second when it is tried again.
     for scope, value, count in (("task", "true", 1), ("task", True, 1), ("task", False, 0), ("batch", True, 0)):
         assert len(problems_of(exact(scope, settings={"spark.speculation": value}))) == count
-
-
-def test_the_consumer_of_a_backend_takes_the_format_of_the_sink() -> None:
-    """Its settings are those of a reactive consumer."""
-    sink = {"topic": "out", "value_format": "avro", "backend": {"url": "http://b/"}, "push": {"ordering": "key"}}
-    consumer = KafkaSink.model_validate(sink).consumer("g")
-    assert consumer is not None
-    assert (consumer.topics, consumer.group, consumer.value_format, consumer.ordering) == (["out"], "g", "avro", "key")
-    assert KafkaSink(topic="out").consumer("g") is None
-
-
-@pytest.mark.parametrize(("end", "accepts"), [(20, False), (30, False), (30, True)])
-def test_a_checkpoint_that_is_one_batch_old_is_refused(tmp_path: Path, end: int, *, accepts: bool) -> None:
-    """Spark plans the last batch again, with what has arrived since: other records with the number of those written."""
-    target = FakeTarget()
-
-    def planned(number: int, time: int, offset: int) -> None:
-        text = f'v1\n{{"batchTimestampMs":{time}}}\n{{"t":{{"0":{offset}}}}}'
-        (tmp_path / "offsets" / str(number)).write_text(text)
-
-    for number, offset in ((0, 10), (1, 20)):
-        write = sink(target, tmp_path)
-        planned(number, offset, offset)
-        write(batch(f"rows {number}"), number)
-    planned(1, 99, end)
-    again = sink(target, tmp_path, accepts=accepts)
-    if end == 30 and not accepts:
-        with pytest.raises(PipelineInvalid, match="has batch 1 with other records: the checkpoint is an old copy"):
-            again(batch("others"), 1)
-    else:
-        again(batch("others"), 1)
-    assert target.rows == ["rows 0", "rows 1", *(["others"] if accepts else [])]

@@ -33,12 +33,6 @@ def load(folder: Path, text: str) -> PipelineSpec:
     return load_pipeline(write(folder, text))
 
 
-def problems(folder: Path, text: str) -> list[str]:
-    with pytest.raises(PipelineInvalid) as raised:
-        load(folder, text)
-    return [line.replace(f"{folder}/", "") for line in raised.value.description.splitlines()]
-
-
 @pytest.mark.parametrize(("sql", "warning"), table(__file__, "a_check_warns_of_sql_that_its_parser_cannot_read"))
 def test_a_check_warns_of_sql_that_its_parser_cannot_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sql: str, warning: str
@@ -123,21 +117,3 @@ def test_a_pipeline_may_have_a_cluster_and_a_login_of_its_own(tmp_path: Path) ->
     assert cluster("{bootstrap_servers: 'other:1'}", KafkaConfig()).bootstrap_servers == "other:1"
     assert load(tmp_path, GOOD).cluster(shared) is shared
     assert cluster("{bootstrap_servers: 'shared:1'}") is shared
-
-
-@pytest.mark.parametrize(("security", "expected"), table(__file__, "mistakes_in_the_login_are_named_with_their_line"))
-def test_mistakes_in_the_login_are_named_with_their_line(tmp_path: Path, security: str, expected: str) -> None:
-    """As in headrace.yaml, and no sentence holds the secret."""
-    (tmp_path / "delays.yaml").touch(mode=0o644)
-    (tmp_path / "delays.yaml").chmod(0o644)
-    found = problems(tmp_path, secured(tmp_path, security))
-    assert len(found) == 1
-    assert found[0].replace(f"{tmp_path}/", "").startswith(f"delays.yaml:{expected}")
-    assert "s3cret" not in found[0]
-    assert "plain-text" not in found[0]
-
-
-def test_no_reference_is_replaced_outside_of_the_login(tmp_path: Path) -> None:
-    """SQL may hold a dollar and a brace."""
-    spec = load(tmp_path, GOOD.replace("arr_delay > 15", "carrier = '${x}'"))
-    assert "${x}" in spec.views["late"].sql

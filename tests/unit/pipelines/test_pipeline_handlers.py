@@ -13,7 +13,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headrace.delivery.dead_letter import origin_of
 from headrace.errors import FunctionError, PipelineInvalid
 from headrace.functions import protocol
 from headrace_pipelines.driver.handlers import HandlerPlan, run
@@ -102,22 +101,6 @@ def test_types_and_explicit_acknowledgements(call: Call) -> None:
     assert bad["topic"] == "in.dlq"
 
 
-def test_a_failed_record_becomes_a_dead_letter_byte_for_byte(call: Call) -> None:
-    """Key, value and headers of the origin stay, and the history lets `headrace dlq` send it back."""
-    own = [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
-    one, two, three = call(FAILS, b"1", b" 2 ", b"3", headers=[None, own, None], attempts=3)
-    assert [one["value"], three["value"]] == [b"1", b"3"]
-    assert (two["topic"], two["key"], two["value"], two["failed"]) == ("in.dlq", b"k1", b" 2 ", True)
-    assert two["headers"][:2] == own
-    pairs = [(header["key"], header["value"]) for header in two["headers"]]
-    origin = origin_of(pairs)
-    assert origin
-    assert (*origin.partition, origin.offset, origin.timestamp_ms) == ("in", 3, 101, 1767225600000)
-    assert (origin.group, origin.attempts, origin.error) == ("headrace.p.f", 3, "ValueError")
-    assert origin.text("reason") == "ValueError: two"
-    assert b"raise ValueError('two')" in (dict(pairs)["StackTrace"] or b"")
-
-
 def test_fail_names_the_record_and_not_its_value(call: Call, capfd: pytest.CaptureFixture[str]) -> None:
     """The task fails, and with it the micro-batch; standard error has the traceback."""
     with pytest.raises(FunctionError, match=r"in-3-101 failed with ValueError after 2 attempts") as caught:
@@ -136,16 +119,6 @@ def test_batches_and_the_record_that_is_to_blame(call: Call) -> None:
         ("out", b"4 [2, 2, 1, 1, 1]"),
         ("out", b"5 [2, 2, 1]"),
     ]
-
-
-def test_rows_of_a_view_have_numbers_and_no_origin(call: Call) -> None:
-    """A dead letter of a row cannot be sent back to a topic it never was in."""
-    code = FAILS.replace("return event.body", "return event.id")
-    one, two = call(code, b"1", b"2", reads_topic=False)
-    assert one["value"] == b"in-3-0"
-    pairs = [(header["key"], header["value"]) for header in two["headers"]]
-    assert origin_of(pairs) is None
-    assert ("headrace.dlq.error", b"ValueError") in pairs
 
 
 def test_a_handler_that_cannot_be_loaded_stops_the_pipeline(call: Call) -> None:

@@ -104,26 +104,6 @@ async def test_a_missing_topic_is_waited_for(started: Started) -> None:
         assert (harness.created, harness.reason) == ([], "topic late does not exist")
 
 
-async def test_a_driver_whose_topic_was_created_again_is_replaced(started: Started) -> None:
-    """The new one compares the topic with its checkpoints. A topic that is gone is the driver's to report."""
-    async with started() as harness:
-        harness.drivers[0].report(*READY)
-        await harness.clock.advance(20)
-        harness.missing["flights"] = KafkaUnavailable("gone")
-        await harness.clock.advance(10)
-        assert len(harness.drivers) == 1
-        harness.missing.clear()
-        harness.topic_id = "2"
-        await harness.clock.advance(10)
-        assert [plan.topic_ids for plan in harness.plans] == [{"flights": "1"}, {"flights": "2"}]
-        assert (harness.drivers[0].stops, harness.drivers[0].ended.result()) == (0, -9)
-        harness.drivers[1].report(
-            driver_protocol.Failed("CHECKPOINT_UNUSABLE", "topic flights was", False, "flows.by_carrier")
-        )
-        await harness.end(1, 60)
-        assert (harness.state, len(harness.drivers)) == ("failed", 2)
-
-
 async def test_a_driver_that_cannot_be_started_is_tried_again(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,28 +189,6 @@ async def test_a_flow_without_progress_is_reported_and_its_driver_replaced(start
         harness.drivers[1].report(*READY)
         await harness.clock.advance(2)
         assert harness.run.readiness().ready
-
-
-@pytest.mark.parametrize("reported", [[], READY[:1]])
-async def test_a_driver_that_hangs_before_its_flow_runs_is_replaced(
-    started: Started, reported: list[driver_protocol.AnyEvent]
-) -> None:
-    """Where Java hangs, or a source; not while another process has its folder."""
-    async with started() as harness:
-        harness.drivers[0].report(driver_protocol.FolderInUse("process 7"))
-        await harness.clock.advance(1000)
-        assert len(harness.drivers) == 1
-        harness.drivers[0].report(*READY[:1])
-        await harness.clock.advance(299)
-        assert "still starting" not in harness.reason
-        await harness.clock.advance(2)
-        assert "flow by_carrier is still starting, without progress for 30" in harness.reason
-        await harness.clock.advance(302)
-        assert len(harness.drivers) == 2
-        harness.drivers[1].report(*reported)
-        for _ in range(7):
-            await harness.clock.advance(100)
-        assert len(harness.drivers) == 3
 
 
 def test_heaps_that_do_not_fit_this_machine_are_refused(

@@ -86,31 +86,3 @@ async def test_no_secret_is_left_without_a_driver(
             await harness.end(1, 1)
             await harness.run.stop()
     assert not list((tmp_path / "delays").iterdir())
-
-
-async def test_certificates_that_cannot_be_read_are_waited_for(started: Started, tmp_path: Path) -> None:
-    """No driver starts without them; the reason names the file."""
-    async with started(KafkaConfig(security=_login("c4nary-1", str(tmp_path / "ca.pem")))) as harness:
-        assert not harness.drivers
-        assert "tls.ca" in harness.reason
-        Authority(tmp_path, "ca")
-        await harness.clock.advance(1)
-        assert len(harness.drivers) == 1
-
-
-async def test_a_second_process_leaves_the_secrets_of_the_first(started: Started, tmp_path: Path) -> None:
-    """It waits for the folder. The first one takes the file away when it ends, and the second writes its own again."""
-    secrets = tmp_path / "delays/secrets.properties"
-    async with started(KafkaConfig(security=_login("c4nary"))) as harness:
-        harness.drivers[0].report(*READY)
-        assert secrets.exists()
-        harness.drivers[0].report(driver_protocol.FolderInUse("process 1 on here"))  # as if this were the second
-        await harness.clock.settle()
-        await harness.end(0)
-        assert secrets.exists()
-        await harness.clock.advance(1)
-        secrets.unlink()
-        await harness.report(driver_protocol.FolderInUse("process 1 on here"), *READY)
-        assert secrets.exists()
-        await harness.end(0)
-        assert not secrets.exists()

@@ -76,12 +76,6 @@ def test_a_task_is_written_once_however_often_it_comes(target: FakeTask, tmp_pat
     assert (target.values, target.number) == ([b"1", b"2", b"3"], 6)
 
 
-def test_a_task_without_records_writes_nothing(target: FakeTask, tmp_path: Path) -> None:
-    """The number of the whole micro-batch says that it has ended."""
-    run(tmp_path, 5)
-    assert (target.number, target.closed) == (None, 1)
-
-
 @pytest.mark.parametrize(
     "records", [[(b"a", b"1")], [(b"a", b"1"), (b"c", b"2")], [(b"a", b"1"), (b"b", b"2"), (b"b", b"2")], []]
 )
@@ -96,12 +90,3 @@ def test_other_keys_are_refused(target: FakeTask, tmp_path: Path, records: Any, 
     with pytest.raises(PipelineInvalid, match=r"had other keys before.*same whenever.*accept_unknown_batch: true"):
         run(tmp_path, 5, *records)
     assert target.values == [b"1", b"2"]
-
-
-@pytest.mark.parametrize("accepts", [True, False])
-def test_a_task_of_a_lost_driver_changes_nothing(target: FakeTask, tmp_path: Path, *, accepts: bool) -> None:
-    """It continues after the next driver has written further batches."""
-    target.number = 7
-    with pytest.raises(PipelineInvalid):
-        run(tmp_path, 5, (b"a", b"1"), accepts=accepts)
-    assert (target.values, target.number) == ([], 7)

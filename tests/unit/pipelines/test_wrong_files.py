@@ -48,16 +48,3 @@ def test_two_flows_that_write_one_topic_are_a_warning(tmp_path: Path, caplog: py
         f"{files[1]}: pipeline a also writes to topic out; their rows will be mixed",
         f"{files[0]}:5: flows.two.sink: writes to out, as flow one does, so their rows are mixed",
     ]
-
-
-def test_references_in_options_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a secret need not stand in the file."""
-    monkeypatch.setenv("STORE", "s3cret")
-    file = tmp_path / "p.yaml"
-    options = "{kafka.ssl.keystore.password: '${env:STORE}', failOnDataLoss: false}"
-    file.write_text(
-        f"name: p\nsources: {{a: {{topic: a, schema: x INT, options: {options}}}}}\n"
-        "flows: {f: {sql: SELECT x FROM a, sink: {topic: b}}}\n"
-    )
-    found = load_pipeline(file, check=True).sources["a"].options
-    assert found == {"kafka.ssl.keystore.password": "s3cret", "failOnDataLoss": False}

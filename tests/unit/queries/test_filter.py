@@ -59,17 +59,6 @@ def evaluate(sql: str, form: Form = "objects", records: Any = RECORDS) -> Filter
     return asyncio.run(run())  # type: ignore[no-any-return]
 
 
-def test_records_that_do_not_fit_the_table_are_named() -> None:
-    """By their place, with the reason; in a log a record needs no key."""
-    unfit = ("unfit", "its value does not fit the columns")
-    utf8 = ("unfit", "not UTF-8 text: invalid start byte at byte 1")
-    latest, log = evaluate("SELECT n FROM stock"), evaluate("SELECT n FROM moves")
-    assert isinstance(latest, Filtered)
-    assert isinstance(log, Filtered)
-    assert latest.problems == {2: unfit, 4: ("unfit", "it has no key"), 5: unfit, 6: utf8}
-    assert log.problems == {2: unfit, 5: unfit, 6: utf8}
-
-
 @pytest.mark.parametrize(("sql", "failed", "reason"), table(__file__, "failures"))
 def test_only_what_a_value_causes_is_held_against_its_record(sql: str, failed: list[int], reason: str) -> None:
     """For any other error all of them wait: a statement that does not fit must not make dead letters."""

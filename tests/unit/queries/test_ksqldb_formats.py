@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.errors import Draining, Forbidden, HeadraceError, InvalidRequest, StatementRejected
+from headrace.errors import Draining, HeadraceError, InvalidRequest
 from headrace_queries.ksqldb import (
     KsqlColumn,
     QueryBody,
     QueryStreamBody,
     column_type,
-    error_body,
     query_renderer,
     query_stream_renderer,
     result_columns,
@@ -38,34 +36,6 @@ def test_a_response_is_ksqldbs_byte_for_byte(form: str, push: bool, complete: st
         assert sent.decode() == end
 
 
-def test_the_format_is_that_of_accept() -> None:
-    """The first one that is known counts; the default is the delimited one."""
-    kinds = {
-        accept: query_stream_renderer(accept, push=True).media_type
-        for accept in ("", "text/html, */*", "application/vnd.ksql.v1+json", "text/x, APPLICATION/JSON, x/y")
-    }
-    assert list(kinds.values()) == [
-        "application/vnd.ksqlapi.delimited.v1",
-        "application/vnd.ksqlapi.delimited.v1",
-        "application/vnd.ksql.v1+json",
-        "application/json",
-    ]
-
-
-@pytest.mark.parametrize("form", ["query", "application/json", ""])
-@pytest.mark.parametrize("push", [True, False])
-def test_blank_bytes_mean_nothing(form: str, push: bool) -> None:
-    """A client that reads the whole response reads JSON; one that reads lines finds one object in each, or nothing."""
-    renderer = query_renderer(push=push) if form == "query" else query_stream_renderer(form, push=push)
-    sent = renderer.header("q1", COLUMNS) + renderer.blank + renderer.rows([b"[1,null]"]) + renderer.blank
-    sent += renderer.rows([b"[2,null]"]) + renderer.end()
-    if form:
-        assert len(json.loads(sent)) >= 3
-    if form != "application/json":
-        lines = [line.strip() for line in sent.decode().splitlines() if line.strip()]
-        assert all(json.loads(line if form == "" else line.removesuffix("]").removesuffix(",")) for line in lines[1:])
-
-
 @pytest.mark.parametrize(("name", "kind"), table(__file__, "types"))
 def test_types_have_ksqldbs_names(name: str, kind: str) -> None:
     """Nested ones too, whatever the names of their fields."""
@@ -77,13 +47,6 @@ def test_names_of_columns_are_in_upper_case_unless_quoted() -> None:
     statement = read_statement("SELECT id, name AS `fullName` FROM t", ksqldb=True)
     found = result_columns([("id", "BIGINT"), ("fullName", "VARCHAR")], statement)
     assert found == [KsqlColumn("ID", "BIGINT"), KsqlColumn("fullName", "STRING")]
-
-
-@pytest.mark.parametrize(("status", "statement", "body"), table(__file__, "error_bodies"))
-def test_errors_have_ksqldbs_body(status: int, statement: str, body: dict[str, Any]) -> None:
-    """Its clients show `message`."""
-    kinds: dict[int, type[HeadraceError]] = {400: StatementRejected, 403: Forbidden, 503: Draining}
-    assert json.loads(error_body(kinds[status]("m"), statement)) == body
 
 
 def test_unknown_fields_of_ksqldbs_requests_are_ignored() -> None:

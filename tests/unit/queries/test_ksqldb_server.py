@@ -192,16 +192,6 @@ async def test_a_server_that_is_silent_or_down_is_unavailable() -> None:
             await client.check()
 
 
-async def test_a_connection_that_breaks_is_an_error() -> None:
-    """It is not the end of the rows."""
-    broken = CHUNKED + b"%x\r\n" % 5000 + table(__file__, "pull").encode()
-    async with served(always(broken, then="close")) as server, client_of(server) as client:
-        found: list[bytes] = []
-        with pytest.raises(KsqldbUnavailable, match="the connection broke"):
-            await rows_of(client, found=found)
-        assert found == [b"[1.50]"]
-
-
 async def test_the_certificate_of_the_server_is_checked(tmp_path: Path) -> None:
     """By the authority of the section."""
     good, other = Authority(tmp_path), Authority(tmp_path, "other")

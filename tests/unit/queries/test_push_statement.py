@@ -20,13 +20,6 @@ def test_a_statement_is_read_as_ksqldb_does(text: str, sql: str, is_push: bool) 
     assert (found.sql, found.is_push) == (sql, is_push)
 
 
-def test_the_dialect_of_duckdb_stays_as_it_is() -> None:
-    """Only the endpoints of ksqlDB read its spelling; names in quotes are known from both."""
-    text = "SELECT list_transform(l, x -> x + 1), ${n} FROM t"
-    assert read_statement(text).sql == text
-    assert read_statement('SELECT "a ""b""" FROM t').quoted == {'a "b"'}
-
-
 @pytest.mark.parametrize(("text", "problem"), table(__file__, "refused_texts"))
 def test_a_text_that_is_not_one_statement_is_refused(text: str, problem: str) -> None:
     """The sentence has the position and what to do."""

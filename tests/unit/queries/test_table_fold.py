@@ -156,20 +156,6 @@ def test_a_table_is_the_fold_of_its_topic(
         kept.connection.close()
 
 
-def test_a_key_comes_and_goes_while_a_statement_reads(tmp_path: Path) -> None:
-    """A reader keeps its rows, and does not stop the table."""
-    kept = Kept(tmp_path, "latest").open()
-    kept.apply([batch(0, 0, [(b"k", GOOD[0][0])])])
-    reader = kept.connection.cursor()
-    reader.execute("BEGIN TRANSACTION READ ONLY")
-    assert reader.execute("SELECT n FROM stock").fetchall() == [(1,)]
-    for offset in range(1, 9):
-        kept.apply([batch(0, offset, [(b"k", None if offset % 2 else GOOD[0][0])])])
-    assert reader.execute("SELECT n FROM stock").fetchall() == [(1,)]
-    assert kept.rows('"offset"') == [(8,)]
-    reader.execute("ROLLBACK")
-
-
 @pytest.mark.parametrize("read", ["rows", "used_bytes", "topic_id"])
 def test_a_push_query_reads_rows_behind_anything_that_the_feed_has_read(tmp_path: Path, read: str) -> None:
     """The feed and the push queries that begin share a connection, and a call of one comes behind any of the other."""

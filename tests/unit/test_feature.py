@@ -18,10 +18,9 @@ from headrace.cli.file_schemas import schema_of
 from headrace.config import whole_file
 from headrace.config.model import HeadraceConfig
 from headrace.config.whole_file import WholeFile
-from headrace.errors import EnvironmentProblem, PathNotFound
-from headrace.extras import hook, package_of_path
+from headrace.errors import EnvironmentProblem
+from headrace.extras import hook
 from headrace.feature import EVERY_OTHER, CliCommand, Feature, features, imported, in_order
-from headrace.http.application import Router
 from headrace.http.endpoint import endpoints_of
 from headrace_devkit.testing import ManualClock
 
@@ -148,19 +147,3 @@ def test_what_a_missing_package_adds_names_it(
     monkeypatch.setattr(extras, "entry_points", lambda **_: [])
     with pytest.raises(EnvironmentProblem, match=problem):
         call()
-
-
-def test_the_path_of_a_package_that_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every path of a guest does, and none of the core; with the packages, none does."""
-    paths: dict[bool, set[str]] = {True: set(), False: set()}
-    for where in (where for one in features() for where in one.endpoints):
-        paths[where.startswith("headrace.")] |= {one.path for one in endpoints_of(imported(where))}
-    assert {package_of_path(path) for path in paths[False]} == {""}
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    assert {path for path in paths[False] if "pip install 'headrace[" not in package_of_path(path)} == set()
-    assert {path for path in paths[True] if package_of_path(path)} == set()
-    request: Any = SimpleNamespace(method="GET", path="/consumers/deadLetter/active")
-    with pytest.raises(
-        PathNotFound, match=r"it needs the package headrace-dialects: pip install 'headrace\[dialects\]'"
-    ):
-        Router([]).find(request)

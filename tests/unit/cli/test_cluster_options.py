@@ -11,9 +11,7 @@ import pytest
 from headrace.cli.api import address_of
 from headrace.cli.cluster_options import find_cluster, find_settings
 from headrace.cli.main import main
-from headrace.config import load
 from headrace.config.dev_endpoints import ENDPOINTS
-from headrace.config.model import HeadraceConfig
 from headrace.errors import ConfigError
 from headrace.kafka import Admin
 from yaml_table import table
@@ -83,15 +81,3 @@ def test_commands_that_need_only_kafka_read_only_its_sections(
         main(["topics", "list"])
     assert ended.value.code == (78 if problem else 0)
     assert capsys.readouterr().err.startswith(problem)
-
-
-def test_a_command_that_needs_only_kafka_needs_no_guest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of a deployment may have sections whose packages are not on this machine."""
-    monkeypatch.setattr(load, "known_keys", lambda path: [*HeadraceConfig.model_fields] if not path else [])
-    monkeypatch.setattr(load, "WholeFile", HeadraceConfig)
-    monkeypatch.setattr(load, "_FILE_LISTS", ["functions"])
-    monkeypatch.setenv("HEADRACE__QUERIES__Q__GROUP", "g")
-    file = folder / "headrace.yaml"
-    file.write_text("kafka: {bootstrap_servers: 'file:1'}\ntables: {t: {topic: t}}\nconsole: {}\n")
-    found = load.load_config(file, dict(os.environ), ("kafka", "schema_registry"))
-    assert found.kafka.bootstrap_servers == "file:1"

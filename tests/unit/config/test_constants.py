@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.load import load_config, read_config
+from headrace.config.load import load_config
 from headrace.errors import ConfigError
 
 
@@ -32,27 +31,3 @@ def test_a_file_that_sets_one_is_refused_with_its_line(tmp_path: Path, settings:
     assert path.rpartition(".")[2] not in refused.value.description.rpartition(": ")[2]
     with pytest.raises(ConfigError, match=r"^HEADRACE__SQL__MAX_ROWS: sql\.max_rows: unknown key: known here are"):
         load_config(None, {"HEADRACE__SQL__MAX_ROWS": "5"})
-
-
-def test_properties_without_a_setting_may_be_written_with_a_section(tmp_path: Path) -> None:
-    """What is read can be written again, as `config import` does."""
-    (tmp_path / "ca.pem").touch()
-    oauth = {"token_url": "https://localhost/t", "client_id": "a", "client_secret": "s"}
-    security = {"tls": {"verify_host_name": False}, "sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}
-    properties = {
-        "sasl.oauthbearer.extensions": "logicalCluster=lkc,pool=p",
-        "ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
-    }
-    file = tmp_path / "headrace.yaml"
-    file.write_text(json.dumps({"kafka": {"security": security, "properties": properties}}))
-    file.chmod(0o600)
-    for _ in range(2):
-        read = read_config(file, {})
-        assert read.problems == []
-        config: Any = read.config
-        assert config.kafka.security.sasl.oauth.extensions == {"logicalCluster": "lkc", "pool": "p"}
-        file.write_text(json.dumps(read.tree))
-    file.write_text(json.dumps({"kafka": {"security": security, "properties": {"ssl.ca.location": "ca.pem"}}}))
-    assert read_config(file, {}).problems == [
-        f"{file}:1: kafka.properties.ssl.ca.location: has no effect with kafka.security: set tls.ca there instead"
-    ]

@@ -108,18 +108,6 @@ class TestSecrets:
             load_config(path, {})
         assert "its group may read it" in caplog.text
 
-    @pytest.mark.parametrize("text", table(__file__, "secret_files"))
-    def test_a_mounted_secret_of_our_group_is_a_warning(
-        self, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
-    ) -> None:
-        """Secret mounts often cannot have strict modes: Headrace only warns."""
-        for name in ("us.pem", "us.key"):
-            (tmp_path / name).write_text("x")
-            (tmp_path / name).chmod(0o644)
-        load_config(write(text), {})
-        assert "us.key holds a secret and its mode is 0644" in caplog.text
-        assert "us.pem" not in caplog.text
-
     def test_repr_hides_secrets(self, write: Write) -> None:
         """Printing the models shows no secret."""
         assert "hunter2" not in repr(load_config(write(self.PLAIN), {}))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.delivery.outcomes import ACK, NOT_BEGUN, DeadLetter, Delivery, Reply
+from headrace.delivery.outcomes import ACK, NOT_BEGUN, Delivery, Reply
 from headrace.errors import DeadLetterFailed
 from headrace.records import Committed
-from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, HarnessDeadLetters, running
+from headrace_devkit.testing.pump_harness import P0, RETRY, Harness, running
 
 Response = Callable[[Delivery], Sequence[Reply]]
 
@@ -81,23 +81,6 @@ async def test_records_completed_without_a_dead_letter_are_logged(
         await harness.clock.advance(60)
         assert (harness.dead_letters.offsets, harness.pump.numbers()["delivered"]) == ([], 2)
     assert any(said in message for message in caplog.messages)
-
-
-async def test_a_dead_letter_has_the_number_of_calls_whatever_the_limit_of_attempts() -> None:
-    """One call had a result, and three more ended their workers; `attempts` allows two results."""
-    written: list[DeadLetter] = []
-
-    def answer(delivery: Delivery) -> Sequence[Reply]:
-        return [RETRY if delivery.attempt == 1 else Reply("WorkerLost", "three workers", permanent=True, calls=3)]
-
-    class Keeping(HarnessDeadLetters):
-        async def write(self, letters: Sequence[DeadLetter]) -> None:
-            written.extend(letters)
-
-    async with running(Answering(answer, attempts=2, dead_letters=Keeping())) as harness:
-        harness.feed(0)
-        await harness.clock.advance(100)
-        assert [letter.attempts for letter in written] == [4]
 
 
 async def test_a_failed_write_of_dead_letters_is_logged_once_and_repeats_no_other(

@@ -101,18 +101,6 @@ async def test_a_bad_deploy_spills_nothing(ordering: str, partitions: int, respo
         assert not harness.dead_letters.offsets
 
 
-@pytest.mark.parametrize(("bad", "outcome"), [(1, FAILED), (10, HTTP_500)])
-async def test_bad_records_in_a_quiet_topic_are_dead_letters_after_their_attempts(bad: int, outcome: Reply) -> None:
-    """Nothing else succeeds, but a few failures are attributed to the records."""
-    async with troubled(1, max_records=1) as harness:
-        harness.response = each(lambda record: outcome)
-        for _ in range(bad):
-            harness.give(1)
-            await harness.clock.advance(100)
-        assert [harness.attempts[PARTITIONS[0], offset] for offset in harness.dead_letters.offsets] == [5] * bad
-        assert harness.drained
-
-
 def closes_at(*bad: int, is_alive: bool = False) -> Response:
     """Close the connection at these offsets; at all if none is given."""
 

@@ -192,20 +192,6 @@ async def test_max_in_flight_can_be_raised_and_lowered() -> None:
 # Status --------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_of_a_partition() -> None:
-    """Position, committed offset, records, and the first record with its age and attempts."""
-    async with running(Harness()) as harness:
-        harness.responses[2] = RETRY
-        harness.feed(0, 1, 2, 3, 4)
-        await harness.clock.settle()
-        stands = harness.pump.status().partitions[P0]
-        assert stands[:5] == (1, 5, 2, 2, 0)
-        assert stands.head == (2, 1002, 1, 1_000_000.0)
-        assert stands.why == "offset 2 failed 1 of 3 times; will retry at 13:46:40 UTC"
-        assert harness.pump.status().partitions[P1][:6] == (2, None, None, 0, 0, None)
-        assert harness.pump.status().breaker == ("closed", None, "")
-
-
 async def test_the_status_names_the_cause_of_a_stall() -> None:
     """A slow handler, a backend that is down, or a problem that the consumer reports."""
     async with running(Harness()) as harness:

@@ -83,16 +83,6 @@ async def test_a_dead_letter_that_cannot_be_written_again_is_left(make: Make, wr
     assert await harness.completed() == {0}
 
 
-async def test_a_policy_may_skip_or_blame_the_backend(make: Make) -> None:
-    """A skipped record is completed; one that waits for its backend is not."""
-    harness = make(1, respond=fails(1), retry={"errors": {"ValueError": "skip"}})
-    assert (await harness.call()).status == "processed"
-    harness = make(1, 2, respond=fails(1), retry={"errors": {"ValueError": "unavailable"}})
-    response = await harness.call()
-    assert (response.records, response.status, "ValueError" in response.description) == (1, "rolledBack", True)
-    assert await harness.completed() == {1}
-
-
 async def test_letters_of_an_origin_that_the_consumer_does_not_read_stay(make: Make) -> None:
     """Who wrote them may not write there; they are counted, and who loops comes to an end."""
     harness = make()

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from urllib.parse import parse_qsl
-
-import pytest
-
 from tests.running_server import OpenServer, RunningServer
-from yaml_table import table
 
 PATH = "/consumers/deadLetter/reactive"
 SCOPES = {"other": ["consume:other*", "group:g"], "reader": ["kafka:r"], "writer": ["kafka:w"], "boss": ["admin"]}
@@ -19,18 +13,6 @@ def request(name: str, query: str = "", body: bytes | None = None, path: str = P
     head = f"{'GET' if body is None else 'POST'} {path}{query} HTTP/1.1\r\nHost: h\r\n"
     head += f"Authorization: Bearer {name:->16}\r\nContent-Length: {len(body or b'')}\r\n"
     return f"{head}Content-Type: application/json\r\n\r\n".encode() + (body or b"")
-
-
-@pytest.mark.parametrize(("name", "query", "status"), table(__file__, "a_caller_touches_its_own_topics_and_groups"))
-async def test_a_caller_touches_its_own_topics_and_groups(
-    opened: OpenServer, name: str, query: str, status: int
-) -> None:
-    """By pattern, each topic that is named and the group of the dead letters; in the query and in the body."""
-    async with opened(security=SECURITY) as server:
-        assert (await server.ask(request(name, query))).status == status
-        body = json.dumps(dict(parse_qsl(query[1:]))).encode()
-        assert (await server.ask(request(name, "", body))).status == status
-        assert len(server.dead_letters.requests) == (2 if status == 200 else 0)
 
 
 async def test_nothing_of_a_call_is_left_for_the_next(opened: OpenServer) -> None:

@@ -86,23 +86,6 @@ async def test_responses_that_do_not_fit_are_no_responses() -> None:
     frames.close()
 
 
-async def test_a_stopped_frame_may_be_short_while_the_next_one_is_stopped_too() -> None:
-    """Two triggers give up their partitions before the first response is read."""
-    memory = mmap.mmap(-1, mmap.PAGESIZE)
-    frames, other = FramesInFlight(memory), TopicPartition("u", 0)
-    for _ in range(300):  # numbers begin anew after 256
-        first = frames.add(2, P)
-        os.read(frames.claims, 1)
-        assert frames.stop([P])
-        second = frames.add(2, other)
-        os.read(frames.claims, 1)
-        assert frames.stop([other])
-        assert frames.completed(protocol.Results([None])) == frames.completed(protocol.Results([None])) == 1
-        assert first.done() and second.done()
-        assert memoryview(memory).cast("Q")[1] == 0
-    frames.close()
-
-
 def test_frames_grow_while_the_handler_is_fast_and_shrink_when_it_is_slow() -> None:
     """To about a twentieth of a second, and never to nothing."""
     pace = FramePace()

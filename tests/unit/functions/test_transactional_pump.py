@@ -11,7 +11,7 @@ import pytest
 
 from headrace.config.consumers import DeliveryConfig, Ordering
 from headrace.delivery.dead_letter import DeadLetterTopic
-from headrace.delivery.outcomes import ACK, Delivery, Outcome, PartitionListener, Reply
+from headrace.delivery.outcomes import ACK, Delivery, PartitionListener, Reply
 from headrace.errors import HeadraceError, KafkaTimeout, RecordRefused, RecordTooLarge
 from headrace.functions.exactly_once import ResumingLane, TransactionalPump
 from headrace.functions.held_outputs import HeldOutputs
@@ -299,36 +299,10 @@ async def test_an_event_that_always_fails_has_its_attempts_though_transactions_f
 
 
 TOO_LARGE, REFUSED, ABORTED = RecordTooLarge("5000 bytes"), RecordRefused("no key"), KafkaTimeout()
-OF_BATCH = RecordRefused("one of the batch", of_batch=True)
+
+
 A, B = OutgoingRecord("a", None, b"x" * 5000), OutgoingRecord("b", None, b"x" * 5000)
 SMALL, WITH_KEY = OutgoingRecord("a", None, b"12"), OutgoingRecord("a", b"k", b"123")
-
-
-@pytest.mark.parametrize(
-    ("compressed", "outputs", "results", "expected"),
-    [
-        (False, [A, A, B, SMALL], [TOO_LARGE, ABORTED, ABORTED, ABORTED], [TOO_LARGE, TOO_LARGE, None, None]),
-        (True, [A, A], [ABORTED, TOO_LARGE], [None, TOO_LARGE]),
-        (False, [SMALL, WITH_KEY], [REFUSED, ABORTED], [REFUSED, None]),
-        (False, [SMALL, WITH_KEY], [OF_BATCH, OF_BATCH], [None, None]),
-        (False, [SMALL], [OF_BATCH], [OF_BATCH]),
-        (False, [SMALL, WITH_KEY], [ABORTED, ABORTED], [None, None]),
-    ],
-)
-def test_one_transaction_shows_every_output_that_kafka_refuses(
-    compressed: bool, outputs: list[OutgoingRecord], results: list[Any], expected: list[Any]
-) -> None:
-    """Kafka names one; others of its topic and size are too large as well, unless compression makes sizes say nothing.
-
-    A transaction for each of them would be an abort for each.
-    """
-    held, offsets = HeldOutputs(compressed=compressed), range(len(outputs))
-    held.hold(P0, offsets, outputs)
-    held.completed(RecordBatch.of([Record(*P0, offset, 0, None, b"v") for offset in offsets]), Outcome.DELIVERED)
-    refused = held.refuse([(P0, output) for output in held.take(P0)], results)
-    assert refused == {(P0, offset): why for offset, why in zip(offsets, expected, strict=True) if why}
-    again = held.hold(P0, offsets, outputs)
-    assert [result if isinstance(result, HeadraceError) else None for result in again] == expected
 
 
 async def test_outputs_of_a_thousand_partitions_are_bounded_while_nothing_is_committed() -> None:

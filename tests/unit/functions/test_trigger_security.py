@@ -86,33 +86,6 @@ def test_the_examples_of_nuclio_s_pages_log_in_over_tls(tmp_path: Path, caplog: 
     assert "attributes.tls.enable is false, so the network can read the records and the password" in caplog.text
 
 
-@pytest.mark.parametrize(("attributes", "annotations", "protocol"), table(__file__, "attributes_win_over_annotations"))
-def test_attributes_win_over_annotations(
-    tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any], protocol: str | None
-) -> None:
-    """Each setting by itself; booleans have Go's spellings."""
-    found = security_of(tmp_path, attributes, annotations)
-    assert (found.effective_protocol if found else None) == protocol
-    if found and found.sasl and "sasl" in attributes:
-        assert (found.sasl.username, found.sasl.password.get_secret_value()) == ("v", "p")
-
-
-OAUTH: dict[str, Any] = table(__file__, "oauth")
-
-
-@pytest.mark.parametrize(("attributes", "annotations"), table(__file__, "a_token_server_is_named_by_either"))
-def test_a_token_server_is_named_by_either(
-    tmp_path: Path, attributes: dict[str, Any], annotations: dict[str, Any]
-) -> None:
-    """Scopes are a list in attributes, and separated by commas in annotations."""
-    found = secured(tmp_path, attributes, annotations)
-    assert found.sasl and found.sasl.oauth
-    oauth = found.sasl.oauth
-    assert (oauth.client_id, oauth.token_url) == ("c", "https://tokens/x")
-    assert oauth.client_secret.get_secret_value() == CANARY
-    assert oauth.scopes == ["a", "b"]
-
-
 @pytest.mark.parametrize("flat", ["lines", "@", " "])
 @pytest.mark.parametrize("annotated", [False, True])
 def test_flattened_certificates_are_unflattened(tmp_path: Path, pem: KeyFiles, flat: str, annotated: bool) -> None:

@@ -56,31 +56,6 @@ async def test_the_drain_callback_runs_when_partitions_are_given_up(
     assert ("drain callback failed" in caplog.text, "ZeroDivisionError" in caplog.text) == (fails, fails)
 
 
-async def test_a_worker_busy_with_another_partition_holds_no_rebalance(write_function: Write, running: Run) -> None:
-    """Unless it has had an event of the partition that is given up since its drain callback ran last."""
-    code = """
-        import pathlib, time
-        def init_context(context):
-            context.platform.set_drain_callback(lambda: pathlib.Path("calls").open("a").write("drain "))
-        def handler(context, event):
-            pathlib.Path("begun").touch()
-            while not pathlib.Path("go").exists():
-                time.sleep(0.01)
-    """
-    folder = write_function(code)
-    async with running(folder) as function:
-        drain, far = function.service.give_up, Deadline(function.clock, 600)
-        responses = function.begin(b"a")
-        await function.until((folder / "begun").exists)
-        async with asyncio.timeout(60):
-            await drain([TopicPartition("flights", 4)], far)
-        assert (responses, (folder / "calls").exists()) == ([], False)
-        own = function.service.spawn(drain([PARTITION], far), "drain")
-        (folder / "go").touch()
-        await own
-        assert (folder / "calls").read_text() == "drain "
-
-
 def test_a_signal_just_before_the_wait_for_records_is_not_lost() -> None:
     """A worker that gets the signal just before it begins to wait does not wait."""
 

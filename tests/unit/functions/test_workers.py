@@ -13,10 +13,9 @@ from headrace.delivery.outcomes import ACK
 from headrace.errors import DestinationUnavailable, RegistryUnavailable, SchemaNotFound
 from headrace.formats.avro import AvroCodec
 from headrace.formats.plain import header_of
-from headrace.functions import protocol
 from headrace.records import OutgoingRecord
 from headrace_devkit.testing.pump_harness import kind_of
-from tests.function_workers import WAITS, Run, Write, called, calls
+from tests.function_workers import Run, Write
 from yaml_table import table
 
 FLIGHT = {"type": "record", "name": "Flight", "fields": [{"name": "carrier", "type": "string"}]}
@@ -182,20 +181,6 @@ async def test_avro_is_decoded_by_the_schema_each_record_names(write_function: W
         assert sorted(function.requested) == [7, 8, 9, 9, 10]
 
 
-@pytest.mark.parametrize(
-    ("name", "schema", "value", "seen"), table(__file__, "formats_with_a_schema_are_decoded_with_what_it_refers_to")
-)
-async def test_formats_with_a_schema_are_decoded_with_what_it_refers_to(
-    write_function: Write, running: Run, name: str, schema: list[Any], value: bytes, seen: dict[str, Any]
-) -> None:
-    """As plain Python values."""
-    code = "def handler(context, event): return event.body"
-    async with running(write_function(code, valueFormat=name, outputTopic="out")) as function:
-        function.schemas = {1: protocol.Schema(*schema)}
-        assert await function.deliver(header_of(1) + value) == [ACK]
-        assert [json.loads(output.value) for output in function.written] == [seen]
-
-
 async def test_a_registry_that_is_down_holds_the_delivery_back(write_function: Write, running: Run) -> None:
     """No attempt is used up, and the delivery resumes."""
     async with running(write_function("def handler(c, e): pass", valueFormat="avro")) as function:
@@ -236,32 +221,6 @@ async def test_a_function_that_could_not_start_recovers_by_itself(write_function
         (folder / "there").write_text("")
         await function.ready()
         assert await function.deliver(b"a") == [ACK]
-
-
-async def test_a_frame_at_hand_goes_to_a_worker_that_is_idle(write_function: Write, running: Run) -> None:
-    """A record does not wait for a slow one of another partition while a worker is free."""
-    folder = write_function(WAITS, workers=2)
-    async with running(folder) as function:
-        await function.until(lambda: all(slot.up for slot in function.service._slots))
-        for number in range(2):
-            function.begin(b"wait%d" % number, partition=number)
-        await function.until(lambda: called(folder, "wait0") and called(folder, "wait1"))
-        behind = [function.begin(b"quick", partition=number) for number in (2, 3)]
-        await function.until(lambda: function.in_flight(0) == function.in_flight(1) == 2)
-        (folder / "go wait1").touch()
-        await function.until(lambda: behind == [[[ACK]], [[ACK]]])
-        assert not function.tasks[0].done()
-        quick = {pid for name, pid in calls(folder) if name == "quick"}
-        assert quick == {pid for name, pid in calls(folder) if name == "wait1"}
-        for number in (8, 9):  # both workers are behind what they had
-            function.begin(b"wait%d" % number, partition=number)
-        (folder / "go wait0").touch()
-        await function.until(lambda: called(folder, "wait8") and called(folder, "wait9"))
-        assert [name for name, _ in calls(folder)].count("quick") == 2, "no record is called twice"
-        for number in (8, 9):
-            (folder / f"go wait{number}").touch()
-        await function.until(lambda: all(task.done() for task in function.tasks))
-        assert function.service.restarts == 0
 
 
 async def test_the_time_limit_of_an_event_does_not_count_the_wait_at_hand(write_function: Write, running: Run) -> None:

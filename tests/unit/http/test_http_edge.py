@@ -97,17 +97,6 @@ async def test_a_large_body_is_refused_before_it_is_sent_when_the_client_asks(op
         assert (await server.ask(head)).status == 413
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(server: RunningServer) -> None:
-    """A truncated body is not produced, and the next request is served."""
-    reader, writer = await server.connect()
-    writer.write(post(RECORD)[:-3])
-    await writer.drain()
-    writer.close()
-    await reader.read()
-    assert (await server.ask(post(RECORD))).status == 200
-    assert len(server.kafka.producer.records) == 1
-
-
 @pytest.mark.parametrize("body", [RECORD, b"{"])
 async def test_an_id_of_the_client_comes_back_if_it_is_valid(server: RunningServer, body: bytes) -> None:
     """With errors too. Spaces, other alphabets and long texts do not get into logs and records."""
@@ -173,24 +162,6 @@ async def test_a_connection_has_a_limit_of_pipelined_requests(server: RunningSer
     assert [response.status for response in responses] == [200] * 17
     assert [response.headers.get("connection") for response in responses] == [None] * 16 + ["close"]
     assert len(server.kafka.producer.records) in (0, 17)
-
-
-async def test_connections_over_the_limit_get_503(opened: OpenServer) -> None:
-    """Health is answered on them; a silent connection takes nobody's place, a closed one makes room."""
-    async with opened(max_connections=1) as server:
-        await server.connect()
-        reader, writer = await server.connect()
-        writer.write(post(RECORD))
-        assert (await server.read(reader)).status == 200
-        response = await server.ask(post(RECORD))
-        assert (response.status, response.json["code"]) == (503, "ERR40031")
-        assert (response.headers["connection"], response.headers["retry-after"]) == ("close", "1")
-        assert (await server.get("/live")).status == 200
-        writer.write(post(RECORD))
-        assert (await server.read(reader)).status == 200
-        writer.close()
-        assert await reader.read() == b""
-        assert (await server.ask(post(RECORD))).status == 200
 
 
 def _read_of(path: str = "/consumers/g/instances/i/records") -> bytes:

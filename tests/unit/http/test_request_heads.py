@@ -242,19 +242,3 @@ async def test_what_has_not_come_whole_has_a_limit_in_all(
         assert (await server.read(pairs[0][0])).status == 200
         pairs[1][1].close()
         await until(lambda: shared.receiving_bytes == 0)
-
-
-@pytest.mark.parametrize("framing", [b"Content-Length: 200000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n"])
-async def test_a_body_above_the_limit_in_all_is_too_large(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch, framing: bytes
-) -> None:
-    """No other request is the reason, so sending it again cannot help; the next request is served."""
-    monkeypatch.setattr("headrace.http.received_requests._MOST_RECEIVING_BYTES", 150_000)
-    reader, writer = await server.connect()
-    writer.write(b"POST /producers/t HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n" + framing)
-    writer.write(b"x" * 199_999)
-    response = await server.read(reader)
-    assert (response.status, response.json["code"]) == (413, "ERR10068")
-    assert "larger than 150000 bytes" in response.json["description"]
-    assert server.web.shared.receiving_bytes == 0
-    assert (await status_of(server, post()))[0] == 200

@@ -7,7 +7,6 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
@@ -124,26 +123,6 @@ def test_a_truncated_download_is_refused_and_taken_up_again(
     assert maven.downloads() == [_path("one"), _path("two"), _path("two")]
 
 
-def test_an_artifact_the_repository_lacks_is_named(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """404 is said with the coordinates and the repository."""
-    _pin(monkeypatch, ("one", GOOD))
-    with pytest.raises(EnvironmentProblem, match=f"org.example:one:1.0 from {maven.url}: the repository does not have"):
-        ensure_artifacts("example")
-
-
-def test_a_mirror_that_does_not_respond_is_named_without_its_password(
-    monkeypatch: pytest.MonkeyPatch, maven: Maven
-) -> None:
-    """The address is shown, the user and password in it are not."""
-    _pin(monkeypatch, ("one", GOOD))
-    monkeypatch.setenv("HEADRACE_MAVEN_REPOSITORY", "http://someone:geheim@127.0.0.1:1/repository")
-    with pytest.raises(
-        EnvironmentProblem, match=r"from http://127\.0\.0\.1:1/repository: no complete response"
-    ) as caught:
-        ensure_artifacts("example")
-    assert "geheim" not in str(caught.value)
-
-
 def test_a_full_disk_and_a_missing_client_have_their_remedy(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
     """The folder that needs space, and the command that installs jgo."""
     _pin(monkeypatch, ("one", GOOD))
@@ -154,16 +133,6 @@ def test_a_full_disk_and_a_missing_client_have_their_remedy(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "jgo.maven", None)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'headrace\[devkit\]'"):
         ensure_artifacts("example")
-
-
-def test_two_at_once_fetch_once(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:
-    """The second waits for the first and uses its result."""
-    _pin(monkeypatch, ("one", GOOD))
-    maven.files = {_path("one"): GOOD}
-    with ThreadPoolExecutor(4) as pool:
-        folders = list(pool.map(ensure_artifacts, ["example"] * 4))
-    assert len(set(folders)) == 1
-    assert maven.downloads() == [_path("one")]
 
 
 def test_an_archive_is_unpacked(monkeypatch: pytest.MonkeyPatch, maven: Maven) -> None:

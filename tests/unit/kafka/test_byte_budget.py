@@ -11,26 +11,6 @@ from headrace.records import OutgoingRecord
 A, B, C = ("t", 0), ("t", 1), ("u", -1)
 
 
-def filled(budget: ByteBudget, lane: tuple[str, int], size: int = 10) -> int:
-    """Take until it is refused; return how much was taken."""
-    taken = 0
-    while True:
-        try:
-            budget.take(lane, size)
-        except ProducerQueueFull:
-            return taken
-        taken += size
-
-
-def test_lanes_that_do_not_drain_leave_room_for_the_others() -> None:
-    """Each may hold a quarter of what is free, so the first holds a fifth, and after ten a tenth is free."""
-    budget = ByteBudget(12_000, 0.25)
-    assert filled(budget, A) == pytest.approx(2400, abs=10)
-    for partition in range(1, 10):
-        assert filled(budget, ("t", partition)) >= 300
-    budget.take(C, 1000)
-
-
 def test_a_lane_and_the_whole_are_bounded() -> None:
     """A refused request counts nothing, and what is released may be taken again."""
     budget = ByteBudget(100, 0.5)

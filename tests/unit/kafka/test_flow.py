@@ -51,19 +51,6 @@ def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
     assert made.changes(101) == ([], [B])
 
 
-def test_late_releases_of_a_revoked_partition_are_ignored() -> None:
-    """After a revoke nothing of it is counted."""
-    made = flow()
-    made.fetched(A, 6000, 10, 0)
-    made.revoked([A])
-    made.released(A, 1, 6000, 10, 1)
-    assert (made.records, made.bytes) == (0, 0)
-    made.assigned({A: 2})
-    made.fetched(A, 500, 10, 2)
-    made.released(A, 1, 400, 10, 3)
-    assert (made.records, made.bytes) == (500, 10)
-
-
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from([A, B]), st.booleans(), st.integers(1, 4000), st.floats(0, 2)),
@@ -93,16 +80,3 @@ def test_the_budget_holds_and_no_partition_is_paused_for_ever(
         made.released(partition, 1, count, count, now)
     _, resume = made.changes(now)
     assert not paused - set(resume)
-
-
-def test_a_poll_takes_no_more_bytes_than_are_free() -> None:
-    """The records of the last poll say how large those of the next one are."""
-    made = FetchFlowControl(FlowControl(max_records=20_000, max_bytes=2_000_000))
-    made.assigned({A: 1})
-    assert made.poll_limit_records == 10_000
-    made.fetched(A, 1, 100_000, 0)
-    assert made.poll_limit_records == 9
-    made.fetched(A, 19, 1_900_000, 0)
-    assert made.poll_limit_records == 1
-    made.released(A, 1, 20, 2_000_000, 0)
-    assert made.poll_limit_records == 10

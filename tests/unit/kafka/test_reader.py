@@ -68,19 +68,6 @@ def test_records_of_the_client_are_batches_by_partition() -> None:
         assert (batch.timestamps_ms, batch.headers) == ([1000] * count, None)
 
 
-@pytest.mark.parametrize("key", [None, b"", b"key"])
-@pytest.mark.parametrize("value", [None, b"", b"value"])
-def test_the_size_of_a_record_is_that_of_its_key_and_value(key: bytes | None, value: bytes | None) -> None:
-    """Nulls have none, and do not change that of the others."""
-    odd = Message(P0, 1)
-    odd.key, odd.value = lambda: key, lambda: value  # type: ignore[method-assign, assignment, return-value]
-    [batch] = to_batches([Message(P0, 0), odd])
-    assert batch.sizes == [2, len(key or b"") + len(value or b"")]
-    assert (batch[1].key, batch[1].value, batch[1].size_bytes) == (key, value, batch.sizes[1])
-    [batch] = to_batches([odd])
-    assert batch.size_bytes == batch.sizes[0] == len(key or b"") + len(value or b"")
-
-
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_cancellation_is_never_lost(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turn of the loop in which a batch arrives."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.errors import KafkaError
-from headrace.runtime import Deadline, GroupSpec, Readiness, Service, ServiceGroups
+from headrace.runtime import GroupSpec, Readiness, Service, ServiceGroups
 from headrace.runtime.gauge_registry import GaugeKey, gauges
 from headrace_devkit.testing import ManualClock
 from tests.unit.runtime.recorded_service import RecordedService
@@ -136,18 +136,3 @@ async def test_pauses_are_short_again_after_a_long_life() -> None:
             harness.recorded()
             await harness.clock.advance(1)
             assert harness.recorded() == ["start a1"]
-
-
-async def test_all_services_drain_at_the_same_time() -> None:
-    """One that does not end is stopped when the process stops."""
-    async with opened() as harness:
-        await harness.settle(("a", 1), ("b", 1))
-        harness.living["a1"].may_drain.clear()
-        draining = asyncio.ensure_future(harness.groups.drain(Deadline(harness.clock, 10)))
-        await harness.clock.settle()
-        assert harness.recorded() == ["start a1", "start b1", "drain a1", "drain b1", "stop b1", "left b1"]
-        assert not draining.done()
-        await harness.groups.stop()
-        await draining
-        assert harness.recorded() == ["stop a1", "left a1"]
-        await harness.groups.start()

@@ -68,18 +68,6 @@ def test_an_outage_has_a_beginning_a_reason_and_an_end() -> None:
     ]
 
 
-def test_a_response_to_another_client_is_no_outage() -> None:
-    """A question that failed says nothing if another client has had a response since it was asked."""
-    harness = Harness()
-    harness.attempt(True)
-    began = harness.clock.monotonic()
-    harness.clock._now += 2
-    harness.seen.answered()
-    harness.clock._now += 1
-    harness.seen.record_attempt(began, False)
-    assert harness.seen.outage is None
-
-
 def test_a_late_report_does_not_end_an_outage_and_a_later_response_does() -> None:
     """An acknowledgement that was on its way when the brokers went away is none of them coming back."""
     harness = Harness()

@@ -102,9 +102,6 @@ async def test_both_paths_answer_and_write_the_same_bytes(server: RunningServer,
         server.kafka.producer.records = []
 
 
-TRANSACTION = b'{"topics":[{"topic":"t","records":[{"value":1},{"value":2}]}]}'
-
-
 async def test_requests_that_come_before_an_answer_are_answered_in_their_order(
     server: RunningServer, direct: list[int]
 ) -> None:
@@ -157,34 +154,6 @@ async def test_a_request_that_was_loaded_counts_until_its_response(opened: OpenS
         assert (await server.read(reader)).status == 200
         await drained
         assert server.web._application._authenticator.in_flight._counts == {}
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        post(),
-        chunked(post()),
-        post(more="Idempotency-Key: once\r\n"),
-        post(b'{"records":[' + b",".join([b'{"value":1}'] * 1001) + b"]}"),
-        post(TRANSACTION).replace(b"/producers/t", b"/transactions"),
-        chunked(post(b'{"value":1}\n')).replace(b"application/json", b"application/x-ndjson"),
-    ],
-    ids=["usual", "loaded", "with a key", "in slices", "a transaction", "a stream"],
-)
-async def test_a_client_that_half_closes_gets_its_response(server: RunningServer, request_bytes: bytes) -> None:
-    """As its records are written, whichever way serves it."""
-    server.kafka.producer.hold()
-    reader, writer = await server.connect()
-    writer.write(request_bytes)
-    writer.write_eof()
-    await asyncio.wait_for(server.kafka.producer.taken.wait(), 60)
-    connections: Any = server.web.shared.connections
-    await until(
-        lambda: not any(each.requests.latest.response.keep_alive for each in connections),
-        "the end of what the client sends",
-    )
-    server.kafka.producer.release()
-    assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_the_same_head_again_is_the_same_request(opened: OpenServer) -> None:

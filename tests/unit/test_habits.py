@@ -39,18 +39,6 @@ def test_a_message_has_a_short_subject_and_a_body(message: str, problem: str) ->
     assert problem in found and bool(problem) == bool(found)
 
 
-def test_hooks_run_the_ruff_of_the_environment_and_the_commit_rule() -> None:
-    """Each hook is a program of this repository, so its version is that of the lock."""
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert [repo["repo"] for repo in hooks] == ["local"]
-    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
-    assert [entry.partition(" --")[0] for entry in entries] == [
-        ".venv/bin/ruff format",
-        ".venv/bin/ruff check",
-        "python3 tools/commit_message.py",
-    ]
-
-
 def test_ci_runs_the_same_commands_as_people() -> None:
     """`make check` and `make test`, with read rights only and no secret."""
     text = (GITHUB / "workflows" / "ci.yml").read_text()
@@ -59,19 +47,6 @@ def test_ci_runs_the_same_commands_as_people() -> None:
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands == re.findall(r"^make (?:check|test)\b", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert workflow["permissions"] == {"contents": "read"} and "secrets." not in text
-
-
-def test_forms_of_issues_ask_what_they_need() -> None:
-    """Each form has a name and a description, and each question an id and a label; files that it names exist."""
-    for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
-        form = yaml.safe_load(path.read_text())
-        if path.stem != "config":
-            questions = [part for part in form["body"] if part["type"] != "markdown"]
-            assert form["name"] and form["description"] and questions
-            assert all(part["id"] and part["attributes"]["label"] for part in questions)
-    texts = [path.read_text() for path in (*GITHUB.rglob("*.yml"), *GITHUB.rglob("*.md"))]
-    named = {name for text in texts for name in re.findall(r"\b(?:docs/)?[\w/]+\.md\b", text)}
-    assert named and [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_decisions_are_ten_pages_of_the_same_form() -> None:

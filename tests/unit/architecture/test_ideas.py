@@ -118,69 +118,6 @@ def test_a_bound_is_raised_only_for_a_deletion() -> None:
     assert {count: found for count, found in wrong.items() if found} == {}
 
 
-def page_of(bound: int, *rows: str) -> str:
-    table = f"| Count | Bound | Goal | What |\n|---|---|---|---|\n| Metrics | {bound} | 5 | x |\n"
-    return f"# Ideas\n\n{table}\n## Raising a bound\n\n" + "\n".join(rows)
-
-
-def test_a_raise_without_a_row_is_found() -> None:
-    """Lowering needs no row; raising does, also to a bound of before."""
-    row = "| Metrics | 8 | 9 | an alert needs it | `headrace_old_total` |"
-    assert list(unexplained([page_of(9), page_of(8)])) == []
-    assert list(unexplained([page_of(9), page_of(8), page_of(9)])) == ["Metrics: from 8 to 9"]
-    assert list(unexplained([page_of(9), page_of(8), page_of(9, row)])) == []
-    assert raises_of(page_of(9, row)) == [Raise("Metrics", 8, 9, "`headrace_old_total`")]
-
-
-def test_a_deletion_names_something_that_is_gone() -> None:
-    """A raise in exchange for nothing, or for what is still there, is refused."""
-    assert not_deleted("`Gone`", {"Here"}) == []
-    assert not_deleted("`Gone` and `Here`", {"Here"}) == ["Here"]
-    assert not_deleted("none", {"Here"}) == ["nothing is named"]
-    assert {"Lane", "lane.py", "http.port", "headrace_ready", "dev up", "POST /producers/{topic}"} <= existing()
-
-
 def test_no_class_name_stands_twice() -> None:
     """Whoever searches for a class finds one."""
     assert [name for name, count in Counter(node.name for node, _ in counts.classes()).items() if count > 1] == []
-
-
-def test_attributes_count_however_they_are_declared() -> None:
-    """Class level, slots, any method and fields of a record count; constants and frozen classes do not."""
-    assert counts.attributes_in(
-        """
-class Stateful:
-    LIMIT = 3
-    kind: ClassVar[str] = ""
-    at_class_level = 0
-    annotated: int
-    __slots__ = ("slot",)
-
-    def __init__(self):
-        self.in_constructor = 1
-
-    def method(self):
-        self.later += 1
-
-class Value:
-    def __init__(self):
-        self.fixed = 1
-
-@dataclass
-class Record:
-    count: int = 0
-    other: int = 0
-
-@dataclass(frozen=True)
-class Frozen:
-    count: int = 0
-
-def change(record):
-    record.count = 2
-"""
-    ) == {
-        "Stateful": {"at_class_level", "annotated", "slot", "in_constructor", "later"},
-        "Value": set(),
-        "Record": {"count", "other"},
-        "Frozen": set(),
-    }

@@ -150,11 +150,3 @@ def test_histories_without_an_anomaly_pass() -> None:
         outcomes |= {entry.outcome for entry in run.sent}
         assert check_produced(run.sent, run.log, [FAULT]) == []
     assert outcomes == {"ok", "fail", "unknown"}
-
-
-def test_an_unknown_outcome_may_begin_before_the_fault_and_end_after_it() -> None:
-    """What was on its way when it began, and what a later fault explains."""
-    early = Sent(0, None, b"a", FAULT.begin - 5, FAULT.begin + 1, "unknown")
-    late = Sent(0, None, b"b", FAULT.end - 1, FAULT.end + 30, "unknown")
-    assert check_produced([early, late], [], [Fault(0, 1, 0), FAULT]) == []
-    assert len(check_produced([early, late], [])) == 2

@@ -73,22 +73,3 @@ def test_a_transaction_that_is_rolled_back_moves_nothing(store: OffsetStore, dat
     database.rollback()
     assert store.take(*PLACE, epoch=1) is None
     assert store.advance(*PLACE, 0, 1)
-
-
-def test_another_mark_and_table() -> None:
-    """For drivers that write parameters otherwise."""
-    said: list[str] = []
-
-    class Connection:
-        rowcount = 1
-
-        def cursor(self) -> Connection:
-            return self
-
-        def execute(self, text: str, values: object) -> None:
-            said.append(text)
-
-    assert OffsetStore(Connection(), table="mine", mark="%s").advance(*PLACE, 1)
-    assert "INTO mine" in said[0]
-    assert said[0].count("%s") == 5
-    assert "?" not in said[0]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from headrace.records import Record
-from headrace_devkit.testing import Attempt, Commit, Fault, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
+from headrace_devkit.testing import Attempt, Commit, Operation, PauseSpan, Pushed, Seek, Skip, check_pushed
 
 LOG = [Record("t", 0, offset, 0, b"k", b"v%d" % offset) for offset in range(20)]
 LOST = {"skipped", "ahead", "order"}
@@ -57,16 +55,6 @@ class Story:
         return {text.partition(":")[0] for text in found}
 
 
-def test_a_seek_back_explains_all_repeats() -> None:
-    """And only with it: the same history without the seek goes back, and repeats."""
-    story = Story()
-    story.deliver(*range(10))
-    story.seek(4)
-    story.deliver(*range(4, 20))
-    assert story.kinds() == set()
-    assert story.kinds(operations=()) == {"back", "repeat"}
-
-
 def test_a_seek_explains_the_jump_to_its_offset_and_no_other() -> None:
     """Skipped offsets need no delivery; a commit beyond the offset, and later lost records, are still found."""
     for committed, missing, kinds in ((12, 0, set()), (13, 0, LOST), (12, 15, LOST)):
@@ -92,16 +80,6 @@ def test_a_skip_explains_one_record_and_no_other() -> None:
     late.skip(2)
     late.deliver(*range(4, 20))
     assert late.kinds() == {"ahead", "order"}
-
-
-@pytest.mark.parametrize(("faults", "kinds"), [((), {"unwanted"}), ([Fault(2.0, 99.0)], set())])
-def test_a_skipped_record_is_delivered_only_after_a_fault(faults: Sequence[Fault], kinds: set[str]) -> None:
-    """A crash before the commit loses the skip."""
-    story = Story()
-    story.deliver(0, 1)
-    story.skip(2)
-    story.deliver(*range(2, 20))
-    assert story.kinds(faults=faults) == kinds
 
 
 def test_nothing_is_delivered_while_a_partition_is_paused() -> None:

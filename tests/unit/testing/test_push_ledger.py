@@ -187,38 +187,3 @@ def test_order_is_what_was_promised() -> None:
     assert check_pushed(run.pushed, "key") == []
     overtake_in_the_key(run)
     assert check_pushed(run.pushed, "none") == []
-
-
-def test_what_came_together_waits_for_nothing_of_itself() -> None:
-    """A failed record of a batch is tried again when others of the batch have ended; what comes later waits for it."""
-    run = history(2)
-    for index in (5, 6, 7):
-        run.change(index, request=5, at=5.0, ended_at=7.5)
-    run.commits[5:7] = []
-    run.change(6, ended_at=float("inf"))
-    run.attempts.insert(8, run.attempts[6]._replace(request=7, at=7.6, ended_at=7.7))
-    assert check_pushed(run.pushed, "partition") == []
-    run.change(8, ended_at=8.1)
-    said = {text.partition(":")[0] for text in check_pushed(run.pushed, "partition")}
-    assert said == {"order", "ahead"}
-
-
-def test_a_crash_explains_what_was_not_committed_when_it_came() -> None:
-    """Delivered before it, delivered again after it: as many as were in flight, no more."""
-    run = history(3)
-    run.commits[18:20] = []
-    run.attempts += [attempt._replace(request=99, at=20.5, ended_at=20.6) for attempt in run.attempts[18:20]]
-    assert check_pushed(run.pushed, "key", [CRASH]) == []
-    kinds = {text.partition(":")[0] for text in check_pushed(run.pushed, "key", [CRASH._replace(most=1)])}
-    assert kinds == {"repeat"}
-
-
-def test_a_map_that_is_true_passes_and_counts_as_committed() -> None:
-    """What it says has ended may not come again after a crash that follows."""
-    run = history(5)
-    base = run.log[17].offset
-    run.change(17, ended_at=19.7)  # the one that holds up the offset
-    run.commits[16:20] = [Commit(19.5, base, encode(base, run.log[18].offset + 1, [base])), run.commits[19]]
-    assert check_pushed(run.pushed, "none", [CRASH]) == []
-    run.attempts.append(run.attempts[18]._replace(request=99, at=20.5, ended_at=20.6))
-    assert [text.partition(":")[0] for text in check_pushed(run.pushed, "none", [CRASH])] == ["repeat"]

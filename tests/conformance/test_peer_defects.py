@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from active_client import Instance, offsets_of, send, write
+from active_client import Instance, offsets_of, write
 from headrace_devkit.testing.scenario import Scenario
 
 
@@ -28,15 +26,6 @@ def test_a_read_answers_when_a_record_is_there(url: str, site: Scenario, source:
             write(site, source, b"1")
         assert b'"offset":%d,' % number in read.until(lambda data: data.endswith(b"}]"))
         read.socket.close()  # not cut: a reset takes the delivery back
-
-
-@pytest.mark.parametrize(
-    "accept",
-    ["*/*", "application/json; charset=utf-8", "application/*;q=0.8", "text/html, */*;q=0.1", "APPLICATION/JSON"],
-)
-def test_every_accept_that_allows_json_is_answered(url: str, source: str, accept: str) -> None:
-    response = send("GET", f"{Instance(url, source).subscribe(source).url}/records", headers={"Accept": accept})
-    assert (response.status, response.body) == (200, [])
 
 
 def test_a_record_above_every_limit_is_delivered(url: str, site: Scenario, source: str) -> None:

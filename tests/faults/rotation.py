@@ -14,7 +14,6 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from headrace_devkit.devcluster import HeadraceProcess
 from headrace_devkit.devcluster.certificates import Authority
 from headrace_devkit.devcluster.security import allowed
-from headrace_devkit.devcluster.token_server import TokenServer
 from headrace_devkit.testing import RecordingBackend
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import send
@@ -110,13 +109,6 @@ class Rotation:
         """Return the section of the mount's certificate."""
         tls = {"ca": self.file("ca.pem"), "certificate": self.file("client.pem"), "key": self.file("client.key")}
         return {"bootstrap_servers": self.secured.cluster.tls_servers, "security": {"tls": tls}}
-
-    def oauth(self, tokens: TokenServer) -> dict[str, Any]:
-        """Return the section of a login by tokens with the mount's secret."""
-        secret = f"${{file:{self.file('secret')}}}"
-        oauth = {"token_url": tokens.token_url, "client_id": "app", "client_secret": secret, "ca": self.file("ca.pem")}
-        security = {"tls": {"ca": self.file("ca.pem")}, "sasl": {"mechanism": "OAUTHBEARER", "oauth": oauth}}
-        return {"bootstrap_servers": self.secured.cluster.sasl_servers, "security": security}
 
     def start(self, kafka: dict[str, Any], member: dict[str, Any] | None = None, **sections: Any) -> HeadraceProcess:
         """Start a process that pushes what is produced to it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,7 +10,6 @@ from headrace_devkit.testing import Cluster, StartHeadrace
 from tests.faults.ledger import Ledger, Poster
 from tests.faults.push_scenario import PushScenario
 from tests.function_calls import function_file
-from yaml_table import table
 
 pytestmark = pytest.mark.heavy
 
@@ -46,29 +43,6 @@ def test_brokers_are_killed_in_turn_while_produce_push_and_function_run(
     scenario.written = len(scenario.records(scenario.topic))
     assert scenario.check(but="repeat") == []
     assert process.terminate() == 0
-
-
-GROUPS = table(__file__, "groups")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_offsets_of_groups_are_read_and_set_through_a_rolling_restart(kafka_three: Cluster, ledger: Ledger) -> None:
-    """Coordinators move three times: the client library survives, and asks the new ones at once."""
-    # In a process of its own, because what is guarded against ends the process.
-    command = [sys.executable, "-c", GROUPS, kafka_three.bootstrap_servers, ledger.new_topic()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            for broker in (1, 2, 3):
-                assert process.stdout.readline()
-                kafka_three.restart(broker)
-                kafka_three.wait_in_sync()
-            seen = [process.stdout.readline().strip() for _ in range(200)]
-            assert process.poll() is None
-        finally:
-            process.kill()
-    assert set(seen) == {str(number) for number in range(6)}
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -55,12 +54,3 @@ def test_two_processes_take_turns(scenario: PushScenario, ordering: str, members
     scenario.settings.update(ordering=ordering, consumer=membership)
     scenario.backend.response = Hostile(seed=3, delay_seconds=0, poison=0.2, flaky=1)
     check_turns(scenario, 3, 2000, lambda: scenario.wait_more(1000))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(2400)
-def test_two_processes_take_turns_for_ten_minutes(scenario: PushScenario) -> None:
-    """The same for ten minutes, with a change every 20 seconds."""
-    scenario.settings["consumer"] = SHORT_SESSION
-    scenario.backend.response = Hostile(seed=4, delay_seconds=0, poison=0.2, flaky=1)
-    check_turns(scenario, 28, 2000, lambda: time.sleep(20))

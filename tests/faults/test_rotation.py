@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace_devkit.devcluster.certificates import Authority
-from headrace_devkit.devcluster.security import ClusterSecurity
-from headrace_devkit.devcluster.token_server import TokenServer
 from headrace_devkit.testing import RecordingBackend, StartHeadrace
 from headrace_devkit.testing.secured import SecuredCluster
 from tests.active_client import Response, send
 from tests.faults.ledger import Background, Ledger
-from tests.faults.rotation import IN_USE, REFUSED, Rotation, wait_logged, wait_replaced
-
-CLIENTS = 8
-"""Of one process: each gets its own tokens."""
+from tests.faults.rotation import IN_USE, REFUSED, Rotation, wait_logged
 
 
 @pytest.fixture
@@ -73,80 +66,6 @@ def test_a_new_password_is_taken_up(rotation: Rotation, first: str) -> None:
     assert "new-password" not in process.output
     assert process.output.count("is being replaced") == 0, "a new password needs no new client"
     rotation.check(poster)
-    rotation.connect_again(process)
-
-
-class Tokens:
-    """A token server whose tokens end soon, and the secrets that it takes."""
-
-    SECONDS = 15
-
-    def __init__(self, secured: SecuredCluster, folder: Path) -> None:
-        security = ClusterSecurity(folder / "secrets")
-        shutil.copytree(secured.security.folder, security.folder)
-        self._file = security.folder / "client-secrets.json"
-        self.take("old-secret")
-        self.server = TokenServer(folder / "server", security, token_seconds=self.SECONDS)
-
-    def take(self, *secrets: str) -> None:
-        """Take these, and no others, from now on."""
-        draft = self._file.with_suffix(".new")
-        draft.write_text(json.dumps({"app": secrets}))
-        draft.replace(self._file)
-
-    def given(self) -> int:
-        return self.server.server.log.read_text().count("gave a token")
-
-
-@pytest.fixture
-def tokens(rotation: Rotation, kafka_secured: SecuredCluster, tmp_path: Path) -> Iterator[Tokens]:
-    """A token server that takes the secret of the mount."""
-    tokens = Tokens(kafka_secured, tmp_path / "tokens")
-    rotation.mount.put(secret="old-secret")
-    with tokens.server:
-        yield tokens
-
-
-@pytest.mark.long
-def test_a_new_secret_is_taken_up_while_the_old_one_is_valid(rotation: Rotation, tokens: Tokens) -> None:
-    """The old one is revoked when the new one is in use; every connection outlives several tokens under load."""
-    with rotation.under_load(rotation.oauth(tokens.server)) as (process, poster):
-        tokens.take("old-secret", "canary-secret")
-        rotation.mount.put(secret="canary-secret")
-        wait_replaced(process)
-        tokens.take("canary-secret")
-        wanted = tokens.given() + 3 * CLIENTS
-        Ledger.wait_until(lambda: tokens.given() >= wanted, "three tokens of each client")
-        poster.wait_for_more(500)
-    assert "canary" not in process.output
-    rotation.check(poster)
-    rotation.connect_again(process)
-
-
-@pytest.fixture
-def server_store(kafka_secured: SecuredCluster) -> Iterator[Path]:
-    """The broker's certificate, which is there again after the test."""
-    store = kafka_secured.security.server_store
-    content = store.read_bytes()
-    yield store
-    store.write_bytes(content)
-    kafka_secured.cluster.restart(1)
-
-
-@pytest.mark.long
-def test_a_new_authority_of_the_brokers_is_taken_up(rotation: Rotation, server_store: Path, tmp_path: Path) -> None:
-    """Both are trusted, then the brokers' certificate is replaced, then the old one is no longer trusted."""
-    old, new = rotation.secured.security.authority, Authority(tmp_path, "new-ca")
-    with rotation.under_load(rotation.tls()) as (process, poster):
-        rotation.mount.put(ca_pem=old.read_bytes() + new.certificate.read_bytes())
-        wait_replaced(process)
-        poster.wait_for_more(300)
-    rotation.check(poster)
-    issued = new.issue("server", server=True)
-    server_store.write_bytes(issued.key.read_bytes() + issued.certificate.read_bytes())
-    rotation.connect_again(process)
-    rotation.mount.put(ca_pem=new.certificate)
-    wait_replaced(process, 2)
     rotation.connect_again(process)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.client import AsyncHeadraceClient, HeadraceClient, NewRecord, RetryPolicy
+from headrace.client import HeadraceClient, NewRecord, RetryPolicy
 from headrace.errors import CommitRefused, InstanceExists, InstanceNotFound, RecordTooLarge, TopicNotFound
 from headrace.records import Produced, TopicPartition
 from headrace_devkit.testing import MakeTopic, StartHeadrace
@@ -113,32 +113,6 @@ def test_a_loop_reads_and_commits_each_record(client: HeadraceClient, site: Scen
         assert read(consumer, 1) == [{"n": 3}]
         consumer.seek_first()
         assert read(consumer, 1) == [{"n": 0}]
-
-
-def test_the_asynchronous_client_does_the_same(url: str, site: Scenario, topic: MakeTopic) -> None:
-    """Two consumers at a time, and a transaction that commits what was read."""
-    name, target = topic(), topic()
-
-    async def main() -> None:
-        async with AsyncHeadraceClient(url) as client:
-            await client.produce_all(name, [NewRecord(n) for n in range(5)])
-            by_read = client.consumer(f"{name}-read", [name])
-            by_other = client.consumer(f"{name}-other", [name])
-            async with by_read, by_other:
-                found: list[Any] = []
-                async for record in by_other:
-                    found.append(record.value)
-                    if len(found) == 5:
-                        break
-                async for record in by_read:
-                    if record.value == 2:
-                        break
-                written = await client.transaction({target: [NewRecord("from three")]}, by_read)
-                assert (found, len(written[target])) == ([0, 1, 2, 3, 4], 1)
-                assert await by_read.commit() == {}
-
-    asyncio.run(main())
-    site.wait_committed(f"{name}-read", name, 3)
 
 
 def test_errors_are_those_of_the_service(client: HeadraceClient, topic: MakeTopic) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,8 +17,6 @@ from headrace.records import OutgoingRecord
 from headrace_devkit.testing import Cluster, MakeTopic, StartHeadrace
 from headrace_devkit.testing.scenario import Scenario
 from headrace_devkit.testing.secured import command_environment
-
-ENDLESS = "SELECT sum(a.range * b.n) FROM range(100000000000) a, {table} b WHERE a.range % 7 = b.n % 5"
 
 
 @pytest.fixture
@@ -71,24 +68,6 @@ def test_a_statement_becomes_a_parquet_file(env: Mapping[str, str], orders: str,
 @pytest.fixture
 def env(kafka: Cluster, tmp_path: Path) -> Mapping[str, str]:
     return {**command_environment(kafka.bootstrap_servers, tmp_path), "PYTHONUNBUFFERED": "1"}
-
-
-def test_a_statement_is_interrupted(env: Mapping[str, str], orders: str) -> None:
-    """At once, with the exit code of Ctrl-C."""
-    statement = ENDLESS.format(table=f'"{orders}"')
-    with subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli.main", "sql", statement, "--last", "30"],
-        cwd=env["PWD"],
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as asking:
-        assert asking.stderr
-        assert "reading the newest 30" in asking.stderr.readline()
-        assert "records left out: 1" in asking.stderr.readline()  # from here on the statement runs
-        asking.send_signal(signal.SIGINT)
-        assert asking.communicate(timeout=240)[1] == "\ninterrupted\n"
-        assert asking.returncode == 130
 
 
 def test_tables_of_a_running_headrace(site: Scenario, orders: str, headrace: StartHeadrace, tmp_path: Path) -> None:

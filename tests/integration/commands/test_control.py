@@ -181,10 +181,3 @@ def test_what_cannot_be_is_refused_and_nothing_is_half_done(
     shown = api.request("GET", CONSUMER)
     assert (shown["paused"], shown["commands"], shown["partitions"][0]["committed"]) == (None, [], 3)
     assert shown["settings"]["maxRecords"] == 100
-
-
-def test_a_process_without_consumers_says_that_it_has_no_control(site: Scenario, headrace: StartHeadrace) -> None:
-    """A job requested there is refused with the reason, and readiness does not wait for what is not started."""
-    api = Api(headrace(site.config).url)
-    with pytest.raises(HeadraceError, match="this process runs no consumer: send the request to another"):
-        api.request("GET", "/adm/jobs")

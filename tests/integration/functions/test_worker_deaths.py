@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
 
 from headrace.delivery.outcomes import ACK
-from headrace.errors import DestinationUnavailable
 from headrace.records import TopicPartition
 from headrace.runtime import Deadline
 from tests.function_workers import PARTITION, WAITS, Run, Write, called, calls, two_frames
@@ -119,24 +115,6 @@ async def test_a_handler_past_the_deadline_costs_its_worker_and_blames_no_record
         assert [name for name, _ in calls(folder)] == ["wait", "other"]
         assert not len(function.destination._suspects)
     assert "an event of flights-3 was still running when the partition was revoked" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("code", "spec", "reason"),
-    [
-        ("import time\ntime.sleep(60)", {"readinessTimeoutSeconds": 1}, "longer than 1 s (readinessTimeoutSeconds)"),
-        ("import os\nos.abort()", {}, "Fatal Python error: Aborted"),
-        ("import time\nheld = b'x' * 200_000_000\ntime.sleep(60)", {}, "exceed workerMemoryLimit (100 MiB)"),
-    ],
-)
-async def test_a_worker_that_dies_while_it_starts_is_named(
-    write_function: Write, running: Run, code: str, spec: dict[str, Any], reason: str
-) -> None:
-    """By readiness and by the refusal of deliveries."""
-    async with running(write_function(code, spec=spec, trigger={"workerMemoryLimit": "100Mi"})) as function:
-        await function.until(lambda: reason in function.service.readiness().reason)
-        with pytest.raises(DestinationUnavailable, match=re.escape(reason)):
-            await function.deliver(b"a")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from headrace.http.endpoint import JSON, NDJSON, Endpoint
 from headrace.http.endpoint import OPEN as OPEN_RULE
 from headrace_devkit.testing import Cluster, HeadraceProcess, Registry
 
-LONG = 5000
 TOKEN, SCOPES = "a-token-that-may-do-all", ["kafka:r", "kafka:w", "admin", "metrics", "consumers:w"]
 OPEN = tuple(
     one.path.partition("{")[0]
@@ -173,14 +172,6 @@ def check_writing(api: OpenApiSchema, topics: list[str], path: str, count: int) 
 def test_writing_is_as_documented(api: OpenApiSchema, topics: list[str], path: str) -> None:
     """60 requests to produce, half as many to its relative, of which a fifth at least is served."""
     check_writing(api, topics, path, 60 if path == POST else 30)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", WRITING)
-def test_writing_is_as_documented_for_thousands(api: OpenApiSchema, topics: list[str], path: str) -> None:
-    """The same with other requests every time."""
-    check_writing(api, topics, path, LONG if path == POST else LONG // 5)
 
 
 @pytest.mark.parametrize(

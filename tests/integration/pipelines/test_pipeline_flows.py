@@ -282,21 +282,6 @@ def test_an_async_handler_and_the_function_of_the_example_run(flows: Flows) -> N
     assert (words[1], words[17], words[61]) == ("a little late", "late", "very late")
 
 
-def test_values_of_many_schemas_are_rows(flows: Flows) -> None:
-    """Two schemas in one micro-batch, a third while the pipeline runs; bad values go to the dead letter topic with the
-    reason; times, decimals and bytes come back exactly."""
-    counted = flows.status["avro"]
-    assert (counted["inputRecords"], counted["corruptRecords"], counted["tombstoneRecords"]) == (11, 3, 1)
-    of_second = AvroCodec(schema(GATE))
-    found = {n: of_second.decode_python(unframe(value)[1]) for n, value in flows.by_key("avro").items()}
-    assert found == {n: trip(n, gate=f"g{n}" if n > 2 else None) for n in range(7)}
-    reasons = {each.value: dead_letter(each, "reason") for each in flows.records("trips.dlq")}
-    wanted = ("do not begin with a zero byte", "do not fit their Avro schema", "does not have schema id 2000000")
-    assert reasons.keys() == {*flows.not_trips}
-    for value, words in zip(flows.not_trips, wanted, strict=True):
-        assert words in reasons[value]
-
-
 @pytest.mark.long
 def test_rows_are_values_of_each_format(flows: Flows) -> None:
     """Rows that do not fit a sink's schema become dead letters, and so do values that a handler's source refuses."""

@@ -80,27 +80,6 @@ def test_rows_replace_those_with_their_key(server: PostgresServer, batches: Batc
     assert batches("id").open() == 3
 
 
-def test_without_keys_rows_are_added(server: PostgresServer, batches: Batches) -> None:
-    """In a table without a key, in a schema of its own."""
-    server.execute('CREATE SCHEMA IF NOT EXISTS "Own"; CREATE TABLE "Own"."Log" (line text)')
-    target = batches(table="Own.Log")
-    target.open()
-    target.write(0, rows(line=["a", "a"]))
-    assert server.execute('SELECT line FROM "Own"."Log"') == [("a",), ("a",)]
-
-
-def test_rows_of_a_batch_that_fails_are_not_there_and_neither_is_its_number(
-    server: PostgresServer, target: PostgresBatches, name: str
-) -> None:
-    """So it can be written again."""
-    with pytest.raises(PipelineInvalid):
-        target.write(0, rows(id=["1", "two"]))
-    assert server.execute(f"SELECT * FROM {name}") == []
-    assert target.open() is None
-    target.write(0, rows(id=["1"]))
-    assert target.open() == 1
-
-
 def test_a_predecessor_is_waited_for_or_kept_out(server: PostgresServer, batches: Batches, name: str) -> None:
     """Two processes with one query never both write a number: the second waits for the first, and then refuses."""
     first, second = batches("id"), batches("id")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import urllib.request
 import uuid
@@ -131,24 +130,6 @@ def test_every_format_for_key_and_value(produce: Produce, place: str, key: str, 
     )
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.schema])
-def test_every_schema_input(produce: Produce, topic: MakeTopic, name: str) -> None:
-    """Each way to name a schema finds the same one, and the response says its id."""
-    place = topic()
-    subjects = [f"{place}-{end}" for end in ("key", "value", "other")]
-    (schema_id,) = {produce.register(subject, name) for subject in subjects}
-    inputs: list[dict[str, Any]] = [{}, {"Schema": FORMATS[name].schema}, {"SchemaId": schema_id}, {"SchemaVersion": 1}]
-    inputs += [{"SchemaSubject": subjects[2], **given} for given in inputs]
-    for part, given in itertools.product(("key", "value"), inputs):
-        fields = {f"{part}{field}": text for field, text in given.items()}
-        body = {f"{part}Format": name, "records": [{part: FORMATS[name].value}], **fields}
-        status, response = produce.post(place, body)
-        assert (status, response.get(f"{part}_schema_id")) == (200, schema_id), (given, response)
-        record = produce.read(place, response["offsets"][0])
-        both = [stored(name, schema_id), None]
-        assert [record.key(), record.value()] == (both if part == "key" else both[::-1])
-
-
 def test_one_record_fails_and_the_others_are_there(produce: Produce, place: str) -> None:
     """200; entries in the order of the request, each with a place or with a code, a reason and an outcome."""
     values = ["first", "x" * 5000, None, "last"]
@@ -183,11 +164,3 @@ def test_records_are_where_the_response_says(produce: Produce, topic: MakeTopic)
     assert (second.key(), second.value()) == (b"b", None)
     assert (third.key(), third.value()) == (None, b"[1, 2]")
     assert third.headers() == [("X-Correlation-Id", b"mine")]
-
-
-def test_equal_keys_go_to_the_partition_of_the_java_client(produce: Produce, topic: MakeTopic) -> None:
-    """murmur2 of the stored bytes, positive, modulo the partitions: so both clients agree where a key lives."""
-    partitions = {"": 1, "a": 4, "kafka": 0, "foobar": 6, "été": 3, "x" * 99: 9}
-    records = [{"key": key, "value": 1} for key in partitions]
-    _, body = produce.post(topic(10), {"keyFormat": "STRING", "records": records})
-    assert [entry["partition"] for entry in body["offsets"]] == [*partitions.values()]

@@ -51,15 +51,6 @@ def test_a_transaction_is_visible_in_all_its_topics(site: Scenario, topic: MakeT
     assert (written.key, written.value, written.headers) == (b"\0\1", b"7", [("X-Correlation-Id", b"mine")])
 
 
-def test_a_transaction_larger_than_a_batch_of_its_topic_is_written(site: Scenario, topic: MakeTopic, url: str) -> None:
-    """Each record fits the topic, so each is written, in order, behind the marker of the attempt in one batch."""
-    name = topic(1, max_message_bytes=100_000)
-    records = [{"value": str(n) + "x" * 50_000} for n in range(5)]
-    status, body, *_ = site.ask(f"{url}/transactions", {"topics": [{"topic": name, "records": records}]})
-    assert (status, body["topics"][0]["offsets"]) == (200, [{"partition": 0, "offset": n} for n in range(1, 6)])
-    assert [value[0] for value in values(site, name, 5)] == list("01234")
-
-
 def test_a_key_writes_once(site: Scenario, topic: MakeTopic, url: str) -> None:
     """The same response again; another request under the key is a conflict; another topic is another key."""
     name, other = topic(), topic()

@@ -136,21 +136,6 @@ def test_a_window_goes_to_a_function(site: Scenario, topic: MakeTopic, headrace:
     assert out == [{"replay": begun["id"], "offset": n} for n in (1, 2, 3)]
 
 
-def test_what_is_gone_from_the_log_is_said_and_not_fatal(
-    site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
-) -> None:
-    """Retention took the start of the window."""
-    name = topic()
-    site.write_json(name, *range(10))
-    process = push(name)
-    site.wait_committed(f"{name}-push", name, 10)
-    site.remove_before(name, 4)
-    begun = begin(site, process, name, partition=0, first=0, last=9)
-    done = wait_for(site, process, begun["id"])
-    assert done["message"].startswith("4 offsets of the window hold no record any more")
-    assert [entry["offset"] for entry in replayed(backend, begun["id"])] == [*range(4, 10)]
-
-
 def test_a_record_that_can_end_nowhere_ends_the_replay(
     site: Scenario, topic: MakeTopic, push: Callable[..., HeadraceProcess], backend: RecordingBackend
 ) -> None:

@@ -5,7 +5,10 @@ a world runs: also a name that was imported from the module that makes it.
 """
 
 import contextlib
+import functools
+import importlib
 import os
+import pkgutil
 import queue
 import random
 import secrets
@@ -22,6 +25,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import admin
 
+import headrace
+from headrace.feature import features, imported
 from headrace.runtime import failpoints, memory, threads
 from headrace_devkit.simulation import greenlet_threads
 from headrace_devkit.simulation.network import ListeningSocket, Network
@@ -54,6 +59,7 @@ class Clients:
 @contextlib.contextmanager
 def installed(network: Network, clients: Clients, reached: Callable[[str], None]) -> Iterator[None]:
     """Let every module of Headrace run on a world; `reached` is called at each failpoint."""
+    import_all()
     replaced = _table(network, clients, reached)
     changes: list[tuple[dict[str, Any], str, Any]] = []
     for name, module in sorted(sys.modules.items()):
@@ -69,6 +75,18 @@ def installed(network: Network, clients: Clients, reached: Callable[[str], None]
         threads._pool = pool
         for names, key, value in changes:
             names[key] = value
+
+
+@functools.cache
+def import_all() -> None:
+    """Import the core and the parts of every feature: a module that is imported later would have the real objects."""
+    for found in pkgutil.walk_packages(headrace.__path__, "headrace."):
+        if not found.name.startswith(_OUTSIDE) and not found.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # a library that is not installed
+                importlib.import_module(found.name)
+    for one in features():
+        for where in filter(None, (one.parts, one.section)):
+            imported(where)
 
 
 def _table(network: Network, clients: Clients, reached: Callable[[str], None]) -> dict[int, tuple[Any, Any]]:
@@ -139,6 +157,7 @@ def _chance(world: World) -> dict[Any, Any]:
             "getrandbits",
         )
     }
+    calls[random.Random] = lambda seed=None: random.Random(own.getrandbits(64) if seed is None else seed)
     calls[secrets.token_bytes] = lambda nbytes=32: own.randbytes(nbytes)
     calls[secrets.token_hex] = lambda nbytes=32: own.randbytes(nbytes).hex()
     calls[secrets.token_urlsafe] = lambda nbytes=32: own.randbytes(nbytes).hex()

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import greenlet
 
 if TYPE_CHECKING:
+    from headrace.config.model import HeadraceConfig
     from headrace_devkit.simulation.event_loop import SimulatedLoop
+    from headrace_devkit.simulation.network import Network
+    from headrace_devkit.simulation.simulated_process import SimulatedProcess
 
 EPOCH_SECONDS = 1_800_000_000.0
 """What the clock of the wall shows at the start of a run, where no clock has jumped."""
@@ -76,7 +79,6 @@ class World:
         self.current: Machine | None = None
         """Whose code is running; None for the world's own."""
         self.problems: list[Problem] = []
-        self.steps = 0
         self.machines: dict[str, Machine] = {}
         self.hub = greenlet.getcurrent()
         """The greenlet that runs the events; threads are switched to from here only."""
@@ -84,6 +86,7 @@ class World:
         self._number = 0
         self._trace = Trace()
         self._order = 0
+        self._network: Network | None = None
 
     @property
     def trace(self) -> list[tuple[Any, ...]]:
@@ -101,6 +104,26 @@ class World:
         whole = self._trace.hash.copy()
         whole.update(str(self._order).encode())
         return whole.hexdigest()
+
+    @property
+    def steps(self) -> int:
+        """How many events were scheduled."""
+        return self._number
+
+    @property
+    def network(self) -> "Network":
+        """The network of all its machines."""
+        if self._network is None:
+            from headrace_devkit.simulation.network import Network  # it needs this module
+
+            self._network = Network(self)
+        return self._network
+
+    def process(self, config: "HeadraceConfig", name: str = "headrace-1") -> "SimulatedProcess":
+        """Return a process of Headrace, which has not started."""
+        from headrace_devkit.simulation.simulated_process import SimulatedProcess  # it needs this module
+
+        return SimulatedProcess(self.network, name, config)
 
     def machine(self, name: str) -> "Machine":
         """Return the machine of this name, and begin it if there is none."""
@@ -160,7 +183,6 @@ class World:
             if at_once > _STEPS_OF_A_MOMENT:
                 raise RuntimeError(f"time does not pass at {self.now:.6f}: {call!r} of {machine and machine.name}")
             self.now = max(self.now, scheduled.at)
-            self.steps += 1
             self._order = hash((self._order, self.now, scheduled.number))
             self.current = machine
             try:

@@ -12,12 +12,14 @@ from headrace_devkit.simulation.network import Network
 from headrace_devkit.simulation.world import Machine
 
 
-class Process:
+class SimulatedProcess:
     """A process on a machine of its name; `start` again after its end makes a new one on the same host."""
 
     def __init__(self, network: Network, name: str, config: HeadraceConfig) -> None:
         self.name = name
         self.config = config
+        self.stopping = False
+        """Whether it has had SIGTERM since its last start."""
         self.ready = False
         """Whether it has announced that it is ready, since its last start."""
         self.app: App | None = None
@@ -34,7 +36,7 @@ class Process:
         assert not self.running, f"{self.name} runs already"
         world = self._network.world
         self._starts += 1
-        self.ready = False
+        self.ready = self.stopping = False
         self.machine = machine = world.machine(self.name if self._starts == 1 else f"{self.name}#{self._starts}")
         world.note("start", machine.name)
         self._network.join(machine)
@@ -61,6 +63,7 @@ class Process:
     def stop(self) -> None:
         """Send SIGTERM: it drains and ends."""
         if self.running and (handler := self.machine.loop.signal_handlers.get(signal.SIGTERM)):
+            self.stopping = True
             self.machine.world.note("stop", self.machine.name)
             handler()
 

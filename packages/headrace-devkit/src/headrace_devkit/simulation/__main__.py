@@ -1,0 +1,98 @@
+"""Runs a scenario: `python -m headrace_devkit.simulation SCENARIO SEED`; with `--hours`, seeds until time is up.
+
+A problem is printed with its seed, the commit, the last events, and the command that repeats the run.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import headrace
+from headrace_devkit.simulation.scenario_runs import SCENARIOS, Report, ScenarioRun, run_many, run_one
+
+_PACKAGE = "headrace_devkit.simulation"
+_POINT = re.compile(r'\breach\("([a-z._-]+)"\)')
+
+
+def main() -> int:
+    """Run what the arguments name; return 1 if there is a problem."""
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of strings is a part of a run
+        os.execve(
+            sys.executable, [sys.executable, "-m", _PACKAGE, *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
+    parser = argparse.ArgumentParser(prog=f"python -m {_PACKAGE}")
+    parser.add_argument("scenario", choices=sorted(SCENARIOS))
+    parser.add_argument("seed", type=int, help="a number, or the first of several")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, one after the other")
+    parser.add_argument("--core-seconds", type=float, help="as many seeds as fit into this time of the processor")
+    parser.add_argument("--hours", type=float, help="as many seeds as fit into this time")
+    parser.add_argument("--jobs", type=int, default=1, help="how many side by side")
+    parser.add_argument("--plant", default="", help="a bug of mutations.py, which the run must find")
+    parser.add_argument("--events", type=int, default=0, help="how many of the last events to print in any case")
+    options = parser.parse_args()
+    if options.seeds == 1 and not options.core_seconds and not options.hours:
+        run = run_one(options.scenario, options.seed, options.plant)
+        show(run, options.plant, options.events)
+        return 1 if run.problems else 0
+    report = Report()
+    began = time.monotonic()
+    for run in run_many(options.scenario, seeds(options, report, began), options.jobs, options.plant):
+        report.add(run)
+        if run.problems:
+            show(run, options.plant, options.events)
+    sys.stdout.write(f"{report.text(failpoints())}\n")
+    return 1 if report.failed else 0
+
+
+def seeds(options: argparse.Namespace, report: Report, began: float) -> Iterator[int]:
+    """Yield seeds while there is time."""
+    for seed in itertools.count(options.seed):
+        if options.hours and time.monotonic() - began >= options.hours * 3600:
+            return
+        if options.core_seconds and report.core_seconds >= options.core_seconds:
+            return
+        if not options.hours and not options.core_seconds and seed >= options.seed + options.seeds:
+            return
+        yield seed
+
+
+def show(run: ScenarioRun, mutation: str, events: int) -> None:
+    """Print a run."""
+    write = sys.stdout.write
+    write(f"{run.scenario} seed {run.seed}: digest {run.digest}, {run.seconds:.1f} simulated s\n{run.options}\n")
+    if run.problems or events:
+        for event in run.last_events[-events:] if events else run.last_events:
+            write(f"  {' '.join(map(str, event))}\n")
+    for line in run.log if run.problems else ():
+        write(f"  log {line}\n")
+    for found in run.problems[:5]:
+        write(f"PROBLEM at {found.at:.3f} {found.kind}: {found.text}\n")
+    if run.problems:
+        planted = f" --plant {mutation}" if mutation else ""
+        write(f"commit {commit()}; repeat: python -m {_PACKAGE} {run.scenario} {run.seed}{planted}\n")
+
+
+def commit() -> str:
+    """Return the commit of the source, or the version without one."""
+    for folder in Path(headrace.__file__).parents:
+        head = folder / ".git/HEAD"
+        if head.is_file():
+            name = head.read_text().strip().removeprefix("ref: ")
+            reference = folder / ".git" / name
+            return reference.read_text().strip() if reference.is_file() else name
+    return "unknown"
+
+
+def failpoints() -> list[str]:
+    """Return every failpoint of the core."""
+    folder = Path(headrace.__file__).parent
+    return sorted({point for path in folder.rglob("*.py") for point in _POINT.findall(path.read_text())})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Runs scenarios by seed, each in a process of its own, and adds up what was tried and what was found."""
+
+import gc
+import importlib
+import logging
+import multiprocessing
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from headrace_devkit.simulation.mutations import plant
+from headrace_devkit.simulation.world import Problem, World
+
+SCENARIOS: Mapping[str, str] = {"push": "headrace_devkit.simulation.push_scenario:push"}
+"""By name, the function of a world that runs it; it returns what its seed has decided."""
+FAULTS = ("kill", "stop", "pause", "cut", "jump", "broker", "away")
+_LAST_EVENTS = 40
+_LAST_LINES = 30
+
+
+class ScenarioRun(NamedTuple):
+    """What one seed did."""
+
+    scenario: str
+    seed: int
+    digest: str
+    options: str
+    problems: list[Problem]
+    counts: dict[str, int]
+    """How often each event happened, and each failpoint was reached."""
+    seconds: float
+    """Simulated."""
+    core_seconds: float
+    last_events: list[tuple[Any, ...]]
+    log: list[str]
+    """The last lines of the log."""
+
+
+class _LastLines(logging.Handler):
+    """Keeps the last lines of all processes."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self.lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = self._world.current
+        name = process.name if process else ""
+        self.lines.append(f"{self._world.now:.3f} {name} {record.levelname} {record.getMessage()}")
+
+
+def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
+    """Run one seed in this process; what a scenario raises is a problem, too."""
+    module, _, name = SCENARIOS[scenario].partition(":")
+    call = getattr(importlib.import_module(module), name)
+    if mutation:
+        plant(mutation)
+    world = World(seed)
+    lines = _LastLines(world)
+    root = logging.getLogger()
+    root.handlers = [lines]
+    root.setLevel(logging.INFO)
+    began, options = time.process_time(), ""
+    try:
+        options = str(call(world))
+    except Exception as cause:  # noqa: BLE001 boundary: the run ends, and its report names the error
+        lines.lines.extend(traceback.format_exc().splitlines()[-12:])
+        world.problem("ERROR", f"{type(cause).__name__}: {cause}")
+    core_seconds = time.process_time() - began
+    events = world.trace[-_LAST_EVENTS:]
+    counts = dict(world.counts)
+    return ScenarioRun(
+        scenario, seed, world.digest, options, world.problems, counts, world.now, core_seconds, events, [*lines.lines]
+    )
+
+
+def _run(task: tuple[str, int, str]) -> ScenarioRun:
+    return run_one(*task)
+
+
+def run_many(scenario: str, seeds: Iterable[int], jobs: int = 1, mutation: str = "") -> Iterator[ScenarioRun]:
+    """Run many seeds, this many side by side, each in a new process that has imported everything already."""
+    importlib.import_module(SCENARIOS[scenario].partition(":")[0])
+    gc.collect()
+    gc.freeze()
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(_run, ((scenario, seed, mutation) for seed in seeds))
+
+
+class Report:
+    """What many seeds did together."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.seconds = 0.0
+        self.core_seconds = 0.0
+        self.counts: Counter[str] = Counter()
+        self.failed: list[ScenarioRun] = []
+
+    def add(self, run: ScenarioRun) -> None:
+        self.runs += 1
+        self.seconds += run.seconds
+        self.core_seconds += run.core_seconds
+        self.counts.update(run.counts)
+        if run.problems:
+            self.failed.append(run)
+
+    def text(self, points: Iterable[str]) -> str:
+        """Return the sums; `points` are the failpoints that exist."""
+        counts = self.counts
+        faults = ", ".join(f"{name} {counts[name]:,}" for name in FAULTS if counts[name])
+        reached = {name.removeprefix("reach "): count for name, count in counts.items() if name.startswith("reach ")}
+        missed = [point for point in points if point not in reached]
+        rare = sorted(reached, key=lambda point: reached[point])[:5]
+        lines = [
+            f"{len(self.failed)} problems in {self.runs:,} seeds",
+            f"{self.seconds:,.0f} simulated s in {self.core_seconds:,.1f} core-s",
+            f"{counts['rebalance']:,} rebalances, {counts['arrived']:,} deliveries of records, "
+            f"{counts['commit']:,} commits of a partition",
+            f"faults: {faults or 'none'}",
+            f"failpoints reached: {len(reached)}; rarest {', '.join(f'{point} {reached[point]:,}' for point in rare)}",
+            f"failpoints not reached: {', '.join(missed) or 'none'}",
+        ]
+        return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.delivery.outcomes import PartitionListener
+from headrace.delivery.pump_context import CommitPace
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS
 from headrace.records import Committed, Record, TopicPartition
 from headrace.runtime import Deadline
@@ -102,10 +103,46 @@ async def test_commits_of_many_partitions_do_not_block_the_loop(steady: bool) ->
     assert {*each} == {*places}
     assert max(each.count(partition) for partition in places) <= 6
     assert max(len(offsets) for offsets in told) <= 10
-    harness.pump._dirty.update(dict.fromkeys(places))
+    harness.pump._dirty.update(dict.fromkeys(places, 1))
     harness.pump.commit_now()
     assert len(told[-1]) == 40
     await harness.pump.stop()
+
+
+@pytest.mark.parametrize(
+    ("partitions", "records", "commits"), [(50, 1, 150), (999, 1, 2), (999, 20, 30), (999, 200, 150)]
+)
+async def test_how_often_a_partition_is_committed_follows_its_rate(partitions: int, records: int, commits: int) -> None:
+    """Up to 50 partitions every 0.2 s; of 999 each after 100 records or 28.5 s, whichever comes first."""
+    told: list[int] = []
+    harness = Harness(max_records=1000, hooks={"commits": CommitPace(partitions=lambda: partitions)})
+    harness.source.on_commit = lambda offsets: told.append(offsets[P0].offset)
+    async with running(harness):
+        harness.feed(0)  # the first record is committed at once
+        await harness.clock.advance(0.2)
+        assert told == [1]
+        for fifth in range(150):
+            harness.feed(*range(1 + fifth * records, 1 + (fifth + 1) * records))
+            await harness.clock.advance(0.2)
+        assert commits - 2 <= len(told) - 1 <= commits + 1
+        await harness.clock.advance(30)
+        assert told[-1] == 1 + 150 * records
+
+
+async def test_revoke_and_stop_commit_what_waits_for_its_time() -> None:
+    """Only a kill repeats it."""
+    harness = Harness(hooks={"commits": CommitPace(partitions=lambda: 1000)})
+    async with running(harness):
+        harness.feed(0)
+        await harness.clock.advance(1)
+        harness.feed(1, 2)
+        await harness.clock.advance(10)
+        assert harness.source.commits == {P0: Committed(1)}
+        assert await harness.pump.on_revoked([P0], Deadline(harness.clock, 10)) == {P0: Committed(3)}
+        harness.pump.on_assigned({P0: 3}, {P0: Committed(3)})
+        harness.feed(3)
+        await harness.clock.advance(40)
+        assert harness.source.commits == {P0: Committed(4)}
 
 
 async def test_what_a_task_continues_with_does_not_keep_the_records_before() -> None:

@@ -13,7 +13,7 @@ from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.dead_letter import DeadLetterTopic
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
+from headrace.delivery.pump_context import CommitPace, PumpHooks
 from headrace.errors import ConfigError
 from headrace.kafka import Admin, Consumer, InternalTopic, Reachability, ReadPolicy
 from headrace.kafka.topic_directory import TopicDirectory
@@ -142,8 +142,9 @@ class ConsumerSet:
         service that starts their consumer.
         """
         make = functools.partial(make, f"{label} delivery", group, delivery=delivery, clock=self._context.clock)
-        if interval := policy.member.properties.get("auto.commit.interval.ms"):
-            hooks = hooks._replace(commit_seconds=int(str(interval)) / 1000)
+        interval = policy.member.properties.get("auto.commit.interval.ms")
+        commits = hooks.commits._replace(partitions=self._partitions)
+        hooks = hooks._replace(commits=CommitPace(int(str(interval)) / 1000) if interval else commits)
         if not delivery.retry.topics:
             return make(destination, dead_letters, hooks=hooks), None, []
         path = RetryPath(self._context, label, group, topics, delivery, destination, dead_letters)
@@ -158,6 +159,9 @@ class ConsumerSet:
         )
         tables = [path.blocked_keys] if path.blocked_keys else []
         return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
+
+    def _partitions(self) -> int:
+        return sum(len(pump.lanes) for consumer in self.consumers for pump in consumer.pumps)
 
     def consumer(
         self, label: str, pump: Pump, topics: Sequence[str], policy: ReadPolicy, *, flow: FlowControl, admin: Admin

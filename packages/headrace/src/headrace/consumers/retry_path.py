@@ -6,7 +6,7 @@ from headrace.config.consumers import BatchConfig, DeliveryConfig, RetryConfig
 from headrace.delivery.blocked_keys import BlockedKeys, KeyOrder, StaleEntries
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, PartitionListener
 from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
+from headrace.delivery.pump_context import CommitPace, PumpHooks
 from headrace.delivery.retry_topics import RetryTopicDestination, RetryTopics
 from headrace.kafka import RAW_BYTES, CompactedTable, InternalTopic
 from headrace.process_context import ProcessContext
@@ -68,6 +68,7 @@ class RetryPath:
             shares_with=live,
             hooks=PumpHooks(
                 blocked_keys=destination,
+                commits=CommitPace(partitions=live.hooks.commits.partitions),
                 delayed=self.writer.delayed,
                 partitions=live.hooks.partitions and _RetryPartitions(live.hooks.partitions),
             ),

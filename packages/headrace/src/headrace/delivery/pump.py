@@ -12,7 +12,7 @@ from headrace.delivery.breaker import Breaker
 from headrace.delivery.lane import Lane
 from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.outcomes import DeadLetterWriter, Destination, Membership, Outcome, Reply, Source, no_epoch
-from headrace.delivery.pump_context import Counts, PumpContext, PumpHooks
+from headrace.delivery.pump_context import COMMIT_RECORDS, Counts, PumpContext, PumpHooks
 from headrace.delivery.schedule import Deliverer
 from headrace.delivery.seeks_and_skips import DRAIN_SECONDS, Seeks
 from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
@@ -71,7 +71,8 @@ class Pump(Service):
         self._max_records = delivery.batch.max_records
         self._pauses: dict[TopicPartition | None, str] = {}
         self.seeks = Seeks(self, self._lanes, self._context, self.hooks)
-        self._dirty: dict[TopicPartition, None] = {}  # in the order they were marked
+        self._dirty: dict[TopicPartition, int] = {}
+        """Records completed since the last commit, in the order in which the partitions were marked."""
         self._changed = asyncio.Event()
 
     def _make_context(
@@ -195,7 +196,7 @@ class Pump(Service):
                 self.counts.already_completed += len(completed)
                 self._release(partition, completed)
             if completed or before not in (None, lane.tracker.commit_offset):
-                self._mark(partition)
+                self._mark(partition, len(completed or ()))
             if self.seeks.has_skips:
                 self.seeks.begin_skips(lane)
             self._deliverer.offer(lane)
@@ -325,22 +326,25 @@ class Pump(Service):
         partitions = {p: status_of(lane, self._context, self.seeks.member) for p, lane in self._lanes.items()}
         return PumpStatus(partitions, self.breaker.status)
 
-    def commit_now(self, most_seconds: float = math.inf) -> int:
-        """Commit what was completed since the last call, for at most `most_seconds`.
+    def commit_now(self, due: Sequence[TopicPartition] | None = None, most_seconds: float = math.inf) -> int:
+        """Commit what was completed since the last commit, in all partitions or those `due`, for `most_seconds`.
 
-        Return the number of partitions that were processed, in the order in which they were marked.
+        Return the number of partitions that were processed.
         """
         commits: dict[TopicPartition, Committed] = {}
-        clock, marked = self._context.clock, len(self._dirty)
+        clock, looked_at = self._context.clock, 0
         until = clock.monotonic() + most_seconds
-        while self._dirty and (not commits or clock.monotonic() < until):
-            partition = next(iter(self._dirty))
+        for partition in [*self._dirty] if due is None else due:
+            if commits and clock.monotonic() >= until:
+                break
+            looked_at += 1
+            if partition not in self._dirty:  # revoked since
+                continue
             lane = self._lanes[partition]
             self.complete_delivered(lane)
             del self._dirty[partition]
             if commit := lane.to_commit:
                 commits[partition] = commit
-        looked_at = marked - len(self._dirty)
         if commits:
             self.counts.commits += len(commits)
             self._commit(commits)
@@ -395,7 +399,7 @@ class Pump(Service):
         self._release(lane.partition, records)
         if how is not Outcome.HANDED_OFF and how is not Outcome.DELAYED:
             self.report(records, records.size_bytes, Outcome.DELIVERED if awaiting_ack else how, replies)
-        self._mark(lane.partition)
+        self._mark(lane.partition, len(records))
         if self.seeks.has_skips:
             self.seeks.begin_skips(lane)
 
@@ -415,8 +419,8 @@ class Pump(Service):
             records = [hooks.delayed(record).origin for record in records] if hooks.delayed else records
             hooks.on_completed(records, size_bytes, how, replies, hooks.replay)
 
-    def _mark(self, partition: TopicPartition) -> None:
-        self._dirty[partition] = None
+    def _mark(self, partition: TopicPartition, completed: int = 0) -> None:
+        self._dirty[partition] = self._dirty.get(partition, 0) + completed
         self._changed.set()
 
     def _forget(self, lanes: Sequence[Lane]) -> None:
@@ -428,13 +432,20 @@ class Pump(Service):
                 self._dirty.pop(lane.partition, None)
 
     async def _commit_often(self) -> None:
+        clock, pace, all_at = self._context.clock, self.hooks.commits, 0.0
         while True:
             await self._changed.wait()
-            self._changed.clear()
+            # A partition with few records waits until all are due.
+            if (now := clock.monotonic()) >= all_at:
+                all_at = now + pace.most_seconds - pace.seconds
+                due = [*self._dirty]
+            else:
+                due = [partition for partition, records in self._dirty.items() if records >= COMMIT_RECORDS]
+            if len(due) == len(self._dirty):
+                self._changed.clear()
             # A replay counts what is completed at one moment, so its offsets must be of the same moment.
             most = math.inf if self.hooks.replay else _COMMIT_TURN_SECONDS
-            left = len(self._dirty) - self.commit_now(most)  # later marks wait for the next round
-            while self._dirty and left > 0:
-                await self._context.clock.sleep(_COMMIT_PAUSE_SECONDS)
-                left -= self.commit_now(most)
-            await self._context.clock.sleep(self.hooks.commit_seconds)
+            while (done := self.commit_now(due, most)) < len(due):  # later marks wait for the next round
+                due = due[done:]
+                await clock.sleep(_COMMIT_PAUSE_SECONDS)
+            await clock.sleep(pace.seconds)

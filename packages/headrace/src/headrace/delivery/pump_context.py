@@ -56,6 +56,28 @@ class Counts:
         return {**others, **{_NAMES[outcome]: count for outcome, count in self.completed.items()}}
 
 
+class CommitPace(NamedTuple):
+    """How often a partition is committed: after 100 records, and at the latest after `most_seconds`.
+
+    Each commit is a record of Kafka. With few partitions they are cheap, and a crash repeats little.
+    """
+
+    seconds: float = 0.2
+    """Time from one commit of a partition to its next, at least."""
+    partitions: Callable[[], int] = int
+    """Returns how many partitions the process has."""
+
+    @property
+    def most_seconds(self) -> float:
+        return max(self.seconds, min(_MOST_COMMIT_SECONDS, (self.partitions() - _FEW) * _SECONDS_PER_PARTITION))
+
+
+COMMIT_RECORDS = 100
+"""After so many completed records a partition does not wait for its time."""
+_FEW, _SECONDS_PER_PARTITION, _MOST_COMMIT_SECONDS = 50, 0.03, 30.0
+"""Up to `_FEW` partitions nothing waits. Beyond, a process writes about 33 offset records a second by time."""
+
+
 class PumpHooks(NamedTuple):
     """Optional parts and callbacks of a pump."""
 
@@ -71,8 +93,8 @@ class PumpHooks(NamedTuple):
     """Decodes a record of a retry topic. Pauses and the rate of the other pump apply to this one, too."""
     replay: str = ""
     """Id of the replay job; empty for deliveries of the group."""
-    commit_seconds: float = 0.2
-    """Time from one commit to the next."""
+    commits: CommitPace = CommitPace()
+    """How often partitions are committed."""
     acks: AckRules = AckRules()
     """How commits and revokes wait for acknowledgements."""
 

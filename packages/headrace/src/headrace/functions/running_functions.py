@@ -10,7 +10,7 @@ from headrace.consumers.running_consumer import RunningConsumer
 from headrace.delivery.explicit_acks import AckRules
 from headrace.delivery.outcomes import Destination
 from headrace.delivery.pump import Pump
-from headrace.delivery.pump_context import PumpHooks
+from headrace.delivery.pump_context import CommitPace, PumpHooks
 from headrace.errors import FunctionInvalid
 from headrace.functions.destination import FunctionDestination, RecordSizeLimit
 from headrace.functions.exactly_once import TransactionalPump
@@ -30,6 +30,8 @@ from headrace.runtime import Service
 _BATCH = BatchConfig(max_records=2000, max_bytes=1_048_576)
 """The largest delivery to a function; a slow handler gets fewer records. For a batch handler it is one batch."""
 _IN_FLIGHT = 1000
+_COMMITS = CommitPace(1.0)
+"""As often as in Nuclio."""
 _FLOW = FlowControl()
 _RETRY_TOPICS_OF_ANOTHER_CLUSTER = (
     "retry.topics are on the cluster of headrace.yaml, but this trigger has another cluster or login: remove them, or "
@@ -211,6 +213,7 @@ class RunningFunctions:
             on_completed=context.on_completed("STREAMING_CONSUMER", trigger.group),
             partitions=function,
             most_records=None if trigger.batch.mode == "enable" else lambda: function.frame_records,
+            commits=_COMMITS,
             acks=AckRules(
                 trigger.kafka.ack_window_size,
                 trigger.explicit_ack_wait if trigger.explicit_ack_mode != "disable" else 0.0,

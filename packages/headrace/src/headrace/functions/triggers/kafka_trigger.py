@@ -42,8 +42,6 @@ _MEMBER: Final = {
 """Attributes, and the properties of the consumer that they are."""
 _DEFAULTS: Final = {"rebalance_timeout": 60.0, "max_wait_time": 0.25, "fetch_min": 1, "fetch_default": 1_048_576}
 """Those of Nuclio that are not the client's; 0 means them too."""
-_COMMIT_MS: Final = 1000
-"""Time from one commit to the next, as in Nuclio."""
 _SPARE: Final = 1.2
 """The least time limit of a rebalance, in relation to the wait for records in flight."""
 
@@ -118,7 +116,7 @@ class KafkaAttributes(FilePart):
     @property
     def member(self) -> ConsumerConfig:
         """Group membership and fetching of this trigger's consumer; Nuclio's names win where both are written."""
-        settings: dict[str, Any] = {"auto.commit.interval.ms": _COMMIT_MS, **self.consumer.properties}
+        settings: dict[str, Any] = {**self.consumer.properties}
         written = self.model_fields_set
         for field, setting in _MEMBER.items():
             # The others only if the file has them: with the newer group protocol the broker owns the session.

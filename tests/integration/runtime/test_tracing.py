@@ -122,11 +122,15 @@ WRONG = [
     ("OTEL_TRACES_SAMPLER", "all", "OTEL_TRACES_SAMPLER is 'all': use one of always_on, always_off, traceidratio,"),
     ("OTEL_PROPAGATORS", "tracecontext,b3", "OTEL_PROPAGATORS has 'b3': Headrace passes on tracecontext"),
     ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc': Headrace exports by http/protobuf"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1", "OTEL_EXPORTER_OTLP_ENDPOINT should be a URL such as"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:port", "OTEL_EXPORTER_OTLP_ENDPOINT should be a URL such as"),
+    ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OpenTelemetry rejects a variable (OTEL_...): max_queue_size must be"),
 ]
 
 
 @pytest.mark.parametrize(("variable", "value", "said"), WRONG)
-def test_a_wrong_variable_ends_the_start(variable: str, value: str, said: str) -> None:
+def test_a_wrong_variable_ends_the_start(variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)  # the library reads those of the process
     with pytest.raises(EnvironmentProblem, match=re.escape(said)):
         configure_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", variable: value})
 

@@ -26,7 +26,7 @@ def is_exported(signal: Literal["TRACES", "METRICS"], environ: Mapping[str, str]
     if not endpoint:
         return False
     require("otel", f"an OTLP endpoint is set ({name}), and it")
-    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+    if not _is_url(endpoint):
         raise EnvironmentProblem(f"{name} should be a URL such as http://localhost:4318")
     protocol = next((given[name] for name in names["PROTOCOL"] if given.get(name)), _PROTOCOL)
     if protocol != _PROTOCOL:
@@ -35,3 +35,11 @@ def is_exported(signal: Literal["TRACES", "METRICS"], environ: Mapping[str, str]
             "remove the variable"
         )
     return True
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

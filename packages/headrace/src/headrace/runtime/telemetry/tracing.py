@@ -253,5 +253,9 @@ def configure_tracing(environ: Mapping[str, str] = os.environ) -> list[Service]:
     global tracer
     if not is_exported("TRACES", environ):
         return []
-    tracer = Tracer(_Settings(environ))
+    settings = _Settings(environ)
+    try:
+        tracer = Tracer(settings)
+    except ValueError as cause:  # the SDK reads other variables itself
+        raise EnvironmentProblem(f"OpenTelemetry rejects a variable (OTEL_...): {cause}; correct it") from cause
     return [Tracing()]

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import pickle
-import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from headrace.config.model import HeadraceConfig
 from headrace.config.process_share import ProcessShare, process_count
 from headrace.errors import EnvironmentProblem, HeadraceError, ServiceDied
 from headrace.framing import FrameReader, ProtocolBroken, encode_frame
-from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service, Signals, SystemClock
+from headrace.runtime import ChildProcess, Clock, Deadline, RestartPauses, Service, Signals, SystemClock, chance
 from headrace.runtime.held_port import hold_port
 from headrace.runtime.notification import Notifications
 from headrace.runtime.process_link import DRAIN
@@ -143,7 +142,7 @@ class SeveralProcesses(Service):
         clients = port(http.host, http.port, "http.port")
         administration = port(management.host, management.port, "http.management.port") if management else 0
         urls = tuple(f"http://127.0.0.1:{port('127.0.0.1', 0, 'processes')}" for _ in self._all)
-        secret, watchdog = secrets.token_urlsafe(48), self._manager.watchdog_seconds
+        secret, watchdog = chance.token_urlsafe(48), self._manager.watchdog_seconds
         return [ProcessShare(one.number, urls, secret, clients, administration, watchdog) for one in self._all]
 
     async def _keep(self, one: OneProcess) -> None:

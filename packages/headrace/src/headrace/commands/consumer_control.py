@@ -10,7 +10,6 @@ delivered in between are then delivered again, and none is lost.
 
 import asyncio
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from headrace.delivery.pump import Pump
 from headrace.errors import HeadraceError, InvalidRequest, RequestError
 from headrace.kafka import CompactedTable
 from headrace.records import Offsets, TopicPartition
-from headrace.runtime import Clock
+from headrace.runtime import Clock, chance
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class ConsumerControl(Reconciler):
             raise InvalidRequest(
                 f"{unfinished} seeks and skips of {consumer.name} are pending: wait, or cancel some of them"
             )
-        command_id = uuid.uuid4().hex[:12]
+        command_id = chance.uuid4().hex[:12]
         entries: dict[str, Entry] = {}
         for partition, offset in offsets.items():
             entries[key_of(f"{action}/", consumer.name, *partition, command_id)] = {"offset": offset, **facts}

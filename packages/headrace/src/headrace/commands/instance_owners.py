@@ -7,7 +7,6 @@ When a process loses its lease, the others mark its instances as gone. If it sti
 """
 
 import logging
-import secrets
 from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import unquote
@@ -20,7 +19,7 @@ from headrace.errors import HeadraceError, InstanceExists, InstanceGone, Instanc
 from headrace.kafka import Admin, CompactedTable, Lease
 from headrace.kafka.lease import lease_holder
 from headrace.records import OwningProcess
-from headrace.runtime import Clock, Deadline, Readiness
+from headrace.runtime import Clock, Deadline, Readiness, chance
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class InstanceOwners(Reconciler):
     ) -> None:
         """Prepare; `url` is the URL of this process, and `lease_of` makes the lease of a name."""
         super().__init__("instance owners", table, clock)
-        self.process = secrets.token_hex(8)
+        self.process = chance.token_hex(8)
         """Id of this process; each start makes a new one."""
         self._url = url
         self._lease = lease_of(_lease_name(self.process))

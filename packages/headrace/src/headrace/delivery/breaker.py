@@ -24,7 +24,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
-from random import Random
 from typing import Literal, NamedTuple
 
 from headrace.config.consumers import DeliveryConfig
@@ -33,6 +32,7 @@ from headrace.delivery.outcomes import Outcome, Reply
 from headrace.delivery.policy import Judged, ceiling_seconds
 from headrace.records import RecordBatch, TopicPartition
 from headrace.runtime import Clock
+from headrace.runtime.chance import Random
 
 log = logging.getLogger(__name__)
 

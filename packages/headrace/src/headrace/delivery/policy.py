@@ -1,12 +1,12 @@
 """The retry policy: decides the outcome of each record of a delivery, and how long a retry waits."""
 
-import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from headrace.config.consumers import Action, RetryConfig
 from headrace.delivery.outcomes import Outcome, Reply
 from headrace.records import Record
+from headrace.runtime.chance import Random
 
 _LEAST_ROLLED_BACK = 4
 """Smaller deliveries are never rolled back, so that one bad record in a quiet topic repeats no other record."""
@@ -57,7 +57,7 @@ def last_error(replies: Sequence[Reply]) -> str:
     return next((reply.error for reply in reversed(replies) if reply.error), "")
 
 
-def pause_seconds(failures: int, retry: RetryConfig, chance: random.Random) -> float:
+def pause_seconds(failures: int, retry: RetryConfig, chance: Random) -> float:
     """Return a pause: exponential, capped, with full jitter.
 
     Source: "full jitter" of the AWS architecture blog, "Exponential Backoff and Jitter".

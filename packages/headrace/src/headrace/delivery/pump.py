@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from random import Random
 
 from headrace.config.consumers import DeliveryConfig
 from headrace.delivery.breaker import Breaker
@@ -18,6 +17,7 @@ from headrace.delivery.seeks_and_skips import DRAIN_SECONDS, Seeks
 from headrace.delivery.status import PumpStatus, SettingsInForce, status_of
 from headrace.records import CommitOffsets, Committed, Epochs, Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock, Deadline, Readiness, Service
+from headrace.runtime.chance import Random, new_random
 from headrace.runtime.failpoints import reach
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Pump(Service):
         self._lanes: dict[TopicPartition, Lane] = {}
         self._shared = shares_with
         self._retries: list[Pump] = []
-        self._context: PumpContext = self._make_context(name, group, delivery, clock, chance or Random())
+        self._context: PumpContext = self._make_context(name, group, delivery, clock, chance or new_random())
         self._deliverer = Deliverer(
             self._context,
             destination,

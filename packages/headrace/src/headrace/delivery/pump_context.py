@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
 from typing import Any, NamedTuple
 
 from headrace.config.consumers import BatchConfig, Ordering, RetryConfig
@@ -13,6 +12,7 @@ from headrace.delivery.limit import DeliveryRate
 from headrace.delivery.outcomes import DeadLetter, DelayedRecord, KeyUnblocker, OnCompleted, Outcome, PartitionListener
 from headrace.records import Record, RecordBatch, TopicPartition
 from headrace.runtime import Clock
+from headrace.runtime.chance import Random
 
 _NAMES = {
     Outcome.DELIVERED: "delivered",

@@ -6,7 +6,6 @@ killed process loses it when its session in the group ends. A process that was s
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -20,7 +19,7 @@ from headrace.kafka.loop_proxy import Listener
 from headrace.kafka.positions import ReadPolicy
 from headrace.kafka.topic_directory import InternalTopic
 from headrace.records import CommitOffsets, Epochs, TopicPartition
-from headrace.runtime import Clock, Deadline
+from headrace.runtime import Clock, Deadline, chance
 
 _GROUP: Final = "headrace.lease."
 LOCK_TOPIC: Final = "_headrace-locks"
@@ -116,7 +115,7 @@ class Lease(Listener):
     async def _join(self) -> bool:
         """Join the group, and stay if the partition is assigned to this process."""
         since = datetime.fromtimestamp(self._clock.time(), UTC).strftime("%Y-%m-%dT%H.%M.%SZ")
-        name = f"lease-a-process-since-{since}-{secrets.token_hex(2)}"  # the holder's name for other processes
+        name = f"lease-a-process-since-{since}-{chance.token_hex(2)}"  # the holder's name for other processes
         self._member = f"headrace-{name}"
         self.lost.clear()
         self._assigned.clear()

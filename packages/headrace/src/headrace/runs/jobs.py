@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -22,7 +21,7 @@ from headrace.commands.reconciler import Reconciler
 from headrace.delivery.dead_letter import iso
 from headrace.errors import Conflict, HeadraceError, InternalError, InvalidRequest, LeaseLost, NotFound
 from headrace.kafka import CompactedTable, Lease
-from headrace.runtime import Clock, Deadline
+from headrace.runtime import Clock, Deadline, chance
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class Jobs(Reconciler):
             Conflict: A job that must not run at the same time is not finished.
             KafkaError: It is not, or perhaps not, written.
         """
-        job = Job(f"{kind}-{secrets.token_hex(5)}", kind, spec, by, self._now())
+        job = Job(f"{kind}-{chance.token_hex(5)}", kind, spec, by, self._now())
         self._refuse_conflict(job)
         await self.table.put(_PREFIX + job.id, msgspec.to_builtins(job, str_keys=True))
         try:

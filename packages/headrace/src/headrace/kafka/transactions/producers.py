@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -38,7 +37,7 @@ from headrace.kafka.transactions.transactional_client import (
     transactional_properties,
 )
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking
+from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking, chance
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class _Writer:
 
     def _open(self) -> bool:
         """Open a client, which fences its predecessor and so ends the transaction that it left open."""
-        blocking.sleep(random.uniform(0, _REOPEN_SECONDS * self._failures))
+        blocking.sleep(chance.uniform(0, _REOPEN_SECONDS * self._failures))
         try:
             self._properties = self._security.make()
             if self._alone:

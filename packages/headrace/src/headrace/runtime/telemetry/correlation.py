@@ -6,10 +6,11 @@ RFC 4648 section 5.
 """
 
 import functools
-import random
 import time
 from contextvars import ContextVar
 from typing import Final
+
+from headrace.runtime import chance
 
 correlation_id: ContextVar[str] = ContextVar("correlation_id", default="")
 """Id of the request this task serves; empty outside of requests."""
@@ -24,7 +25,6 @@ _VERSION: Final = bytes(_ALPHABET[28 + i % 4] for i in range(256))  # 0111, then
 _VARIANT: Final = bytes(_ALPHABET[2 + 4 * (i % 16)] for i in range(256))  # four random bits, then 10
 _LAST: Final = bytes(_ALPHABET[16 * (i % 4)] for i in range(256))  # two random bits, then the padding
 _MADE_TOGETHER: Final = 8
-_noise: Final = random.Random().getrandbits  # ids are not secrets, and the kernel's numbers cost a call each
 
 
 class _MadeIds:
@@ -54,7 +54,7 @@ def new_correlation_ids(count: int) -> list[bytes]:
     """Return new ids, ASCII, each once."""
     ids: list[bytes] = []
     while len(ids) < count:
-        noise = _noise(96).to_bytes(12)
+        noise = chance.getrandbits(96).to_bytes(12)  # ids are not secrets, and the kernel's numbers cost a call each
         head = _time_part(time.time_ns() // 1_000_000) + bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
         tail = noise[3:11].translate(_ANY) + bytes((_LAST[noise[11]],))
         # Ids of one burst share their noise and differ in twelve bits; 62 random bits remain.

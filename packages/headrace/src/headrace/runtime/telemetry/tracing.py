@@ -10,7 +10,6 @@ messaging; OpenTelemetry SDK for Python 1.45 (the processor with a bounded queue
 
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from headrace.errors import EnvironmentProblem
 from headrace.records import Header
+from headrace.runtime import chance
 from headrace.runtime.service import Service
 from headrace.runtime.telemetry.otlp_variables import is_exported
 from headrace.runtime.threads import OwnedThread
@@ -126,7 +126,7 @@ class Tracer:
 
     def would_draw(self) -> bool:
         """Return whether a new trace is sampled; then `draw` with `must` makes its id."""
-        return random.random() < self._ratio
+        return chance.random() < self._ratio
 
     def draw(self, *, must: bool = False) -> int:
         """Return the id of a new trace if it is sampled, else 0.
@@ -134,10 +134,10 @@ class Tracer:
         Args:
             must: Sample it although the ratio says no, unless the ratio is 0: a trace that it links to is sampled.
         """
-        found = random.getrandbits(128)
+        found = chance.getrandbits(128)
         if found & _LOW_BITS < self._bound:
             return found
-        return (found & ~_LOW_BITS) | random.randrange(self._bound) if must and self._bound else 0
+        return (found & ~_LOW_BITS) | chance.randrange(self._bound) if must and self._bound else 0
 
     def start(
         self,

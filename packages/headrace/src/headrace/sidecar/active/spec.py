@@ -1,11 +1,11 @@
 """The settings of an instance, and what it reads."""
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.kafka import ReadPolicy
 from headrace.records import TopicPartition
+from headrace.runtime import chance
 
 
 class InstanceSpec(NamedTuple):
@@ -38,7 +38,7 @@ class InstanceSpec(NamedTuple):
 
 def random_name() -> str:
     """Return a name with 144 random bits, for an instance whose client gave none."""
-    return f"rest-consumer-{secrets.token_urlsafe(18)}"
+    return f"rest-consumer-{chance.token_urlsafe(18)}"
 
 
 class Topics(NamedTuple):

@@ -19,6 +19,9 @@ OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
 _DELAY_SECONDS = (0.0002, 0.003)
 """One way, from the least to the most."""
+_SLOW = 0.03
+"""Which part of all is slower, as on a busy network or broker."""
+_SLOW_SECONDS = (0.003, 0.2)
 _TIMEOUT_SECONDS = 60.0
 """librdkafka's `socket.timeout.ms`."""
 _RETRANSMIT_SECONDS = 0.2
@@ -26,7 +29,7 @@ _MOST_RETRANSMIT_SECONDS = 5.0
 
 
 class Later:
-    """A response that comes later: a call returns it, and whoever has it calls `respond` once."""
+    """A response that comes later: a call returns it, and `respond` is called once."""
 
     def __init__(self) -> None:
         self._responses: list[Any] = []
@@ -62,7 +65,7 @@ class _Exchange:
         self.timer: Any = None
 
 
-class Connection:
+class BrokerConnection:
     """A client's connection to a broker. The broker serves one request at a time, in order, as Kafka does.
 
     So a commit waits behind a request to join that Kafka does not respond to yet. Source: Apache Kafka, `SocketServer`
@@ -166,7 +169,7 @@ class Connection:
             world.call_later(pause, again)
 
     def _received(self, exchange: _Exchange, response: Any) -> None:
-        if not exchange.is_done:
+        if exchange in self._open:
             self._open.remove(exchange)
             if not self._open:
                 self._brokers.closed(self)
@@ -219,7 +222,7 @@ class Brokers:
         self._machines = {broker: world.machine(f"broker-{broker}") for broker in self.ids}
         self._starts = dict.fromkeys(self.ids, 1)
         self._topics_made = 0
-        self._connections: dict[int, dict[Connection, None]] = {broker: {} for broker in self.ids}
+        self._connections: dict[int, dict[BrokerConnection, None]] = {broker: {} for broker in self.ids}
         for topic, name in ((OFFSETS_TOPIC, "offsets.topic"), (TRANSACTIONS_TOPIC, "transaction.state.log")):
             self.create_topic(topic, int(self.configs[f"{name}.num.partitions"]))
 
@@ -233,25 +236,26 @@ class Brokers:
         answered: Answered,
         timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> None:
-        """Send one request that waits for no other one; see `Connection.send`.
+        """Send one request that waits for no other one; see `BrokerConnection.send`.
 
         `call` returns the response, or a `Later`; a `KafkaException` that it raises is answered as its `KafkaError`.
         If the broker is down, or ends before it responds, that is `_TRANSPORT`; after the time limit, `_TIMED_OUT`.
         """
-        Connection(self, machine, broker).send(call, answered, timeout_seconds)
+        BrokerConnection(self, machine, broker).send(call, answered, timeout_seconds)
 
-    def connect(self, machine: Machine, broker: int) -> Connection:
+    def connect(self, machine: Machine, broker: int) -> BrokerConnection:
         """Return a connection whose requests are served in order; it opens again by itself when it breaks."""
-        return Connection(self, machine, broker)
+        return BrokerConnection(self, machine, broker)
 
     def delay(self) -> float:
         """Return how long something sent now takes."""
-        return self.world.random.uniform(*_DELAY_SECONDS)
+        chance = self.world.random
+        return chance.uniform(*(_SLOW_SECONDS if chance.random() < _SLOW else _DELAY_SECONDS))
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: BrokerConnection) -> None:
         self._connections[connection.broker][connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: BrokerConnection) -> None:
         self._connections[connection.broker].pop(connection, None)
 
     # Brokers ---------------------------------------------------------------------------------------------------------
@@ -277,7 +281,12 @@ class Brokers:
         self._end(broker)
         starts = self._starts[broker]
         seconds = self.configs["broker.session.timeout.ms"] / 1000
-        self.world.call_later(seconds, lambda: self._starts[broker] == starts and self._move_from(broker))
+
+        def expired() -> None:
+            if self._starts[broker] == starts:
+                self._move_from(broker)
+
+        self.world.call_later(seconds, expired)
 
     def start(self, broker: int) -> None:
         """Start a broker that was stopped or killed; it leads what has no leader."""
@@ -307,6 +316,7 @@ class Brokers:
     def _lead(self, log: PartitionLog, broker: int) -> None:
         log.leader = broker
         log.leader_epoch += 1
+        log.wake()
         for moved in self.on_moved:
             moved(log.topic, log.partition)
 
@@ -341,7 +351,7 @@ class Brokers:
         return found.partitions[partition] if found and 0 <= partition < len(found.partitions) else None
 
     def leader_of(self, topic: str, partition: int) -> int | None:
-        """Return the broker that clients are told to ask, which may be down; None without a leader."""
+        """Return the broker that clients send to, which may be down; None without a leader."""
         log = self.log(topic, partition)
         return log.leader if log else None
 

@@ -28,7 +28,7 @@ class StoredRecord(NamedTuple):
         return len(self.key or b"") + len(self.value or b"")
 
 
-class NewRecord(NamedTuple):
+class UnwrittenRecord(NamedTuple):
     """A record to append."""
 
     key: bytes | None = None
@@ -97,7 +97,7 @@ class PartitionLog:
     def end_for(self, *, committed_only: bool) -> int:
         return self.last_stable if committed_only else self.end
 
-    def append(self, records: Iterable[NewRecord], producer_id: int = -1) -> int:
+    def append(self, records: Iterable[UnwrittenRecord], producer_id: int = -1) -> int:
         """Append records, of a transaction if a producer id is given; return the offset of the first one."""
         first = self.end
         if producer_id >= 0:
@@ -107,7 +107,7 @@ class PartitionLog:
                 StoredRecord(self.end, record.timestamp_ms, record.key, record.value, record.headers, producer_id)
             )
             self.end += 1
-        self._wake()
+        self.wake()
         return first
 
     def end_transaction(self, producer_id: int, *, committed: bool, timestamp_ms: int = 0) -> None:
@@ -117,7 +117,7 @@ class PartitionLog:
             self._aborted.append(_Transaction(producer_id, first, self.end))
         self._records.append(StoredRecord(self.end, timestamp_ms, producer_id=producer_id, is_control=True))
         self.end += 1
-        self._wake()
+        self.wake()
 
     def fetch(self, offset: int, most_records: int, *, committed_only: bool) -> Fetched | None:
         """Return records from an offset on, or None if the offset is out of range.
@@ -173,7 +173,8 @@ class PartitionLog:
         if call in self._waiting:
             self._waiting.remove(call)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let those that wait look again."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()

@@ -1,0 +1,19 @@
+"""The model of Kafka and its client against the real ones: each script gives a trace that the model gives too."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace_devkit.simulation.calibration.scripts import SCRIPTS
+from headrace_devkit.simulation.calibration.traces import explained, on_the_broker
+
+pytestmark = pytest.mark.long
+RUNS = [(name, protocol) for name, script in SCRIPTS.items() for protocol in script.protocols]
+
+
+@pytest.mark.parametrize(("name", "protocol"), RUNS, ids=[f"{name}-{protocol}" for name, protocol in RUNS])
+def test_the_model_does_what_the_broker_and_the_client_do(
+    name: str, protocol: str, request: pytest.FixtureRequest
+) -> None:
+    cluster = request.getfixturevalue("kafka_three" if SCRIPTS[name].brokers == 3 else "kafka")
+    assert explained(name, protocol, on_the_broker(name, protocol, cluster)) == ""

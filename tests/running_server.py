@@ -356,7 +356,7 @@ async def _opened(**settings: Any) -> AsyncIterator[RunningServer]:
     events = audit_of(kafka)
     produce = ProduceService(ProducerConfig(), Codecs(registry), kafka.producer, kafka, events, config.max_records)
     transactions = Transactions(ProducerConfig(), produce, kafka.producer)
-    idempotency = Idempotency(IdempotencyConfig(), transactions, kafka, lambda: None, SystemClock())
+    idempotency = Idempotency(IdempotencyConfig(), kafka, lambda: None, SystemClock())
     writing = Writing(transactions, idempotency, metrics)
     authenticator = Authenticator(security, SystemClock()) if security.mode != "none" else None
     tls = TlsFiles(config.tls, SystemClock()) if config.tls.certificate else None

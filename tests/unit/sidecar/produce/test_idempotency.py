@@ -15,7 +15,7 @@ from headrace.records import OutgoingRecord
 from headrace.runtime.telemetry.correlation import caller
 from headrace.sidecar.produce.idempotency import Idempotency, RememberedRequests
 from headrace.sidecar.produce.produce import ProduceService
-from headrace.sidecar.produce.produce_response import Prepared
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared
 from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
 from headrace_devkit.testing import ManualClock
 from headrace_devkit.testing.memory_cluster import MemoryCluster
@@ -41,7 +41,7 @@ class Keys:
         self.transactions = Transactions(
             ProducerConfig(properties={"delivery.timeout.ms": 500}), produce, kafka.producer
         )  # type: ignore[arg-type]
-        self.service = Idempotency(IdempotencyConfig(), self.transactions, kafka, lambda: None, self.clock)  # type: ignore[arg-type]
+        self.service = Idempotency(IdempotencyConfig(), kafka, lambda: None, self.clock)  # type: ignore[arg-type]
 
     async def __aenter__(self) -> Keys:
         await self.service.start()
@@ -55,7 +55,16 @@ class Keys:
         return self.transactions.of_produce(Prepared([RECORD], None, None))
 
     def send(self, key: bytes = b"k", target: str = "t", request: bytes = b"r") -> asyncio.Task[Any]:
-        return asyncio.ensure_future(self.service.once(key, target, request, self.prepare))
+        return asyncio.ensure_future(self.serve(key, target, request))
+
+    async def serve(self, key: bytes, target: str, request: bytes) -> tuple[EncodedResponse, bool]:
+        """Return the response, and whether it belongs to an earlier request."""
+        needed = await self.service.load(key, target, request, self.prepare)
+        if isinstance(needed, EncodedResponse):
+            return needed, True
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.transactions.do(needed, done.set_result)
+        return self.transactions.respond(needed, await done), False
 
     async def write(self, *outcome: errors.HeadraceError, **request: Any) -> Any:
         self.kafka.producer.refuse(*outcome)
@@ -126,7 +135,7 @@ async def test_a_request_whose_client_leaves_before_it_is_sent_lets_go_of_its_ke
     """Nothing was written, so it may be sent again."""
     async with Keys(kafka) as keys:
         with pytest.raises(asyncio.CancelledError):
-            await keys.service.once(b"k", "t", b"r", AsyncMock(side_effect=asyncio.CancelledError))
+            await keys.service.load(b"k", "t", b"r", AsyncMock(side_effect=asyncio.CancelledError))
         assert (await keys.write())[0].status == 200
 
 
@@ -140,8 +149,7 @@ async def test_a_cancelled_outcome_is_unknown(kafka: MemoryCluster, monkeypatch:
         sent = keys.send()
         await keys.clock.settle()
         outcome.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sent
+        assert (await sent)[0].status == 504
         with pytest.raises(errors.IdempotencyKeyBusy):
             await keys.send()
         assert problems == []

@@ -147,7 +147,7 @@ async def test_a_defect_ends_the_stream_with_a_line_and_not_the_server(
 ) -> None:
     """The log has the trace."""
 
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("inner secret")
 
     async with opened() as server, streaming(server) as client:

@@ -49,8 +49,10 @@ def write(wanted: TransactionRequest, *results: Any, seconds: float = 5.0, keyed
         transactions = Transactions(settings, kafka, kafka)  # type: ignore[arg-type]
         work = await transactions.prepare(wanted, RequestIds())
         if keyed:
-            return await transactions.finish(work, kafka.submit(work.records), keyed=True)
-        return await transactions.write(work)
+            work = work._replace(last_record=lambda results: OutgoingRecord("keys", None, b""))
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        transactions.do(work, done.set_result)
+        return transactions.respond(work, await done)
 
     return asyncio.run(main())
 

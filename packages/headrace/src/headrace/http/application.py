@@ -226,14 +226,13 @@ class Application:
         endpoint, load = route.endpoint, route.load
         if self.forwarder and endpoint.affinity:
             load = functools.partial(self.forwarder.serve, load)
+        self.checks.check_site(request.head.headers, changes=endpoint.changes)
         if self._authenticator is None or endpoint.rule == OPEN:
-            self.checks.check_site(request.head.headers, changes=endpoint.changes)
             return await load(request)
         principal = request.caller.principal
         if principal is None:
             raise AuthTokenMissing()
         _require(route, principal)
-        self.checks.check_site(request.head.headers, changes=endpoint.changes)
         self._authenticator.enter(request.caller)
         if is_forwarded:  # the process that forwarded it has its credentials, and ends it
             return await load(request)

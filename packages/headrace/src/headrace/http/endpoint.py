@@ -30,7 +30,8 @@ Kinds = type | str | tuple[type | str, ...]
 """A type as JSON, a media type, or several of them."""
 Handler = Callable[..., Awaitable[Any]]
 Load = Callable[[HttpRequest], Coroutine[Any, Any, Any]]
-"""Serves a request in a task: responds and returns None, or returns what `Steps.do` needs to respond."""
+"""Serves a request in a task. Returns what `Steps.do` needs; None if the response was sent: by the handler of an
+endpoint without steps, as a stream, or by another process."""
 
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"

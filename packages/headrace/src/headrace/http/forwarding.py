@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import ssl
 from collections import defaultdict
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -136,8 +136,11 @@ class Forwarder:
             caller.set(forwarded.principal.name)
         return True
 
-    async def serve(self, here: Load, request: HttpRequest, key: Key | None = None, body: bytes | None = None) -> None:
+    async def serve(self, here: Load, request: HttpRequest, key: Key | None = None, body: bytes | None = None) -> Any:
         """Serve a request by `here`, or in the process that has its key; by default, its path has the key.
+
+        Returns:
+            What `here` returns; None if another process has responded.
 
         Raises:
             HeadraceError: That process has ended, or the key belongs to another principal.
@@ -154,26 +157,16 @@ class Forwarder:
                 raise self._owners.missing(key)
             if owner.gone_at is not None:
                 raise self._owners.gone(key)
-            await self._forward(owner, self._owners.what, request, body)
-            return
+            await self.forward(owner, self._owners.what, request, body)
+            return None
         if forwarded and forwarded.to != self._owners.process:
             raise self._owners.gone(key)
         if unconfirmed := self._unconfirmed.get(key):  # the client has the records; the confirmation arrives soon
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(unconfirmed.wait(), _CONFIRMED_SOON_SECONDS)
         if forwarded and _is_read(request):
-            await self._serve_read(key, here, request)
-        else:
-            await here(request)
-
-    async def forward(self, url: str, request: HttpRequest, body: bytes, what: str) -> None:
-        """Pass a request that writes records, and its response, on to another process; `what` is what it has.
-
-        Raises:
-            OwnerUnavailable: That process does not respond.
-            KafkaTimeout: It may have served the request, and its response is lost.
-        """
-        await self._forward(OwningProcess("", url, ""), what, request, body)
+            return await self._serve_read(key, here, request)
+        return await here(request)
 
     async def ask(self, url: str, request: HttpRequest, body: bytes = b"") -> tuple[int, bytes]:
         """Send a request to another process as well; return status and body of its response.
@@ -228,7 +221,13 @@ class Forwarder:
         request.response.confirm = confirm
         await run_while(here(request), follow())
 
-    async def _forward(self, owner: OwningProcess, what: str, request: HttpRequest, body: bytes | None) -> None:
+    async def forward(self, owner: OwningProcess, what: str, request: HttpRequest, body: bytes | None) -> None:
+        """Pass a request and its response on to the process that has `what`; with a body, one that writes records.
+
+        Raises:
+            OwnerUnavailable: That process does not respond.
+            KafkaTimeout: It may have served the request, and its response is lost.
+        """
         if owner.url not in self._settings.peers:
             raise OwnerUnavailable(f"the process {owner.url} has the {what}, and is missing in cluster.peers here")
         if self._in_flight[owner.url] >= self._settings.max_forwarded:

@@ -390,9 +390,7 @@ class ResponseWriter:
     async def write_through(self, data: bytes, patience_seconds: float | None = None) -> Any:
         """Send a part of the body, and wait until the operating system has it; None if the connection ended before.
 
-        Args:
-            data: The part.
-            patience_seconds: Longest time that the client may read nothing; by default that of a request.
+        For `patience_seconds` the client may read nothing; by default as long as a request may take.
         """
         await self.write(data)
         if self.confirm:

@@ -177,14 +177,11 @@ class Producer(Service):
         """
         response: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         done: Done = lambda results: None if response.done() else response.set_result(results)  # noqa: E731
-        if sliced and records:
-            await self._send_slices(records, done)
-        else:
-            self.send(records, done, in_order=in_order)
+        self.send(records, done, in_order=in_order, sliced=sliced)
         return await response
 
-    async def _send_slices(self, records: Sequence[OutgoingRecord], done: Done) -> None:
-        request, index = self._take(records, done, 0, None), 0
+    async def _hand_over_slices(self, request: Request, records: Sequence[OutgoingRecord]) -> None:
+        index = 0
         try:
             for index in range(0, len(records), _SLICE_RECORDS):
                 await next_slice(started=True)
@@ -202,6 +199,7 @@ class Producer(Service):
         size_bytes: int | None = None,
         *,
         in_order: bool = False,
+        sliced: bool = False,
     ) -> None:
         """Write records without waiting.
 
@@ -210,6 +208,7 @@ class Producer(Service):
             partitions: How many the records' topic has, if that is known.
             size_bytes: What the records count for; by default counted here.
             in_order: As for `produce`.
+            sliced: As for `produce`.
 
         Raises:
             ProducerQueueFull: A byte budget is used up; nothing was sent.
@@ -220,7 +219,10 @@ class Producer(Service):
             return
         request = self._take(records, done, partitions, size_bytes)
         request.in_order = in_order
-        self._hand_over(self._client, request, records)
+        if sliced:
+            self.spawn(self._hand_over_slices(request, records), "slices")
+        else:
+            self._hand_over(self._client, request, records)
 
     def _take(self, records: Sequence[OutgoingRecord], done: Done, partitions: int, size_bytes: int | None) -> Request:
         """Count records that the client gets next, and return their request."""

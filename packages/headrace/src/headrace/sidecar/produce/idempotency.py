@@ -12,7 +12,7 @@ import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from headrace import errors
 from headrace.config.producer_config import IdempotencyConfig
@@ -21,8 +21,8 @@ from headrace.kafka import Admin, InternalTopic, read_back
 from headrace.records import OutgoingRecord, Produced, Record
 from headrace.runtime import Clock, Service
 from headrace.runtime.telemetry.correlation import caller
-from headrace.sidecar.produce.produce_response import EncodedResponse
-from headrace.sidecar.produce.transactions import PreparedTransaction, Transactions
+from headrace.sidecar.produce.produce_response import EncodedResponse, Result
+from headrace.sidecar.produce.transactions import PreparedTransaction
 
 _VERSION: Final = b"\x01"
 _DIGEST_BYTES: Final = 16
@@ -92,22 +92,17 @@ class RememberedRequests:
 
 
 class Idempotency(Service):
-    """Serves requests that carry a key."""
+    """Remembers requests that carry a key."""
 
     def __init__(
-        self,
-        settings: IdempotencyConfig,
-        transactions: Transactions,
-        admin: Admin,
-        open_producers: Callable[[], None],
-        clock: Clock,
+        self, settings: IdempotencyConfig, admin: Admin, open_producers: Callable[[], None], clock: Clock
     ) -> None:
         super().__init__("idempotency")
         self.is_own: Callable[[bytes], bool] = lambda _: True
         """Whether this process remembers a key, by its digest; others remember the rest."""
         self.window = RememberedRequests(settings.window_seconds, clock)
         self._window_seconds = settings.window_seconds
-        self._transactions = transactions
+
         self._topic = InternalTopic(settings.topic, "", _CONFIGS)
         self._admin = admin
         self._open_producers = open_producers
@@ -120,10 +115,12 @@ class Idempotency(Service):
     async def start(self) -> None:
         self.keep(self._read_back, "read back")
 
-    async def once(
+    async def load(
         self, key: bytes, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
-    ) -> tuple[EncodedResponse, bool]:
-        """Serve a request, or return the response of the first request with its key.
+    ) -> PreparedTransaction | EncodedResponse:
+        """Return the transaction of a request, or the response of an earlier request with its key.
+
+        The key is in use until `settled` of the transaction is called.
 
         Args:
             key: The header `Idempotency-Key`; keys are separate per caller and target.
@@ -131,16 +128,12 @@ class Idempotency(Service):
             request: The bytes that must be equal when the key is repeated.
             prepare: Makes the transaction; may be called twice.
 
-        Returns:
-            The response, and whether it belongs to an earlier request.
-
         Raises:
             InvalidRequest: The key is not valid.
             IdempotencyKeyReused: It was used for another request.
             IdempotencyKeyBusy: The first request with it is still in flight.
             KafkaUnavailable: The keys are not read back yet.
             KafkaUnauthorized: A right to their topic is missing.
-            ProducerQueueFull: Too many transactions wait.
         """
         check_key(key)
         if not self._ready.is_set():
@@ -151,30 +144,28 @@ class Idempotency(Service):
         if digest != (known.request if known else self._running.get(scope, digest)):
             raise errors.IdempotencyKeyReused()
         if known:
-            return EncodedResponse(200, known.response), True
+            return EncodedResponse(200, known.response)
         if scope in self._running:
             raise errors.IdempotencyKeyBusy()
         self._running[scope] = digest
         try:
             prepared = await prepare()
-            outcome = self._transactions.submit(prepared, functools.partial(self._entry, scope, digest, prepared))
         except BaseException:
             del self._running[scope]
             raise
-        outcome.add_done_callback(functools.partial(self._settled, scope, prepared))
-        return await self._transactions.finish(prepared, outcome, keyed=True), False
+        return prepared._replace(
+            last_record=functools.partial(self._entry, scope, digest, prepared),
+            settled=functools.partial(self._settled, scope, prepared),
+        )
 
     def _entry(
         self, scope: bytes, digest: bytes, prepared: PreparedTransaction, results: Sequence[Produced]
     ) -> OutgoingRecord:
         return OutgoingRecord(self._topic.name, scope, _VERSION + digest + prepared.response_of(results).body)
 
-    def _settled(self, scope: bytes, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]]) -> None:
-        if outcome.cancelled():
-            return  # the outcome is unknown, so the key stays in use
+    def _settled(self, scope: bytes, prepared: PreparedTransaction, results: Sequence[Result] | None) -> None:
         digest = self._running.pop(scope)
-        results = outcome.result()
-        if all(type(result) is Produced for result in results):
+        if results is not None and all(type(result) is Produced for result in results):
             self.window.remember(scope, digest, prepared.response_of(results).body, self._clock.time())
 
     async def _wait_ready(self, records: Sequence[OutgoingRecord]) -> None:

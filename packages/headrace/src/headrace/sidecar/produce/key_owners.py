@@ -10,6 +10,7 @@ from typing import Final
 from headrace.http.forwarding import Forwarder
 from headrace.http.request import HttpRequest
 from headrace.http.request_checks import IDEMPOTENCY_KEY
+from headrace.records import OwningProcess
 from headrace.sidecar.produce.idempotency import key_digest
 
 _HASH_BYTES: Final = 8
@@ -36,7 +37,7 @@ class KeyOwners:
         url = self._url_of(key_digest(target, key))
         if url == self._own:
             return False
-        await self._forwarder.forward(url, request, body, "key")
+        await self._forwarder.forward(OwningProcess("", url, ""), "key", request, body)
         return True
 
     def _url_of(self, digest: bytes) -> str:

@@ -163,21 +163,16 @@ class ProduceService:
         await self._encoders(topic, choices, has_keys, has_values)
 
     def do(self, prepared: Prepared, done: Callable[[list[Result]], None]) -> None:
-        """Pass prepared records to Kafka's client. `done` is called once, on the loop, with a result per record.
+        """Pass prepared records to Kafka's client, many in several turns.
 
-        `done` must not raise.
+        `done` is called once, on the loop, with a result per record, and must not raise.
 
         Raises:
             ProducerQueueFull: The byte budget is used up; nothing was sent.
             KafkaUnavailable: No broker has responded for some time; nothing was sent.
         """
-        self._producer.send(prepared.records, done, prepared.partitions, prepared.size_bytes)
-
-    async def do_in_slices(self, prepared: Prepared) -> Sequence[Result]:
-        """Do the same with many records in several turns, and return the results. If cancelled, may still write."""
-        results = await self._producer.produce(prepared.records, sliced=True)
-        await next_slice(started=True)
-        return results
+        records = prepared.records
+        self._producer.send(records, done, prepared.partitions, prepared.size_bytes, sliced=len(records) > MOST_AT_ONCE)
 
     def respond(self, prepared: Prepared, results: Sequence[Result]) -> EncodedResponse:
         """Return the response for the results of a request; audit them."""

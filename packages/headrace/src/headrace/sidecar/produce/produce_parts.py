@@ -33,9 +33,7 @@ class ProduceParts(Parts):
         )
         producers = TransactionalProducers(config.kafka, config.producer, transactional_id(config), admin=context.admin)
         transactions = Transactions(config.producer, produce, producers, context.audit)
-        idempotency = Idempotency(
-            config.producer.idempotency, transactions, context.admin, producers.open, context.clock
-        )
+        idempotency = Idempotency(config.producer.idempotency, context.admin, producers.open, context.clock)
         self._services = [producers, idempotency]
         keys: KeyOwners | None = None
         if process.share and process.forwarder:

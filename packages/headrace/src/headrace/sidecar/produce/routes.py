@@ -22,7 +22,7 @@ from headrace.runtime.telemetry.metrics import Metrics
 from headrace.sidecar.produce.ndjson_route import NDJSON, StreamProduceRoute
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES, MOST_AT_ONCE, ProduceService, Requested
 from headrace.sidecar.produce.produce_request import ProduceRequest
-from headrace.sidecar.produce.produce_response import Prepared, ProduceError, ProduceResponse, Result
+from headrace.sidecar.produce.produce_response import EncodedResponse, Prepared, ProduceError, ProduceResponse, Result
 from headrace.sidecar.produce.record_ids import end_write, record_ids
 from headrace.sidecar.produce.transaction_routes import KEYED_HEADERS, WRITE_ERRORS, Writing
 from headrace.sidecar.produce.transactions import PreparedTransaction
@@ -118,7 +118,7 @@ class ProduceRoute:
         whole=True,
         foreign_paths=sum(_FOREIGN_PATHS.values(), ()),
     )
-    async def load(self, request: HttpRequest) -> Prepared | None:
+    async def load(self, request: HttpRequest) -> Prepared | PreparedTransaction | EncodedResponse | None:
         topic, headers = request.head.route.parameters["topic"], request.head.headers
         kind = media_type(headers)
         self._service.internal.check_writable(topic, admin=is_admin(request))
@@ -132,14 +132,10 @@ class ProduceRoute:
             await next_slice()
         key = headers.get(IDEMPOTENCY_KEY)
         if key is not None:
-            await request.response.send(await self._once(key, request, topic, body))
-            return None
+            request.head.route = request.head.route._replace(steps=self._writing)  # it is a transaction
+            return await self._load_keyed(key, request, topic, body)
         requested = self._requested(request, topic, body)
-        prepared = await self._service.load(topic, requested, record_ids(request, topic))
-        if len(prepared.records) <= MOST_AT_ONCE:
-            return prepared
-        await request.response.send(self.respond(prepared, await self._service.do_in_slices(prepared)))
-        return None
+        return await self._service.load(topic, requested, record_ids(request, topic))
 
     def respond(self, needed: Prepared, results: Sequence[Result]) -> HttpResponse:
         response = self._service.respond(needed, results)
@@ -155,8 +151,9 @@ class ProduceRoute:
             head.parsed = RawHead.of(_own_fields(head))
         return raw_record(self._service, topic, head.parsed, body)
 
-    async def _once(self, key: bytes, request: HttpRequest, topic: str, body: bytes) -> HttpResponse:
-        """Write a request with a key as a transaction."""
+    async def _load_keyed(
+        self, key: bytes, request: HttpRequest, topic: str, body: bytes
+    ) -> PreparedTransaction | EncodedResponse:
 
         async def prepare() -> PreparedTransaction:
             requested = self._requested(request, topic, body)
@@ -169,7 +166,7 @@ class ProduceRoute:
             parts = sorted(one for one in _own_fields(request.head) if one[0].startswith(_PREFIX))
             fields = [name + b":" + value for name, value in parts]
             compared = b"\n".join([request.head.headers[b"content-type"], *fields, b"", body])
-        return await self._writing.once(key, topic, compared, prepare)
+        return await self._writing.idempotency.load(key, topic, compared, prepare)
 
 
 class RawHead(NamedTuple):

@@ -1,7 +1,8 @@
 """Requests that are written as one transaction each: `POST /transactions`, and those with an `Idempotency-Key`."""
 
+import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace import errors
@@ -10,7 +11,7 @@ from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import JSON, KAFKA, RECORDS_BODY, Endpoint, Errors, Rule, below, is_admin, owner_of, require
 from headrace.http.forwarding import Forwarder
 from headrace.http.messages import HttpResponse, read_json, retry_after
-from headrace.http.request import Headers, HttpRequest
+from headrace.http.request import Headers, HttpRequest, RequestHead
 from headrace.http.request_checks import IDEMPOTENCY_KEY
 from headrace.runtime import next_slice
 from headrace.runtime.telemetry.metrics import Metrics
@@ -18,7 +19,7 @@ from headrace.sidecar.active.instances import ActiveInstances
 from headrace.sidecar.produce.idempotency import Idempotency
 from headrace.sidecar.produce.key_owners import KeyOwners
 from headrace.sidecar.produce.produce import LONG_BODY_BYTES
-from headrace.sidecar.produce.produce_response import EncodedResponse
+from headrace.sidecar.produce.produce_response import EncodedResponse, Result
 from headrace.sidecar.produce.record_ids import record_ids
 from headrace.sidecar.produce.transactions import (
     PreparedTransaction,
@@ -55,7 +56,7 @@ _REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 
 class Writing:
-    """Writes transactions, once per `Idempotency-Key`, and makes the responses of all that writes."""
+    """Writes transactions in steps, once per `Idempotency-Key`, and makes the responses of all that writes."""
 
     def __init__(
         self, transactions: Transactions, idempotency: Idempotency, metrics: Metrics, keys: KeyOwners | None = None
@@ -63,24 +64,29 @@ class Writing:
         """Prepare; `keys` finds the process of a key where several divide them."""
         self.transactions = transactions
         self._keys = keys
-        self._idempotency = idempotency
+        self.idempotency = idempotency
         self._metrics = metrics
 
     async def forward_key(self, request: HttpRequest, target: str, body: bytes) -> bool:
         """Have the process of the key serve a request; False if that is this one, or there is no key."""
         return self._keys is not None and await self._keys.forward(request, target, body)
 
-    async def once(
-        self, key: bytes | None, target: str, request: bytes, prepare: Callable[[], Awaitable[PreparedTransaction]]
-    ) -> HttpResponse:
-        """Write the transaction from `prepare` and return the response; for a repeated key, the earlier one.
+    def accepts(self, head: RequestHead) -> bool:
+        return False
 
-        `request` is compared when the key is repeated.
-        """
-        if key is None:
-            return self.response(await self.transactions.write(await prepare()))
-        response, replayed = await self._idempotency.once(key, target, request, prepare)
-        return self.response(response, [_REPLAYED] if replayed else ())
+    def needs(self, request: HttpRequest) -> None:
+        return None
+
+    def do(self, needed: PreparedTransaction | EncodedResponse, done: Callable[[Sequence[Result]], None]) -> None:
+        if isinstance(needed, EncodedResponse):  # nothing is left to do
+            asyncio.get_running_loop().call_soon(done, ())
+        else:
+            self.transactions.do(needed, done)
+
+    def respond(self, needed: PreparedTransaction | EncodedResponse, results: Sequence[Result]) -> HttpResponse:
+        if isinstance(needed, EncodedResponse):
+            return self.response(needed, [_REPLAYED])
+        return self.response(self.transactions.respond(needed, results))
 
     def response(self, response: EncodedResponse, headers: Headers = ()) -> HttpResponse:
         """Return a response, and count its records."""
@@ -99,6 +105,9 @@ class TransactionRoute:
     _instances: ActiveInstances | None = None
     _forwarder: Forwarder | None = None
 
+    def __post_init__(self) -> None:
+        self.steps = {TransactionRoute.load.id: self._writing}
+
     @Endpoint(
         "POST",
         "/transactions",
@@ -113,7 +122,7 @@ class TransactionRoute:
         error_fields=TransactionResponse,
         whole=True,
     )
-    async def write(self, request: HttpRequest) -> None:
+    async def load(self, request: HttpRequest) -> PreparedTransaction | EncodedResponse | None:
         body = await read_json(request, self._settings)
         if len(body) > LONG_BODY_BYTES:
             await next_slice()
@@ -131,9 +140,11 @@ class TransactionRoute:
                 instance = self._instances.use(consumer.group, consumer.instance_id, owner_of(request))
             return await transactions.prepare(requested, ids, instance)
 
-        async def write_here(request: HttpRequest) -> None:
+        async def load_here(request: HttpRequest) -> PreparedTransaction | EncodedResponse:
             key = request.head.headers.get(IDEMPOTENCY_KEY)
-            await request.response.send(await self._writing.once(key, request.head.path, body, prepare))
+            if key is None:
+                return await prepare()
+            return await self._writing.idempotency.load(key, request.head.path, body, prepare)
 
         if consumer:
             require(request, (WRITE,), "group", consumer.group)
@@ -141,8 +152,8 @@ class TransactionRoute:
                 raise errors.InvalidRequest("active consumers are disabled here (active_consumers.enabled)")
             if self._forwarder:  # only the process that has the instance knows what was delivered
                 key = consumer.group, consumer.instance_id
-                await self._forwarder.serve(write_here, request, key, body)
-                return
+                needed: PreparedTransaction | None = await self._forwarder.serve(load_here, request, key, body)
+                return needed
         elif await self._writing.forward_key(request, request.head.path, body):
-            return
-        await write_here(request)
+            return None
+        return await load_here(request)

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -86,6 +86,10 @@ class PreparedTransaction(NamedTuple):
     group: GroupOffsets | None = None
     committed: Callable[[], None] = lambda: None
     """Called when the transaction is committed."""
+    last_record: LastRecord | None = None
+    """Makes the entry of a request with a key."""
+    settled: Callable[[Sequence[Result] | None], None] = lambda results: None
+    """Called with the results once they are known; with None if nothing was sent."""
 
 
 _decode = msgspec.json.Decoder(TransactionRequest).decode
@@ -162,33 +166,41 @@ class Transactions:
         group, committed = await instance.for_transaction([one.processed() for one in request.consumer.offsets])
         return prepared._replace(group=group, committed=committed)
 
-    def submit(self, prepared: PreparedTransaction, last_record: LastRecord | None = None) -> asyncio.Future[list[Any]]:
-        """Hand a transaction over; see `TransactionalProducers.submit`."""
-        outcome = self._producers.submit(prepared.records, last_record, prepared.group)
-
-        def settled(done: asyncio.Future[list[Any]]) -> None:
-            if not done.cancelled() and all(type(result) is Produced for result in done.result()):
-                prepared.committed()
-
-        outcome.add_done_callback(settled)
-        return outcome
-
-    async def write(self, prepared: PreparedTransaction) -> EncodedResponse:
-        """Write a transaction and return the response. If cancelled, it may still be written.
+    def do(self, prepared: PreparedTransaction, done: Callable[[Sequence[Result]], None]) -> None:
+        """Write a transaction. `done` is called once, when its outcome is known or the deadline is over.
 
         Raises:
             ProducerQueueFull: Too many transactions wait; nothing was sent.
         """
-        return await self.finish(prepared, self.submit(prepared))
+        try:
+            outcome = self._producers.submit(prepared.records, prepared.last_record, prepared.group)
+        except BaseException:
+            prepared.settled(None)
+            raise
+        waiting = [done]
 
-    async def finish(
-        self, prepared: PreparedTransaction, outcome: asyncio.Future[list[Any]], keyed: bool = False
-    ) -> EncodedResponse:
-        """Return the response when the outcome is known or the deadline is over; `keyed` requests have a key."""
-        await asyncio.wait({outcome}, timeout=self._settings.delivery_timeout_seconds + _GRACE_SECONDS)
-        late = errors.KafkaTimeout("the transaction may or may not have been committed")
-        results = outcome.result() if outcome.done() else [late] * len(prepared.records)
-        if keyed:
+        def respond(results: Sequence[Result]) -> None:
+            deadline.cancel()
+            if waiting:
+                waiting.pop()(results)
+
+        def settled(_: object) -> None:
+            if outcome.cancelled():  # it is unknown
+                return respond(unknown)
+            results: list[Result] = outcome.result()
+            if all(type(result) is Produced for result in results):
+                prepared.committed()
+            prepared.settled(results)
+            return respond(results)
+
+        unknown = [errors.KafkaTimeout("the transaction may or may not have been committed")] * len(prepared.records)
+        seconds = self._settings.delivery_timeout_seconds + _GRACE_SECONDS
+        deadline = asyncio.get_running_loop().call_later(seconds, respond, unknown)
+        outcome.add_done_callback(settled)
+
+    def respond(self, prepared: PreparedTransaction, results: Sequence[Result]) -> EncodedResponse:
+        """Return the response for the results of a transaction; audit them."""
+        if prepared.last_record:
             kind = errors.KafkaTimeout
             results = [kind(one.description, keyed=True) if isinstance(one, kind) else one for one in results]
         response = prepared.response_of(results)

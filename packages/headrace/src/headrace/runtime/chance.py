@@ -1,4 +1,4 @@
-"""Random numbers and names. Callers use the names here, at each use, so that the seed of a simulation decides."""
+"""Random numbers and names. Callers use the names here, at each use, so that a simulation replaces them."""
 
 from random import Random, getrandbits, random, randrange, uniform
 from secrets import token_hex, token_urlsafe

@@ -118,19 +118,6 @@ def test_each_library_has_one_door() -> None:
     assert not found
 
 
-def test_no_part_of_the_core_sleeps_on_its_own() -> None:
-    """A thread of the core that sleeps must let the time of a simulation go on."""
-    alone = ["runtime/blocking.py", "cli", "client"]  # commands, and what runs in user code, have no simulation
-    found = {
-        f"{path.relative_to(PACKAGES)}:{node.lineno}"
-        for path, tree in trees().items()
-        if path.is_relative_to(PACKAGES / "headrace") and not is_below(path, alone)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.sleep"
-    }
-    assert found == set()
-
-
 def test_each_optional_library_has_its_extra() -> None:
     """So the error for one that is missing names what to install, wherever its import is."""
     project = tomllib.loads((PACKAGES / "headrace/pyproject.toml").read_text())["project"]

@@ -8,7 +8,6 @@ import asyncio
 import functools
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import zip_longest
 from typing import Any, Final
@@ -35,7 +34,7 @@ from headrace.http.request import ALWAYS_OPEN, ClientGone, HttpRequest, RequestH
 from headrace.http.request_checks import RequestChecks
 from headrace.http.request_report import end_span, log_access, server_span
 from headrace.http.targets import Targets
-from headrace.runtime import Deadline
+from headrace.runtime import Deadline, clock
 from headrace.runtime.telemetry.audit import Audit
 from headrace.runtime.telemetry.correlation import caller, correlation_id
 from headrace.runtime.telemetry.metrics import Metrics
@@ -200,7 +199,7 @@ class Application:
 
     def _ended(self, request: HttpRequest) -> None:
         """Count, log and trace a request that has ended; its status is 0 if it has no response."""
-        seconds = time.perf_counter() - request.started_at
+        seconds = clock.perf_counter() - request.started_at
         if request.response.status:
             self._metrics.request(request.head.pattern, request.response.status, seconds)
         if self._access_log and not request.head.path.startswith(self._router.always_open):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.http.auth.principals import ANYONE
+from headrace.runtime import clock
 from headrace.runtime.telemetry.correlation import new_correlation_id
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ class HttpRequest:
         self.head = head
         self.response = ResponseWriter(connection, head)
         self.body = RequestBody(connection, head, self.response, whole_body)
-        self.started_at = time.perf_counter()
+        self.started_at = clock.perf_counter()
         self.is_streaming = False
         """Set by an endpoint whose clients may send and read slowly."""
         # While it is served

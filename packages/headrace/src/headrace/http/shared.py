@@ -7,7 +7,6 @@ over several short turns. Otherwise health requests and new connections would wa
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
@@ -16,6 +15,7 @@ from typing import Any, Final, Literal, Protocol
 from headrace.errors import ServerBusy
 from headrace.http.request import ALWAYS_OPEN, HttpRequest
 from headrace.http.targets import Targets
+from headrace.runtime import clock
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
@@ -82,7 +82,7 @@ class ConnectionLimit:
         most = sum(self.limits.values()) + RESERVED_CONNECTIONS
         if sum(self.admitted.values()) + len(self._others) < most:
             return True
-        before = time.monotonic() - _TIME_TO_SEND_SECONDS
+        before = clock.monotonic() - _TIME_TO_SEND_SECONDS
         oldest = next((one for one, at in self._others.items() if at > before or not one.is_answering), None)
         if oldest is None or self._others[oldest] > before:
             return False
@@ -98,7 +98,7 @@ class ConnectionLimit:
 
     def opened(self, connection: ServedConnection) -> None:
         """Count a new connection."""
-        self._others[connection] = time.monotonic()
+        self._others[connection] = clock.monotonic()
 
     def admit(self, connection: ServedConnection, kind: Kind) -> bool:
         """Return whether a connection may send requests of a kind; if so, it counts for that kind alone."""
@@ -133,7 +133,7 @@ class Slices:
         """Return whether a connection may read now; if not, it must `wait`."""
         if not self._ends_at:
             self._begin()
-        return not self._waiting and time.perf_counter() < self._ends_at
+        return not self._waiting and clock.perf_counter() < self._ends_at
 
     def wait(self, read: Callable[[], None]) -> None:
         """Call a function in a later turn, after those already waiting."""
@@ -146,7 +146,7 @@ class Slices:
         self._ends_at -= _TASK_SECONDS + body_bytes * _BYTE_SECONDS
 
     def _begin(self) -> None:
-        self._ends_at = time.perf_counter() + _SLICE_SECONDS
+        self._ends_at = clock.perf_counter() + _SLICE_SECONDS
         asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -155,7 +155,7 @@ class Slices:
             return
         self._begin()
         self._waiting.popleft()()
-        while self._waiting and time.perf_counter() < self._ends_at:
+        while self._waiting and clock.perf_counter() < self._ends_at:
             self._waiting.popleft()()
 
 

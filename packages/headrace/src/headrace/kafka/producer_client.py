@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from headrace.kafka.client.credentials import ClientReplacement
 from headrace.kafka.client.error_map import ClientErrors, repeat_error, report_error, write_error
 from headrace.kafka.client.properties import client_log, producer_properties
 from headrace.records import NO_OFFSET, OutgoingRecord, Produced
-from headrace.runtime import OwnedThread, blocking
+from headrace.runtime import OwnedThread, blocking, clock
 
 ProduceResult = Produced | errors.HeadraceError
 """Where a record was written, or why not. `KafkaTimeout` and `FatalKafkaError` mean: unknown."""
@@ -184,7 +183,7 @@ class _LoopPolling:
 
     def _turn(self) -> None:
         try:
-            if time.monotonic() - self.many_at < _CROWD_SECONDS and self._poll():
+            if clock.monotonic() - self.many_at < _CROWD_SECONDS and self._poll():
                 self._later()
                 return
         except Exception as cause:  # noqa: BLE001 boundary: the owner gets it, as from the thread
@@ -259,7 +258,7 @@ class ProducerClient:
         self._hand_over(request, records, first)
         on_loop = self._on_loop
         if crowded:
-            self._crowded_at = now = time.monotonic()
+            self._crowded_at = now = clock.monotonic()
             if many and on_loop:
                 on_loop.many_at = now
                 if not on_loop.is_active and len(self._client) <= _MOST_ON_LOOP and not self._health.fatal:
@@ -343,7 +342,7 @@ class ProducerClient:
         client = self._client
         on_loop = self._on_loop
         assert on_loop
-        if not self._replacement.advance(client) and time.monotonic() - self._crowded_at < _CROWD_SECONDS:
+        if not self._replacement.advance(client) and clock.monotonic() - self._crowded_at < _CROWD_SECONDS:
             if on_loop.is_active:
                 self._work.clear()
                 # Race: the loop changes the flag, then sets the event. If that was cleared here, the flag is new.
@@ -368,8 +367,10 @@ class ProducerClient:
         """Wait until another client may get the right to write: a moment, or longer while no record waits."""
         stop_requested.wait(_REFUSED_SECONDS)
         self._work.clear()
-        end = time.monotonic() + _IDLE_REFUSED_SECONDS
-        while not (len(self._client) or self._replacement.waiting or stop_requested.is_set() or time.monotonic() > end):
+        end = clock.monotonic() + _IDLE_REFUSED_SECONDS
+        while not (
+            len(self._client) or self._replacement.waiting or stop_requested.is_set() or clock.monotonic() > end
+        ):
             if self._work.wait(_POLL_SECONDS):
                 break
 

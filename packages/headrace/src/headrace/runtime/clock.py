@@ -1,9 +1,12 @@
-"""One clock for everything that waits, so that tests can control time; and fair slices of long computations."""
+"""One clock for everything that waits, so that tests can control time; and fair slices of long computations.
+
+Callers without a `Clock` call `clock.monotonic()` and the others here, so that a simulation can replace them.
+"""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic, perf_counter, time, time_ns
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -25,10 +28,10 @@ class SystemClock:
     """The machine's clock."""
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return monotonic()
 
     def time(self) -> float:
-        return time.time()
+        return time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -19,7 +18,7 @@ from headrace.errors import InvalidRequest, RequestBodyMissing
 from headrace.http.endpoint import ADMINISTER, JSON, JSON_BODY, Before, Call, CallEvent, Endpoint, Errors
 from headrace.http.messages import HttpResponse, unknown_name
 from headrace.http.other_processes import OtherProcesses
-from headrace.runtime import run_blocking
+from headrace.runtime import clock, run_blocking
 from headrace.runtime.telemetry.log_levels import change_level, levels, names
 from headrace.runtime.telemetry.recent_logs import RecentLogs
 
@@ -158,7 +157,7 @@ class AdministrationEndpoints:
         return HttpResponse(await run_blocking(self._content, call.query))
 
     def _content(self, query: ContentQuery) -> dict[str, LoggerContent]:
-        end = int(time.time() * 1000) if query.end_time is None else query.end_time
+        end = int(clock.time() * 1000) if query.end_time is None else query.end_time
         start = max(0, end - _WINDOW_MS) if query.start_time is None else query.start_time
         name = "" if query.logger_name == "ROOT" else query.logger_name
         records = self._logs.find(name, _LEVELS[query.logger_level], start, end)
@@ -211,7 +210,7 @@ class AdministrationEndpoints:
     async def shut_down(self, call: Call[None, None]) -> ShutdownReport:
         call.event = CallEvent("process")
         self._shut_down()
-        return ShutdownReport(int(time.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)
+        return ShutdownReport(int(clock.time() * 1000), self._config().audit.service_id, self._config().drain_seconds)
 
 
 def _states() -> list[LoggerLevel]:

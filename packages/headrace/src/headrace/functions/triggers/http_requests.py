@@ -1,7 +1,6 @@
 """The HTTP trigger of a function: requests become events of its workers, and what the handler returns the responses."""
 
 import itertools
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,6 +16,7 @@ from headrace.http.auth.principals import WRITE
 from headrace.http.endpoint import OPEN, Endpoint, Route, Rule
 from headrace.http.messages import HttpResponse, read_encoded_body, retry_after
 from headrace.http.request import HttpRequest, RequestHead
+from headrace.runtime import clock
 from headrace.runtime.telemetry import tracing
 
 _HEALTH: Final = "/__internal/health"
@@ -75,7 +75,7 @@ class FunctionRequests(Router):
             sent = [*tracing.tracer.without(sent), *request.span.record_headers()]
         number = self._free.pop() if self._free else next(self._numbers)
         self._bytes += len(body)
-        now, identity = round(time.time() * 1000), request.correlation_id
+        now, identity = round(clock.time() * 1000), request.correlation_id
         try:
             work = protocol.Work("", number, 0, [0], [now], [identity], [body], [sent])
             response = await self._answer(work, request.body.closed)

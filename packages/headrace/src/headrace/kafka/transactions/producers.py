@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -37,7 +36,7 @@ from headrace.kafka.transactions.transactional_client import (
     transactional_properties,
 )
 from headrace.records import OutgoingRecord, TopicPartition
-from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking, chance
+from headrace.runtime import Deadline, LoopBridge, OwnedThread, Service, blocking, chance, clock
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class _Writer:
     def run(self, stop_requested: blocking.Event) -> None:
         """Write requests until the stop is requested."""
         while not stop_requested.is_set():
-            yields = self._jobs.empty() and time.monotonic() < self._open_at
+            yields = self._jobs.empty() and clock.monotonic() < self._open_at
             if self._client is None and (yields or not self._open()):
                 stop_requested.wait(STATISTICS_SECONDS if yields else _REOPEN_SECONDS)
             elif jobs := self._take():
@@ -141,7 +140,7 @@ class _Writer:
         """Close a client that was perhaps fenced; two that reopen at once would fence each other for ever."""
         self._close_if(f"{why}. If fenced, another process uses its name: producer.transactions.id")
         self._failures = min(self._failures + 1, 4)
-        self._open_at = time.monotonic() + yield_seconds
+        self._open_at = clock.monotonic() + yield_seconds
 
     def _outdated(self) -> str:
         """Return why the client must not begin another transaction; empty if it may."""

@@ -1,7 +1,6 @@
 """A client that writes one transaction after the other, until a late request could disturb the next one."""
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from headrace.config.producer_config import ProducerConfig
 from headrace.kafka.client import library
 from headrace.kafka.client.error_map import ClientErrors
 from headrace.kafka.client.properties import producer_properties
+from headrace.runtime import clock
 
 STATISTICS_SECONDS: Final = 0.02
 _STATISTICS_LIMIT_SECONDS: Final = 10.0
@@ -158,7 +158,7 @@ class TransactionalClient:
         self.producer = library.Producer({**properties, "stats_cb": self._guard.observe})
         """Takes records and offsets between `begin` and `commit`."""
         self.producer.init_transactions(limit_seconds)
-        self._guard.opened(time.monotonic())
+        self._guard.opened(clock.monotonic())
 
     def poll(self, seconds: float) -> None:
         """Read statistics and reports; statistics would fill the memory otherwise."""
@@ -167,9 +167,9 @@ class TransactionalClient:
 
     def has_statistics(self) -> bool:
         """Wait for statistics that are younger than the last transaction, and return whether there are any."""
-        end = time.monotonic() + _STATISTICS_LIMIT_SECONDS
+        end = clock.monotonic() + _STATISTICS_LIMIT_SECONDS
         with contextlib.suppress(*BROKEN):
-            while not self._guard.fresh and time.monotonic() < end:
+            while not self._guard.fresh and clock.monotonic() < end:
                 self.poll(STATISTICS_SECONDS)
         return self._guard.fresh
 
@@ -186,7 +186,7 @@ class TransactionalClient:
         """Commit the transaction. If this raises, it may still have been committed, and must not be aborted."""
         with ClientErrors():
             self.producer.commit_transaction()
-        self._guard.ended(time.monotonic())
+        self._guard.ended(clock.monotonic())
 
     def close(self) -> None:
         """Drop the client without an abort, which could be wrong after a commit in doubt."""

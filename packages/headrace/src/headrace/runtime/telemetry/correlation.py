@@ -6,11 +6,10 @@ RFC 4648 section 5.
 """
 
 import functools
-import time
 from contextvars import ContextVar
 from typing import Final
 
-from headrace.runtime import chance
+from headrace.runtime import chance, clock
 
 correlation_id: ContextVar[str] = ContextVar("correlation_id", default="")
 """Id of the request this task serves; empty outside of requests."""
@@ -39,7 +38,7 @@ _made: Final = _MadeIds()
 
 def new_correlation_id() -> bytes:
     """Return one new id, ASCII."""
-    milliseconds = time.time_ns() // 1_000_000
+    milliseconds = clock.time_ns() // 1_000_000
     if milliseconds != _made.milliseconds or not _made.ids:
         _made.milliseconds, _made.ids = milliseconds, new_correlation_ids(_MADE_TOGETHER)
     return _made.ids.pop()
@@ -55,7 +54,8 @@ def new_correlation_ids(count: int) -> list[bytes]:
     ids: list[bytes] = []
     while len(ids) < count:
         noise = chance.getrandbits(96).to_bytes(12)  # ids are not secrets, and the kernel's numbers cost a call each
-        head = _time_part(time.time_ns() // 1_000_000) + bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
+        fixed = bytes((_VERSION[noise[0]], _ANY[noise[1]], _VARIANT[noise[2]]))
+        head = _time_part(clock.time_ns() // 1_000_000) + fixed
         tail = noise[3:11].translate(_ANY) + bytes((_LAST[noise[11]],))
         # Ids of one burst share their noise and differ in twelve bits; 62 random bits remain.
         ids += [head + pair + tail for pair in _PAIRS[: count - len(ids)]]

@@ -4,10 +4,9 @@ import contextlib
 import logging
 import os
 import select
-import time
 from typing import Final
 
-from headrace.runtime import blocking
+from headrace.runtime import blocking, clock
 
 MAX_LINES: Final = 10_000
 """Most lines that wait; further ones are dropped and counted."""
@@ -49,9 +48,9 @@ class LogWriter(logging.Handler):
 
     def flush(self) -> None:
         """Wait until every line is written, for at most two seconds."""
-        end = time.monotonic() + _FLUSH_SECONDS
+        end = clock.monotonic() + _FLUSH_SECONDS
         with self._lines.all_tasks_done:
-            while self._lines.unfinished_tasks and (left := end - time.monotonic()) > 0:
+            while self._lines.unfinished_tasks and (left := end - clock.monotonic()) > 0:
                 self._lines.all_tasks_done.wait(left)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """How late the event loop is: everything that it serves waits as long."""
 
 import asyncio
-import time
 from typing import Final
 
+from headrace.runtime import clock
 from headrace.runtime.gauge_registry import DurationHistogram
 from headrace.runtime.service import Service
 
@@ -23,6 +23,6 @@ class LoopDelay(Service):
 
     async def run(self) -> None:
         while True:
-            due = time.perf_counter() + _INTERVAL_SECONDS
+            due = clock.perf_counter() + _INTERVAL_SECONDS
             await asyncio.sleep(_INTERVAL_SECONDS)
-            self._delays.add(max(0.0, time.perf_counter() - due))
+            self._delays.add(max(0.0, clock.perf_counter() - due))

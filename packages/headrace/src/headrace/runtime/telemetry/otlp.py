@@ -1,7 +1,6 @@
 """Metrics over OTLP by OpenTelemetry's exporter, which reads its own variables. Imported only if they ask for it."""
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +38,7 @@ class OtlpPush(PeriodicPush):
         self._session = HeadSession()
         self._exporter = OTLPMetricExporter(session=self._session)
         self._resource = resource_of({"service.instance.id": instance})
-        self._started_at = time.time_ns()
+        self._started_at = int(clock.time() * 1e9)
 
     async def send(self) -> None:
         if not await run_blocking(self._export, self._metrics.snapshot()):
@@ -50,7 +49,8 @@ class OtlpPush(PeriodicPush):
         await super().stop()
 
     def _export(self, snapshot: Snapshot) -> bool:
-        times: Mapping[str, Any] = {"start_time_unix_nano": self._started_at, "time_unix_nano": time.time_ns()}
+        now = int(self._clock.time() * 1e9)
+        times: Mapping[str, Any] = {"start_time_unix_nano": self._started_at, "time_unix_nano": now}
         metrics = [_metric(family, times) for family in snapshot.families if family.samples]
         scope = export.ScopeMetrics(InstrumentationScope("headrace"), metrics, "")
         data = export.MetricsData([export.ResourceMetrics(self._resource, [scope], "")])

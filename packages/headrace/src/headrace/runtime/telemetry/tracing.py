@@ -10,14 +10,13 @@ messaging; OpenTelemetry SDK for Python 1.45 (the processor with a bounded queue
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 from headrace.errors import EnvironmentProblem
 from headrace.records import Header
-from headrace.runtime import chance
+from headrace.runtime import chance, clock
 from headrace.runtime.service import Service
 from headrace.runtime.telemetry.otlp_variables import is_exported
 from headrace.runtime.threads import OwnedThread
@@ -180,10 +179,10 @@ class _ExportLog:
     def ended(self, exported: bool) -> None:
         """Take the result of one export; called in the exporter's thread."""
         if not exported and self._failing_since is None:
-            self._failing_since = time.monotonic()
+            self._failing_since = clock.monotonic()
             log.warning("failed to export spans, dropping them: the collector is unreachable or rejects them")
         elif exported and self._failing_since is not None:
-            log.info("exporting spans again after %.0f s", time.monotonic() - self._failing_since)
+            log.info("exporting spans again after %.0f s", clock.monotonic() - self._failing_since)
             self._failing_since = None
 
 

@@ -6,7 +6,6 @@ Fields may have their documented names or those of the light-4j kafka-sidecar's 
 import functools
 import logging
 import re
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from headrace.kafka import Admin, ReadPolicy
 from headrace.kafka.names import check_group, check_topic
 from headrace.kafka.timestamps import parse_time
 from headrace.records import CommitOffsets, RecordBatch, TopicPartition
-from headrace.runtime import run_while
+from headrace.runtime import clock, run_while
 from headrace.runtime.telemetry import tracing
 from headrace.runtime.telemetry.tracing import current_span
 from headrace.sidecar.active.instance import ActiveInstance, Read, arrived
@@ -374,7 +373,7 @@ async def load_read(
         ClientGone: The client has closed the connection meanwhile.
         RegistryUnavailable: A schema of the records is not cached, and the registry does not respond.
     """
-    began_ns = time.time_ns()
+    began_ns = clock.time_ns()
     reading = instance.read(max_bytes=max_bytes, max_records=max_records, wait_seconds=wait_seconds)
     read = await run_while(reading, request.body.closed())
     if read is None:
@@ -432,7 +431,7 @@ def _trace_read(group: str, batches: Sequence[RecordBatch], began_ns: int) -> No
         "messaging.batch.message_count": sum(map(len, batches)),
         "messaging.destination.name": ", ".join(sorted({batch.topic_partition.topic for batch in batches})),
     }
-    request.child("receive", "CONSUMER", attributes, found).end_between(began_ns, time.time_ns())
+    request.child("receive", "CONSUMER", attributes, found).end_between(began_ns, clock.time_ns())
 
 
 def _first(*values: Any) -> Any:

@@ -200,6 +200,7 @@ class GroupMembership(ABC):
         self._ticks = False
         if (
             self.subscription
+            or self.coordinator.broker is None
             or self.commits.is_waiting
             or self.rebalance.is_terminating
             or self.rebalance.join_state != "init"

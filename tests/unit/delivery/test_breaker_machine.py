@@ -173,3 +173,18 @@ class BreakerMachine(RuleBasedStateMachine):
 
 TestBreakerMachine = BreakerMachine.TestCase
 TestBreakerMachine.settings = settings(max_examples=3 * settings().max_examples, stateful_step_count=30)
+
+
+def test_a_probe_that_is_answered_in_a_requested_pause_does_not_keep_its_turn() -> None:
+    """Another delivery was told to wait while it tried: the breaker stays open, and then the next one tries."""
+    machine = BreakerMachine()
+    breaker, slots = machine.breaker, machine.breaker.limit
+    first, second = slots.take(machine), slots.take(machine)
+    breaker.refused(first, "HTTP 503")
+    machine.timers.advance(LONGEST)
+    probe = slots.take(machine)
+    breaker.refused(second, "HTTP 503", LONGEST_WISH)
+    assert breaker.answered(probe, 1)
+    assert not breaker.admits
+    machine.timers.advance(LONGEST_WISH)
+    assert breaker.admits

@@ -127,6 +127,6 @@ def test_a_worker_imports_little() -> None:
         "headrace.functions.sdk",
         "headrace.functions.protocol",
         "headrace.functions.worker",
-        *(f"headrace.functions.worker.{name}" for name in ("__main__", "call_times", "handler")),
+        *(f"headrace.functions.worker.{name}" for name in ("__main__", "handler")),
         *(f"headrace.functions.worker.{name}" for name in ("http_events", "loop", "serving")),
     }

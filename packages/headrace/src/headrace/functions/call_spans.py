@@ -1,6 +1,7 @@
-"""Spans of a function's calls: made by the parent, with the times that the worker measured."""
+"""Spans of a function's calls: made by the parent, with the time that the worker has measured of their frame."""
 
 from collections.abc import Sequence
+from time import time_ns
 
 import msgspec
 
@@ -46,11 +47,6 @@ class CallSpans:
         if span:
             self._spans[index] = span
 
-    @property
-    def indexes(self) -> list[int]:
-        """The calls that the worker must measure, by the index of their first record."""
-        return [*self._spans]
-
     def headers(self) -> list[list[Header] | None] | None:
         """Return the headers of the events: those of a call with one record carry the context of its span."""
         columns = self._records.headers
@@ -63,12 +59,12 @@ class CallSpans:
 
     def end(self, response: protocol.Done | protocol.Results) -> None:
         results = response.results if isinstance(response, protocol.Results) else ()
-        times = dict(zip(self._spans, zip(response.times[::2], response.times[1::2], strict=False), strict=False))
-        for index, (began_ns, ended_ns) in times.items():
-            span = self._spans[index]
-            if not began_ns:
-                continue
-            result = results[index] if index < len(results) else None
+        ended_ns = time_ns()
+        began_ns = ended_ns - int(response.seconds * 1e9)
+        for index, span in self._spans.items():
+            if index >= len(results) and isinstance(response, protocol.Results):
+                continue  # its record was released
+            result = results[index] if results else None
             if isinstance(result, protocol.Result) and result.error:
                 span.fail(result.error)
             span.end_between(began_ns, ended_ns)

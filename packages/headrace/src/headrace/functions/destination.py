@@ -388,7 +388,6 @@ class FunctionDestination(PartitionListener):
             headers,
             self._trigger_index,
             self._is_in_order(delivery),
-            spans.indexes if spans else [],
         )
         frame = encode_frame(work)
         handled = self._workers.metrics.handled[self._trigger.name]

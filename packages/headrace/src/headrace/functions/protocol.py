@@ -7,7 +7,7 @@ the parent answers each with one `Acked`. A `Work` has many records of one parti
 record limits the throughput. This module needs only the standard library and msgspec.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -82,8 +82,6 @@ class Work(msgspec.Struct, array_like=True, tag=3, gc=False):
     """Index of the trigger in `Setup`."""
     in_order: bool = False
     """Whether no record may begin after one that failed."""
-    timed: list[int] = []
-    """Calls to measure, by the index of their first record."""
 
 
 class Drain(msgspec.Struct, array_like=True, tag=4, frozen=True):
@@ -113,8 +111,6 @@ class Done(msgspec.Struct, array_like=True, tag=3, frozen=True):
 
     seconds: float = 0.0
     """How long the frame took in the worker."""
-    times: Sequence[int] = ()
-    """Begin and end of each call of `Work.timed`, in nanoseconds since the epoch; 0 for one that was not made."""
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -156,8 +152,6 @@ class Results(msgspec.Struct, array_like=True, tag=4, frozen=True):
     results: list[AnyResult]
     seconds: float = 0.0
     """How long the frame took in the worker."""
-    times: Sequence[int] = ()
-    """As in `Done`."""
 
 
 class HasDrainCallback(msgspec.Struct, array_like=True, tag=5, frozen=True):

@@ -20,7 +20,6 @@ from headrace.formats.schema_codec import PLAIN_CODECS, compile_schema
 from headrace.framing import ProtocolBroken, encode_frame
 from headrace.functions import protocol
 from headrace.functions.sdk import Context, Event, EventSource, TriggerInfo
-from headrace.functions.worker.call_times import CallTimes
 from headrace.functions.worker.handler import Handler, Responses, Unusable, body_type, failure
 from headrace.functions.worker.http_events import RequestResponses
 
@@ -131,34 +130,26 @@ class Serving:
     async def serve(self, work: protocol.Work, stop: int = -1) -> bytearray:
         """Call the handler as `results` does, and return the response to the parent."""
         began = perf_counter()
-        if not work.timed:
-            results, times = await self.results(work, stop), []
-        else:
-            timed = CallTimes(self._handler, work.timed, lambda: self._progress[0] - self._begun - 1)
-            results, times = await self.results(work, stop, timed), timed.times
+        results = await self.results(work, stop)
         seconds, whole = perf_counter() - began, len(results) == len(work.offsets)
         try:
             return encode_frame(
-                protocol.Done(seconds, times)
-                if whole and not any(results)
-                else protocol.Results(results, seconds, times)
+                protocol.Done(seconds) if whole and not any(results) else protocol.Results(results, seconds)
             )
         except Exception:  # noqa: BLE001 boundary to user code: the one result that cannot be sent is a failure
             fitting = _fitting(results, work.in_order)
         self._progress[0] = self._begun + len(fitting)
-        return encode_frame(protocol.Results(fitting, seconds, times))
+        return encode_frame(protocol.Results(fitting, seconds))
 
-    async def results(
-        self, work: protocol.Work, stop: int = -1, handler: Handler | None = None
-    ) -> list[protocol.AnyResult]:
+    async def results(self, work: protocol.Work, stop: int = -1) -> list[protocol.AnyResult]:
         """Call the handler for each record or batch and return the results of the records that were begun.
 
-        The parent writes `stop` into shared memory to stop this frame between two records. `handler` replaces its own.
+        The parent writes `stop` into shared memory to stop this frame between two records.
         """
         results: list[protocol.AnyResult] = [None] * len(work.offsets)
         serve = self._serve_batches if self._triggers[work.trigger].batch_size else self._serve_each
         events = self._events_of(work, results)
-        begun = await serve(handler or self._handler, events, results, stop, work.in_order)
+        begun = await serve(events, results, stop, work.in_order)
         await self._uncancel()
         del results[begun:]
         for index, outputs in self._emitted.items():
@@ -173,9 +164,9 @@ class Serving:
         return results
 
     async def _serve_each(
-        self, handler: Handler, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
-        resolve = self.resolve
+        handler, resolve = self._handler, self.resolve
         context, progress, begun = self._context, self._progress, self._begun
         responses = self._triggers[self._trigger].responses
         nothing, is_cancelled = responses.nothing, self._is_cancelled()
@@ -202,9 +193,9 @@ class Serving:
         return len(events)
 
     async def _serve_batches(
-        self, handler: Handler, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
+        self, events: list[Event | None], results: list[protocol.AnyResult], stop: int, in_order: bool
     ) -> int:
-        resolve = self.resolve
+        handler, resolve = self._handler, self.resolve
         trigger, known = self._triggers[self._trigger], [index for index, event in enumerate(events) if event]
         failed = False
         for first in range(0, len(known), trigger.batch_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from headrace import errors
-from headrace.formats.choice import Codecs, SchemaChoice, SchemaRules
+from headrace.formats.choice import Codecs, SchemaChoice
 from headrace.formats.plain import header_of
 from tests.unit.formats.conftest import Setting
 
@@ -94,7 +95,6 @@ async def test_records_are_read_by_the_schema_they_name(
         assert len(it.server.requests) == 6
 
 
-PLACE = '{"type":"record","name":"x.Place","fields":[{"name":"s","type":"string"}]}'
 PLACE_PROTO = 'syntax = "proto3"; package x; message Place { string s = 1; }'
 
 
@@ -107,51 +107,16 @@ async def test_references_in_a_circle_end(serving: Callable[..., AbstractAsyncCo
         assert writing.schema_id == 1
 
 
-@pytest.mark.parametrize(
-    ("strategy", "choice", "subject"),
-    [
-        ("record", SchemaChoice("avro", text=PLACE), "x.Place"),
-        ("topic_record", SchemaChoice("avro", text=PLACE), "a-b-x.Place"),
-        ("record", SchemaChoice("jsonschema", text='{"title":"T"}'), "T"),
-        ("record", SchemaChoice("protobuf", text=PLACE_PROTO), "x.Place"),
-        ("topic_record", SchemaChoice("protobuf", text=PLACE_PROTO, subject="own"), "own"),
-        ("topic", SchemaChoice("protobuf", text=PLACE_PROTO), "a-b-value"),
-    ],
-)
-async def test_a_strategy_names_the_subject(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]], strategy: Any, choice: SchemaChoice, subject: str
-) -> None:
-    """By topic, by the schema's full name, by both; a subject in the request goes before."""
-    async with serving() as it:
-        rules = SchemaRules(strategy)
-        writing = await Codecs(it.client).for_writing(choice, "json", "a-b-value", rules)
-        assert list(it.server.versions) == [subject]
-        by_id = SchemaChoice(choice.format, id=writing.schema_id, subject=choice.subject)
-        assert (await Codecs(it.client).for_writing(by_id, "json", "a-b-value", rules)).schema_id
-
-
-@pytest.mark.parametrize(
-    "choice", [SchemaChoice("avro"), SchemaChoice("avro", version=1), SchemaChoice("avro", text=INT)]
-)
-async def test_a_strategy_that_needs_a_name_says_when_there_is_none(
-    serving: Callable[..., AbstractAsyncContextManager[Setting]], choice: SchemaChoice
-) -> None:
-    """And what to do about it."""
-    async with serving() as it:
-        with pytest.raises(errors.InvalidRequest, match="valueSchemaSubject"):
-            await Codecs(it.client).for_writing(choice, "json", "t-value", SchemaRules("record"))
-
-
 async def test_without_auto_register_text_is_only_looked_up(
     serving: Callable[..., AbstractAsyncContextManager[Setting]],
 ) -> None:
     """What is there is used, what is not is refused and not registered."""
     async with serving() as it:
         it.server.add("t-value", 1, INT)
-        codecs, rules = Codecs(it.client), SchemaRules(auto_register=False)
-        assert (await codecs.for_writing(SchemaChoice("avro", text=INT), "json", "t-value", rules)).schema_id == 1
+        find = functools.partial(Codecs(it.client).for_writing, auto_register=False)
+        assert (await find(SchemaChoice("avro", text=INT), "json", "t-value")).schema_id == 1
         with pytest.raises(errors.SchemaNotFound):
-            await codecs.for_writing(SchemaChoice("avro", text=LONG), "json", "t-value", rules)
+            await find(SchemaChoice("avro", text=LONG), "json", "t-value")
         assert it.server.versions == {"t-value": [(1, INT)]}
 
 

@@ -205,7 +205,7 @@ def test_a_request_counts_for_what_its_schema_adds(monkeypatch: pytest.MonkeyPat
     """Records without a field have its default: by its body, a request of a kilobyte could write megabytes."""
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string", "default": "x" * 1000}]}
 
-    async def for_writing(*_: Any) -> Encoder:
+    async def for_writing(*_: Any, **__: Any) -> Encoder:
         return Encoder(AvroCodec(json.dumps(schema)), 7)
 
     monkeypatch.setattr(Codecs, "for_writing", for_writing)

@@ -62,9 +62,6 @@ class ProducerConfig(Section):
     """Format of values when a request names none."""
     format_codes: Literal["documented", "light-4j"] = "documented"
     """Meaning of a format's number in a request: in the documented order, or as in light-4j's code (1 json, 2 avro)."""
-    subject_strategy: Literal["topic", "record", "topic_record"] = "topic"
-    """Subject of a schema. `topic`: `{topic}-key` and `{topic}-value`. `record`: the schema's full name. \
-`topic_record`: `{topic}-{name}`."""
     auto_register: bool = True
     """Whether a schema in a request is registered if the subject does not have it."""
     unreachable_seconds: Annotated[float, Field(ge=0.1, le=3600), Number] = 5.0

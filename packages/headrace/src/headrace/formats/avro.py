@@ -57,7 +57,6 @@ class AvroCodec:
             raise SchemaInvalid(f"not a valid Avro schema: {type(cause).__name__}: {cause}") from cause
         # The compiled reader recurses on the C stack without a limit, so a nested payload would end the process.
         self._read = fastavro._read_py.schemaless_reader if is_recursive(self.schema) else fastavro.schemaless_reader
-        self.record_name = str(self.schema.get("name", "")) if isinstance(self.schema, dict) else ""
 
     def require_writable(self) -> None:
         """Accept every schema: what reading needs is enough to write."""

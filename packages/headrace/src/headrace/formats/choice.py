@@ -1,7 +1,7 @@
 """Finds the codec of a request or a record by format and schema."""
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from cachetools import LRUCache
 
@@ -27,23 +27,11 @@ class SchemaChoice(NamedTuple):
     id: int | None = None
     version: int | None = None
     subject: str | None = None
-    """Replaces the subject of the strategy."""
+    """Replaces the subject by the topic's name."""
     references: tuple[Reference, ...] = ()
     """Schemas that the text refers to."""
     message: str | None = None
     """Full name of the message type to write, of a Protobuf schema with several; None for the first."""
-
-
-class SchemaRules(NamedTuple):
-    """How schemas are found that a request does not name: settings of the section `producer`."""
-
-    strategy: Literal["topic", "record", "topic_record"] = "topic"
-    """How a subject is named."""
-    auto_register: bool = True
-    """Whether an unknown schema text is registered."""
-
-
-_RULES: Final = SchemaRules()
 
 
 class Encoder(NamedTuple):
@@ -79,12 +67,12 @@ class Codecs:
         return codec
 
     async def for_writing(
-        self, choice: SchemaChoice, default_format: str, subject: str, rules: SchemaRules = _RULES
+        self, choice: SchemaChoice, default_format: str, subject: str, *, auto_register: bool = True
     ) -> Encoder:
         """Return the codec of a request; `subject` is that by the topic's name, `<topic>-key` or `<topic>-value`.
 
         Raises:
-            InvalidRequest: No such format; or the subject is named by the schema, and none is given.
+            InvalidRequest: No such format.
             SchemaConflict: The request names its schema in two ways.
             SchemaNotFound: The registry does not have it.
             SchemaInvalid: The text is not a valid schema, or the registry refuses it.
@@ -95,8 +83,10 @@ class Codecs:
         name = format_name(choice.format or default_format)
         if choice.format is None and choice.text is not None and name not in SCHEMA_TYPES:
             raise errors.SchemaWithoutFormat()
+        if choice.subject is not None:
+            subject = choice.subject
         # A schema that is named without a format determines the format.
-        return await self._encoder(await self._resolve(choice, name, subject, rules), choice)
+        return await self._encoder(await self._resolve(choice, name, subject, auto_register), choice)
 
     def for_reading(self, format_text: str, *, as_rows: bool = False) -> "Reader":
         """Return the reader of a format; `as_rows` is for columns of SQL.
@@ -141,36 +131,26 @@ class Codecs:
         codec.require_writable()
         return Encoder(_Framed(schema.id, codec), schema.id)
 
-    async def _resolve(self, choice: SchemaChoice, name: str, subject: str, rules: SchemaRules) -> RegisteredSchema:
+    async def _resolve(self, choice: SchemaChoice, name: str, subject: str, auto_register: bool) -> RegisteredSchema:
         if choice.id is not None:
             if choice.version is not None:
                 raise errors.SchemaConflict("give the schema by id or by version, not both")
             if choice.text is not None:
                 raise errors.SchemaWithSchemaId()
-            return await self._of_subject_by_id(choice, choice.id, subject, rules)
+            return await self._of_subject_by_id(choice.id, subject)
         if choice.version is not None:
             if choice.text is not None:
                 raise errors.SchemaWithSchemaVersion()
-            return await self._registry.of_subject(_subject(choice, subject, rules), choice.version)
+            return await self._registry.of_subject(subject, choice.version)
         if choice.text is None:
-            return await self._registry.of_subject(_subject(choice, subject, rules))
-        schema_type = SCHEMA_TYPES[name]
-        codec = None
-        if choice.subject is None and rules.strategy != "topic":
-            codec = await self._compile(schema_type, choice.text, choice.references, choice.message)
-        subject = _subject(choice, subject, rules, codec)
+            return await self._registry.of_subject(subject)
         return await self._registry.register(
-            subject, choice.text, schema_type, choice.references, create=rules.auto_register
+            subject, choice.text, SCHEMA_TYPES[name], choice.references, create=auto_register
         )
 
-    async def _of_subject_by_id(
-        self, choice: SchemaChoice, schema_id: int, subject: str, rules: SchemaRules
-    ) -> RegisteredSchema:
+    async def _of_subject_by_id(self, schema_id: int, subject: str) -> RegisteredSchema:
         schema = await self._registry.by_id(schema_id)
-        codec = None if rules.strategy == "topic" else await self._codec_of(schema, choice.message)
-        subject = _subject(choice, subject, rules, codec)
-        subjects = await self._registry.subjects_of(schema_id)
-        if subject not in subjects:
+        if subject not in await self._registry.subjects_of(schema_id):
             raise errors.SchemaNotFound(
                 f"schema id {schema_id} is not registered under subject {subject}: "
                 "name its subject (keySchemaSubject, valueSchemaSubject) or register it there"
@@ -253,20 +233,6 @@ class _Framed:
 
     def encode(self, text: bytes) -> bytes:
         return self._header + self._inner.encode(text)
-
-
-def _subject(choice: SchemaChoice, subject: str, rules: SchemaRules, codec: SchemaCodec | None = None) -> str:
-    if choice.subject is not None:
-        return choice.subject
-    if rules.strategy == "topic":
-        return subject
-    if codec is None or not codec.record_name:
-        raise errors.InvalidRequest(
-            f"subjects are named by the schema (producer.subject_strategy: {rules.strategy}), but the request has no "
-            "schema with a name: name the subject (keySchemaSubject, valueSchemaSubject), a schema id or a text"
-        )
-    topic = subject.rpartition("-")[0]
-    return codec.record_name if rules.strategy == "record" else f"{topic}-{codec.record_name}"
 
 
 def format_name(name: str) -> str:

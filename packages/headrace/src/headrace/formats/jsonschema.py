@@ -3,7 +3,6 @@
 `$schema` selects the draft, 4 to 2020-12; the default is 2020-12. A payload has no framing of the registry.
 """
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -30,13 +29,6 @@ class JsonSchemaCodec(JsonCodec):
         """Keep a schema, which only writing uses."""
         self._text = text
         self._references = references
-
-    @functools.cached_property
-    def record_name(self) -> str:
-        with contextlib.suppress(*_NOT_JSON):
-            schema = _decode_json(self._text.encode())
-            return str(schema.get("title", "")) if isinstance(schema, dict) else ""
-        return ""
 
     def require_writable(self) -> None:
         """Compile the validator.

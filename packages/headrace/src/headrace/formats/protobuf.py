@@ -106,7 +106,7 @@ class ProtobufCodec:
         self._shown = (_StrictJson if is_old else _Json)(False, False, pool, True)
         self._shown_row = (_StrictNumbers if is_old else _Numbers)(True, False, pool, True)
         descriptor = self._find(message)
-        self.record_name: str = descriptor.full_name
+        self._name: str = descriptor.full_name
         self._make: Any = GetMessageClass(descriptor)
         self._indexes = _indexes_of(descriptor)
         self._convert: Convert = converter(descriptor, {})
@@ -118,11 +118,11 @@ class ProtobufCodec:
             message = self._make(**made) if type(made) is dict else made
             payload: bytes = message.SerializeToString(deterministic=True)
         except Misfit as misfit:
-            raise EncodeError(f"the value does not fit {self.record_name} at ${misfit.path}: {misfit.text}") from misfit
+            raise EncodeError(f"the value does not fit {self._name} at ${misfit.path}: {misfit.text}") from misfit
         except ProtobufEncodeError as cause:
-            raise EncodeError(f"the value does not fit {self.record_name}: {cause}") from cause
+            raise EncodeError(f"the value does not fit {self._name}: {cause}") from cause
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as cause:
-            raise EncodeError(f"the value does not fit {self.record_name} ({type(cause).__name__})") from cause
+            raise EncodeError(f"the value does not fit {self._name} ({type(cause).__name__})") from cause
         return self._indexes + payload
 
     def decode(self, data: bytes) -> bytes:

@@ -30,10 +30,6 @@ class SchemaCodec(PythonCodec, Protocol):
     """A codec of one schema."""
 
     @property
-    def record_name(self) -> str:
-        """Name of the schema's record, message or title, for subject strategies; empty without one."""
-
-    @property
     def decode_python(self) -> Convert: ...
 
     def decode_row(self, data: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 from headrace import errors
 from headrace.config.model import HeadraceConfig
 from headrace.config.producer_config import ProducerConfig
-from headrace.formats.choice import Codecs, Encoder, SchemaChoice, SchemaRules, format_name
+from headrace.formats.choice import Codecs, Encoder, SchemaChoice, format_name
 from headrace.formats.plain import JsonCodec, ValueEncoder
 from headrace.kafka import Producer, TopicDirectory
 from headrace.kafka.internal_topics import InternalTopics
@@ -87,7 +87,7 @@ class ProduceService:
         settings = self._settings
         self.acks = settings.acks
         """The replicas that must have a record before it is acknowledged."""
-        self._rules = SchemaRules(settings.subject_strategy, settings.auto_register)
+        self._auto_register = settings.auto_register
         self.parse = functools.partial(
             parse_request, max_records=self._max_records, unknown_fields=settings.unknown_fields
         )
@@ -217,7 +217,8 @@ class ProduceService:
         if not needed:  # no keys or no values, so no schema
             format_name(choice.format or default)
             return _NOTHING
-        return await self._codecs.for_writing(choice, default, f"{topic}-{part}", self._rules)
+        subject = f"{topic}-{part}"
+        return await self._codecs.for_writing(choice, default, subject, auto_register=self._auto_register)
 
     def _encode(self, topic: str, part: Slice, encoders: Encoders, ids: RequestIds) -> list[OutgoingRecord]:
         first, records = part

@@ -6,11 +6,10 @@ import os
 from typing import Any
 from unittest.mock import AsyncMock
 
-import click
 import pytest
 from click.testing import CliRunner
 
-from headrace.cli import completion, record_input
+from headrace.cli import record_input
 from headrace.cli.command_codecs import open_codecs
 from headrace.cli.output import print_rows
 from headrace.cli.produce_command import produce
@@ -117,15 +116,6 @@ def test_wrong_options_are_explained(capsys: pytest.CaptureFixture[str], words: 
     """Before Kafka is asked."""
     assert headrace(*words.split(), "-b", "localhost:1") == 2
     assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("names", [completion.topic_names, completion.group_names, completion.consumer_names])
-def test_completion_is_silent_without_an_answer(names: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The shell shows nothing, instead of an error."""
-    context = click.Context(click.Command("x"))
-    context.params = {"bootstrap_servers": "localhost:1", "url": "http://127.0.0.1:1"}
-    assert names(context, click.Argument(["name"]), "") == []
-    assert capsys.readouterr() == ("", "")
 
 
 def test_lines_come_out_whole_however_the_bytes_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

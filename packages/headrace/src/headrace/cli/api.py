@@ -140,12 +140,12 @@ def api_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def api_at(url: str | None, ca: Path | None, config: Path | None, limit_seconds: float = _LIMIT_SECONDS) -> Api:
+def api_at(url: str | None, ca: Path | None, config: Path | None) -> Api:
     """Return the API that global options, the environment or the file name."""
     url = url or os.environ.get("HEADRACE_URL")
     settings = None if url else find_settings(config)
     management, tls = url or address_of(settings, management=True), trust(ca, certificates_of(settings))
-    return Api(url or address_of(settings), limit_seconds, management, tls)
+    return Api(url or address_of(settings), management=management, tls=tls)
 
 
 def address_of(settings: HeadraceConfig | None, *, management: bool = False) -> str:

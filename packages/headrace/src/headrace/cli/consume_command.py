@@ -12,7 +12,6 @@ import click
 from headrace.cli.client_options import property_option, with_properties
 from headrace.cli.cluster_options import ClusterSettings, connection_options
 from headrace.cli.command_codecs import open_codecs
-from headrace.cli.completion import group_names, topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.log_positions import (
     PARTITIONS,
@@ -57,14 +56,7 @@ _which = with_options(
     click.option("--follow", is_flag=True, help="Wait for new records; --from latest implies it."),
     click.option("-p", "--partition", "partitions", type=PARTITIONS, help="Only these partitions, such as 0 or 0,2."),
     click.option("-n", "--max", "limit", type=click.IntRange(1), help="Stop after this number of records."),
-    click.option(
-        "-g",
-        "--group",
-        "-G",
-        "group",
-        shell_complete=group_names,
-        help="Read as a member of this group, and commit what was printed.",
-    ),
+    click.option("-g", "--group", "-G", "group", help="Read as a member of this group, and commit what was printed."),
     click.option("--where", metavar="CONDITION", help="Only records that meet this condition in SQL."),
 )
 _how = with_options(
@@ -77,7 +69,7 @@ _how = with_options(
 
 
 @click.command(cls=HeadraceCommand)
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=topic_names)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @_which
 @_how
 @property_option

@@ -18,7 +18,6 @@ import msgspec
 from headrace.cli.api import Api, address_of
 from headrace.cli.cluster_options import ClusterSettings, kafka_options, registry_options
 from headrace.cli.command_codecs import open_codecs
-from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceGroup, uses
 from headrace.cli.options import RATE, TIMES, selection_options, with_options
 from headrace.cli.output import counted, print_json, print_rows, progress
@@ -55,7 +54,7 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@click.argument("topic", required=False, shell_complete=topic_names)
+@click.argument("topic", required=False)
 @kafka_options
 async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
     """List dead letter topics with the number of dead letters, how many are left, and their times.
@@ -72,7 +71,7 @@ async def list_(topic: str | None, cluster: ClusterSettings, output: str) -> Non
 
 
 @dlq.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @selection_options
 @click.option("--max", "most", type=click.IntRange(1), default=10, show_default=True, help="Maximum dead letters.")
 @click.option("--order", type=click.Choice(get_args(Order)), default="newest", show_default=True, help="First.")
@@ -100,7 +99,7 @@ async def show(
 
 
 @dlq.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @with_options(*TIMES)
 @kafka_options
 async def stats(
@@ -194,7 +193,7 @@ class _RunOptions(NamedTuple):
 
 
 @dlq.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--to-backend", metavar="CONSUMER", help="A running Headrace (--url) delivers them to its backend.")
 @click.option("--max-redrives", type=click.IntRange(1), default=MAX_REDRIVES, show_default=True, help="See above.")
 @with_options(_RATE, _EXACTLY_ONCE, *_RUN)
@@ -224,7 +223,7 @@ def redrive(topic: str, to_backend: str | None, max_redrives: int, **chosen: Any
 
 
 @dlq.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--reason", default="", help="Stored in each dead letter.")
 @with_options(_EXACTLY_ONCE, *_RUN)
 def quarantine(topic: str, reason: str, **chosen: Any) -> int:
@@ -239,7 +238,7 @@ def quarantine(topic: str, reason: str, **chosen: Any) -> int:
 
 
 @dlq.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--reason", required=True, help="Stored with the completed offsets.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 @with_options(*_RUN)

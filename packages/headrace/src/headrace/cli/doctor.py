@@ -7,7 +7,6 @@ import click
 from headrace.admin.health.examination import examination, examine
 from headrace.app.topic_requirements import topic_requirements
 from headrace.cli.cluster_options import ClusterSettings, kafka_options
-from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.machine_checks import machine_checks
 from headrace.cli.output import print_rows
@@ -21,7 +20,7 @@ from headrace.runtime import SystemClock
 
 
 @click.command(cls=HeadraceCommand)
-@click.argument("topics", nargs=-1, shell_complete=topic_names)
+@click.argument("topics", nargs=-1)
 @kafka_options
 async def doctor(topics: Sequence[str], cluster: ClusterSettings, output: str) -> int:
     """Check the preconditions of durability, and print what to do.

@@ -8,7 +8,6 @@ import msgspec
 
 from headrace.admin.cluster.group_administration import GroupAdministration, GroupView, OffsetsRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
-from headrace.cli.completion import group_names
 from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import TARGET
 from headrace.cli.output import print_json, print_rows
@@ -26,7 +25,7 @@ def groups() -> None:
 
 
 @groups.command()
-@click.argument("group", nargs=-1, shell_complete=group_names)
+@click.argument("group", nargs=-1)
 @connection_options
 async def describe(group: Sequence[str], cluster: ClusterSettings, output: str) -> None:
     """Show member, offsets and lag of groups per partition.
@@ -68,7 +67,7 @@ def _administration(cluster: ClusterSettings) -> GroupAdministration:
 
 
 @groups.command()
-@click.argument("group", shell_complete=group_names)
+@click.argument("group")
 @click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T08:00, or 2h (ago).")
 @click.option("--shift", type=click.IntRange(-(2**62), 2**62), help="Added to the committed offset; may be negative.")
 @click.option("--topic", help="This topic; by default all with a committed offset.")

@@ -10,7 +10,6 @@ import click
 from headrace.cli.client_options import producer_of, property_option
 from headrace.cli.cluster_options import ClusterSettings, connection_options, open_producer
 from headrace.cli.command_codecs import open_codecs
-from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand
 from headrace.cli.options import MOMENT, PAIR, ParsedType, with_options
 from headrace.cli.output import counted, print_result, progress
@@ -66,7 +65,7 @@ _how = with_options(
 
 
 @click.command(cls=HeadraceCommand)
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb"))
 @_what
 @_how

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.completion import consumer_names
 from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import TARGET
 from headrace.cli.output import counted, print_json, print_result, print_rows
@@ -48,7 +47,7 @@ def _partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @reactive.command()
-@click.argument("consumer", required=False, shell_complete=consumer_names)
+@click.argument("consumer", required=False)
 @api_options
 def status(consumer: str | None, api: Api, output: str) -> None:
     """Show the position of each partition of a consumer, and why one stalls.
@@ -82,7 +81,7 @@ def status(consumer: str | None, api: Api, output: str) -> None:
 
 
 def _consumer_command(endpoint: Endpoint, name: str, text: str) -> None:
-    @click.argument("consumer", shell_complete=consumer_names)
+    @click.argument("consumer")
     @_partition_options
     @api_options
     def command(consumer: str, api: Api, output: str, partitions: Mapping[str, Any]) -> None:
@@ -98,7 +97,7 @@ _consumer_command(ControlEndpoints.resume, "resume", "Resume a consumer, or some
 
 
 @reactive.command()
-@click.argument("consumer", shell_complete=consumer_names)
+@click.argument("consumer")
 @click.option("--to", "target", type=TARGET, help="earliest, latest, an offset, 2026-01-31T12:00, or 2h (ago).")
 @click.option("--cancel", default="", metavar="COMMAND", help="Cancel this pending seek or skip instead.")
 @_partition_options
@@ -120,7 +119,7 @@ def seek(
 
 
 @reactive.command()
-@click.argument("consumer", shell_complete=consumer_names)
+@click.argument("consumer")
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--partition", type=click.IntRange(0), required=True, help="Partition of the record.")
 @click.option("--topic", help="Its topic, if the consumer reads several.")
@@ -136,7 +135,7 @@ def skip(consumer: str, api: Api, output: str, **record: Any) -> int:
 
 
 @reactive.command("set")
-@click.argument("consumer", shell_complete=consumer_names)
+@click.argument("consumer")
 @click.option("--rate", "rateRecords", type=float, help="Maximum records per second in each process; 0 for no limit.")
 @click.option("--max-records", "maxRecords", type=int, help="Maximum records per delivery.")
 @click.option("--max-bytes", "maxBytes", type=int, help="Maximum bytes per delivery.")

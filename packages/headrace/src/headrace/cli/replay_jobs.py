@@ -8,7 +8,6 @@ import click
 import msgspec
 
 from headrace.cli.api import Api, api_options
-from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceCommand, HeadraceGroup
 from headrace.cli.options import RATE, span_options
 from headrace.cli.output import print_result, print_rows, progress
@@ -65,7 +64,7 @@ _step("stop", "Stop a job permanently; completed records stay completed.")
 
 
 @click.command(cls=HeadraceCommand)
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--to-consumer", metavar="NAME", help="To the backend of this reactive consumer.")
 @click.option("--to-function", metavar="NAME", help="To this function.")
 @click.option("--to-topic", metavar="NAME", help="To this topic, unchanged.")

@@ -7,7 +7,6 @@ import msgspec
 
 from headrace.admin.cluster.topic_administration import TopicAdministration, TopicChangeRequest
 from headrace.cli.cluster_options import ClusterSettings, connection_options
-from headrace.cli.completion import topic_names
 from headrace.cli.global_options import HeadraceGroup
 from headrace.cli.options import PAIR
 from headrace.cli.output import counted, print_json, print_result, print_rows
@@ -26,7 +25,7 @@ def topics() -> None:
 
 
 @topics.command("describe")
-@click.argument("topic", required=False, shell_complete=topic_names)
+@click.argument("topic", required=False)
 @connection_options
 async def describe_(topic: str | None, cluster: ClusterSettings, output: str) -> None:
     """Show leaders, replicas, in-sync replicas and offsets of each partition, and the configuration.
@@ -102,7 +101,7 @@ async def create(
 
 
 @topics.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--set", "settings", multiple=True, type=PAIR, help="Topic configuration by Kafka's name.")
 @click.option("--unset", "unset", multiple=True, metavar="NAME", help="Restore the default of a configuration.")
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="The new total; Kafka cannot remove partitions.")
@@ -130,7 +129,7 @@ async def alter(
 
 
 @topics.command()
-@click.argument("topic", shell_complete=topic_names)
+@click.argument("topic")
 @click.option("--yes", is_flag=True, help="Delete without asking for the name.")
 @connection_options
 async def delete(topic: str, yes: bool, cluster: ClusterSettings, output: str) -> int:

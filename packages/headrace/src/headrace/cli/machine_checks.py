@@ -1,13 +1,9 @@
 """What `headrace doctor` measures of the machine, and of servers other than Kafka."""
 
 import asyncio
-import email.utils
 import resource
 import shutil
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +13,6 @@ from headrace.config.model import HeadraceConfig
 from headrace.consumers.feature_checks import feature_checks
 from headrace.consumers.preconditions import Finding, State, judged
 from headrace.http.server import open_files
-from headrace.runtime import run_blocking
 from headrace.runtime.memory import machine_bytes
 from headrace.runtime.tls import first_end
 
@@ -27,12 +22,10 @@ _MIB, _GIB, _DAY_SECONDS = 1 << 20, 1 << 30, 86_400.0
 _LEAST_FREE_BYTES = 256 * _MIB
 _LEAST_FREE_PART = 0.1
 _SOON_DAYS = 30
-_ADVISED_CLOCK_SECONDS, _MOST_CLOCK_SECONDS = 5.0, 60.0
-"""A token is accepted a minute before and after its time."""
 
 
 async def machine_checks(config: HeadraceConfig) -> list[Finding]:
-    """Return the state of memory, disk, open files, certificates, clocks and backends that a configuration names.
+    """Return the state of memory, disk, open files, certificates and backends that a configuration names.
 
     Raises:
         PipelineInvalid: A pipeline file is not usable.
@@ -49,8 +42,6 @@ async def machine_checks(config: HeadraceConfig) -> list[Finding]:
     if config.audit.to == "file":
         found.append(_disk(config.audit.file, 0, "audit.file"))
     found += _certificates(config)
-    for name, url in _token_servers(config):
-        found += await run_blocking(_clock, name, url)
     backends = {f"reactive_consumers.{name}": one.backend.url for name, one in config.reactive_consumers.items()}
     if config.health.downstream_url:
         backends["health"] = config.health.downstream_url
@@ -92,30 +83,6 @@ def _certificates(config: HeadraceConfig) -> Iterator[Finding]:
             ends["kafka.security.tls"] = identity.cert.certificate.not_valid_after_utc.timestamp()
     for setting, end in ends.items():
         yield judge_certificate(setting, end, time.time())
-
-
-def _token_servers(config: HeadraceConfig) -> Iterator[tuple[str, str]]:
-    if config.security.mode == "jwt" and config.security.jwt.jwks_url:
-        yield "security.jwt", config.security.jwt.jwks_url
-    sasl = config.kafka.security.sasl
-    if sasl and sasl.oauth and not sasl.oauth.ca:
-        yield "kafka.security.sasl.oauth", sasl.oauth.token_url
-
-
-def _clock(name: str, url: str) -> list[Finding]:
-    """Compare the clock of a server by the date of its response, whatever the response is."""
-    request = urllib.request.Request(url, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=_LIMIT_SECONDS, context=ssl.create_default_context()) as response:
-            date = response.headers.get("Date")
-    except urllib.error.HTTPError as response:
-        date = response.headers.get("Date")
-        response.close()
-    except (OSError, ValueError) as cause:
-        # The URL is not shown: its user or query may hold a secret.
-        advice = f"start it, or correct the URL in {name}: callers without a cached key are refused"
-        return [Finding(name, "reachable", "failing", str(getattr(cause, "reason", cause)), advice)]
-    return [judge_clock(name, time.time() - email.utils.parsedate_to_datetime(date).timestamp())] if date else []
 
 
 async def _backend(consumer: str, url: str) -> Finding:
@@ -161,14 +128,6 @@ def judge_certificate(setting: str, end: float, now: float) -> Finding:
     state: State = "failing" if days < 0 else "warning" if days < _SOON_DAYS else "ok"
     found = f"valid for {days:.0f} days" if days >= 0 else f"expired {-days:.0f} days ago"
     return judged(setting, "certificate", state, found, "renew it in place: changed files are read without a restart")
-
-
-def judge_clock(server: str, difference: float) -> Finding:
-    """Judge by how many seconds the clock of this machine is ahead of a server that issues tokens."""
-    far = abs(difference)
-    state: State = "failing" if far > _MOST_CLOCK_SECONDS else "warning" if far > _ADVISED_CLOCK_SECONDS else "ok"
-    advice = "synchronise both clocks (chrony, NTP): tokens are refused before and after their time"
-    return judged(server, "clock", state, f"{difference:+.0f} s", advice)
 
 
 def judge_backend(consumer: str, url: str, problem: str) -> Finding:

@@ -32,10 +32,13 @@ class ClientAssignment:
         """Partitions whose committed offset was requested, with the number of the request."""
         self._queries = 0
 
-    def add(self, items: Sequence[Any]) -> None:
+    def check(self, items: Sequence[Any]) -> None:
+        """Refuse an offset that means nothing."""
         for item in items:
             if item.offset < 0 and item.offset not in (-1, -2, *_STORED):
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    def add(self, items: Sequence[Any]) -> None:
         for item in items:
             key = item.topic, item.partition
             self.partitions[key] = self._pending[key] = item.offset

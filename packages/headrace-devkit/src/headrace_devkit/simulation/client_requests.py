@@ -14,7 +14,7 @@ from headrace_devkit.simulation.group_member import GroupMembership
 from headrace_devkit.simulation.offsets import CommittedOffset, Partition
 
 _RETRY_SECONDS = 0.1
-_NO_ANSWER = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.LEADER_NOT_AVAILABLE)
+_RAISED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._UNKNOWN_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 
 class BlockingRequests:
@@ -65,7 +65,7 @@ class BlockingRequests:
             offset = self._list_offset(key, at, end)
             if not isinstance(offset, KafkaError):
                 found.append(PartitionResult(*key, offset))
-            elif offset.code() in _NO_ANSWER:
+            elif offset.code() in _RAISED:
                 raise KafkaException(offset)
             else:
                 found.append(PartitionResult(*key, OFFSET_INVALID, "", offset))
@@ -87,6 +87,8 @@ class BlockingRequests:
             self._pause(end)
 
     def _list_offset(self, key: Partition, offset: int, end: float) -> Any:
+        if not 0 <= key[1] < self._cluster.count(key[0]):
+            return KafkaError(KafkaError._UNKNOWN_PARTITION)
         return self._answer_of(lambda answered: self._fetcher.list_offset(key, offset, answered), end)
 
     def _know(self, topics: Iterable[str], end: float) -> None:
@@ -131,7 +133,7 @@ class PartitionResult(SimpleNamespace):
 def commit_results(
     response: Any, sent: Mapping[Partition, CommittedOffset]
 ) -> tuple[KafkaError | None, list[PartitionResult]]:
-    """Return the error of a commit, and its partitions with their errors; that of all of them is that of the commit."""
+    """Return the error of a commit, which is that of the last partition that failed, and its partitions with errors."""
     errors: Mapping[Partition, int] = {} if isinstance(response, KafkaError) else response
     results = [
         PartitionResult(*key, at.offset, at.metadata, KafkaError(errors[key]) if errors.get(key) else None)
@@ -139,7 +141,7 @@ def commit_results(
     ]
     if isinstance(response, KafkaError):
         return response, results
-    return results[-1].error if errors and all(errors.values()) else None, results
+    return next((one.error for one in reversed(results) if one.error), None), results
 
 
 def describe_cluster(brokers: Brokers, broker: int, topic: str | None = None) -> Any:

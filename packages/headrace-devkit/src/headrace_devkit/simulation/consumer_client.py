@@ -84,6 +84,7 @@ class SimulatedConsumer(MemberHost):
         if self.member.rebalance.is_terminating or self.member.fatal is not None:
             self._unassign()
             return
+        self._assignment.check(partitions)
         self.clear_assignment()
         self._assignment.add(partitions)
         self.member.assigned()
@@ -102,6 +103,7 @@ class SimulatedConsumer(MemberHost):
                 self.member.rebalance.join_state = "wait-unassign-call"
             self._unassign()
             return
+        self._assignment.check(partitions)
         for item in partitions:
             if (item.topic, item.partition) in self._assignment.partitions:
                 text = f"{item.topic} [{item.partition}] is already part of the current assignment"
@@ -234,7 +236,8 @@ class SimulatedConsumer(MemberHost):
         self._check_open()
         state = self.fetcher.of(partition.topic, partition.partition)
         if not state.is_started:
-            raise KafkaException(KafkaError(KafkaError._STATE, "Failed to seek to offset"))
+            is_known = partition.topic in self.cluster.topics
+            raise KafkaException(KafkaError(KafkaError._STATE if is_known else KafkaError._UNKNOWN_PARTITION))
         self.fetcher.seek(state, partition.offset)
 
     def position(self, partitions: Sequence[Any]) -> list[Any]:

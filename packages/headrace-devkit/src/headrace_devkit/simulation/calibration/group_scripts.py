@@ -345,3 +345,49 @@ def eager_members_share(stage: Stage) -> None:
     stage.settled(first, second)
     second.tell("close")
     stage.settled(first)
+
+
+@script()
+def members_read_different_topics(stage: Stage) -> None:
+    first_topic, second_topic = stage.topic(2), stage.topic(2)
+    first = stage.member("a", [first_topic])
+    stage.until(lambda: len(first.owned) == 2, "a has its topic")
+    stage.sleep(1)
+    second = stage.member("b", [second_topic])
+    stage.until(lambda: len(second.owned) == 2, "b has its topic")
+    stage.sleep(2)
+    second.tell("close")
+    stage.closed(second)
+    stage.sleep(2)
+
+
+@script()
+def a_static_member_is_killed_and_comes_back(stage: Stage) -> None:
+    stage.topic(4)
+    first = stage.member("a", group_instance_id="one")
+    stage.settled(first)
+    second = stage.member("b", group_instance_id="two")
+    stage.settled(first, second)
+    second.kill()
+    third = stage.member("c", group_instance_id="two")
+    stage.until(lambda: third.owned or third.count("error"), "c is a member, or cannot be one")
+    stage.sleep(6)
+
+
+@script(brokers=3)
+def all_brokers_stop(stage: Stage) -> None:
+    topic = stage.topic(2)
+    first = stage.member("a")
+    stage.settled(first)
+    start = stage.stop_brokers()
+    stage.until(lambda: first.failed("_TRANSPORT"), "a connection is lost")
+    stage.until(lambda: first.failed("_ALL_BROKERS_DOWN"), "none is left")
+    first.tell("commit", [[topic, 0, 1]])
+    stage.until(lambda: first.count("commit"), "the commit is given up")
+    stage.sleep(2)
+    start()
+    stage.sleep(8)
+    stage.settled(first)
+    first.tell("commit", [[topic, 0, 2]])
+    stage.until(lambda: first.count("commit") == 2, "a commits")
+    stage.checkpoint("after")

@@ -47,7 +47,8 @@ class MemberProgram:
         self._callback_seconds = 0.0
 
     def run(self) -> None:
-        self._client = self._make_client({**self._config, "on_commit": self._on_commit})
+        reports = {"on_commit": self._on_commit, "error_cb": self._on_failure}
+        self._client = self._make_client({**self._config, **reports})
         while not self._closes:
             for command in self._commands():
                 self._do(command)
@@ -74,7 +75,7 @@ class MemberProgram:
         try:
             getattr(self, f"do_{name}")(*values)
         except KafkaException as cause:
-            self._report([name, name_of(cause.args[0])])
+            self._report([f"{name} call" if name == "assign" else name, name_of(cause.args[0])])
 
     def do_subscribe(self, topics: list[str]) -> None:
         self._client.subscribe(
@@ -89,6 +90,14 @@ class MemberProgram:
 
     def do_assign(self, offsets: list[list[Any]]) -> None:
         self._client.assign([TopicPartition(*one) for one in offsets])
+
+    def do_incremental_assign(self, offsets: list[list[Any]]) -> None:
+        self._client.incremental_assign([TopicPartition(*one) for one in offsets])
+        self._report(["incremental_assign", "ok"])
+
+    def do_incremental_unassign(self, partitions: list[list[Any]]) -> None:
+        self._client.incremental_unassign([TopicPartition(*one) for one in partitions])
+        self._report(["incremental_unassign", "ok"])
 
     def do_commit(self, offsets: list[list[Any]]) -> None:
         self._client.commit(offsets=[TopicPartition(*one) for one in offsets], asynchronous=False)
@@ -124,6 +133,14 @@ class MemberProgram:
     def do_watermarks(self, topic: str, partition: int) -> None:
         self._report(["watermarks", *self._client.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)])
 
+    def do_times(self, topic: str, partition: int, timestamp_ms: int) -> None:
+        found = self._client.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout=10)
+        self._report(["times", [[one.offset, name_of(one.error)] for one in found]])
+
+    def do_topics(self, topic: str) -> None:
+        found = self._client.list_topics(topic, timeout=10).topics
+        self._report(["topics", [[len(one.partitions), name_of(one.error)] for one in found.values()]])
+
     def do_position(self, topic: str, partition: int) -> None:
         self._report(["position", self._client.position([TopicPartition(topic, partition)])[0].offset])
 
@@ -143,6 +160,9 @@ class MemberProgram:
             self._do(command)
         if self._callback_seconds:
             self._sleep(self._callback_seconds)
+
+    def _on_failure(self, error: Any) -> None:
+        self._report(["failure", name_of(error)])
 
     def _on_commit(self, error: Any, items: list[Any]) -> None:
         results = sorted([item.topic, item.partition, item.offset, name_of(item.error)] for item in items)

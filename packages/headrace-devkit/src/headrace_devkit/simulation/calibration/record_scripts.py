@@ -182,3 +182,45 @@ def a_missing_topic_is_reported(stage: Stage) -> None:
     first = stage.member("a", [topic, f"{topic}-missing"])
     stage.until(lambda: first.count("error") and first.count("assign"), "an error and an assignment")
     stage.sleep(1)
+
+
+@script(exact=True)
+def wrong_calls(stage: Stage) -> None:
+    topic = stage.topic(2)
+    stage.produce(topic, 0, 3)
+    first = stage.member("a")
+    stage.settled(first)
+    stage.until(lambda: first.count("record") == 3, "three records")
+    missing = f"{topic}-missing"
+    calls = [
+        ("incremental_assign", [[topic, 0, 0]]),
+        ("incremental_unassign", [[topic, 7]]),
+        ("assign", [[topic, 0, 0]]),
+        ("incremental_assign", [[topic, 1, -7]]),
+        ("seek", topic, 7, 0),
+        ("seek", missing, 0, 0),
+        ("position", topic, 0),
+        ("position", topic, 1),
+        ("position", missing, 0),
+        ("pause", [[missing, 0]]),
+        ("resume", [[topic, 7]]),
+        ("commit", [[topic, 7, 1]]),
+        ("commit", [[missing, 0, 1]]),
+        ("commit", [[topic, 0, 2], [topic, 7, 1]]),
+        ("committed", [[topic, 0], [topic, 1]]),
+        ("committed", [[missing, 0]]),
+        ("watermarks", topic, 1),
+        ("watermarks", topic, 7),
+        ("watermarks", missing, 0),
+        ("times", topic, 0, -1),
+        ("times", topic, 1, 1),
+        ("times", topic, 7, -1),
+        ("topics", topic),
+        ("topics", missing),
+        ("assignment",),
+    ]
+    for name, *values in calls:
+        first.tell(name, *values)
+        stage.sleep(0.3)
+    stage.until(lambda: first.count("assignment"), "it answers", 120)
+    stage.checkpoint("after")

@@ -85,6 +85,10 @@ class StageMember(ABC):
     def count(self, name: str) -> int:
         return sum(event[0] == name for event in self.events)
 
+    def failed(self, code: str) -> bool:
+        """Whether the client has reported this about a connection."""
+        return ["failure", code] in self.events
+
 
 class Stage(ABC):
     """Topics, members, and time."""
@@ -165,6 +169,10 @@ class Stage(ABC):
 
     @abstractmethod
     def committed(self) -> dict[tuple[str, int], int]: ...
+
+    @abstractmethod
+    def stop_brokers(self) -> Callable[[], None]:
+        """Kill all brokers; return a call that starts them again."""
 
     @abstractmethod
     def stop_broker(self, which: str, topic: str) -> Callable[[], None]:
@@ -305,6 +313,16 @@ class ModelStage(Stage):
 
     def committed(self) -> dict[tuple[str, int], int]:
         return {key: at.offset for key, at in self.groups.offsets.committed(self.group).items()}
+
+    def stop_brokers(self) -> Callable[[], None]:
+        for broker in self.brokers.ids:
+            self.brokers.kill(broker)
+
+        def start() -> None:
+            for broker in self.brokers.ids:
+                self.brokers.start(broker)
+
+        return start
 
     def stop_broker(self, which: str, topic: str) -> Callable[[], None]:
         broker = self.brokers.coordinator_of(self.group) if which == "coordinator" else self._log(topic, 0).leader
@@ -449,6 +467,17 @@ class BrokerStage(Stage):
             return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
         finally:
             client.close()
+
+    def stop_brokers(self) -> Callable[[], None]:
+        numbers = [one["id"] for one in self._cluster.endpoints]
+        for number in numbers:
+            self._cluster.kill(number)
+
+        def start() -> None:
+            for number in numbers:
+                self._cluster.restart(number)
+
+        return start
 
     def stop_broker(self, which: str, topic: str) -> Callable[[], None]:
         if which == "coordinator":

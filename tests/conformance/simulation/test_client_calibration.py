@@ -1,0 +1,40 @@
+"""The models of producer, transactions and administration against the real ones: each script notes the same on both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from headrace_devkit.devcluster import Cluster
+from headrace_devkit.simulation.calibration.client_scripts import CLIENT_SCRIPTS, DELAYING
+from headrace_devkit.simulation.calibration.client_stages import ModelClients, RealClients
+from headrace_devkit.testing.proxy import FaultProxy
+
+pytestmark = pytest.mark.long
+SEEDS = 20
+"""Runs of the model, whose timing differs: a trace of the real ones is one of theirs."""
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker for scripts that stop it, or reach it through a proxy; without TLS in any case."""
+    cluster = Cluster(tmp_path_factory.mktemp("calibration"), 1, proxied=True)
+    cluster.start()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.mark.parametrize("name", CLIENT_SCRIPTS)
+def test_the_clients_of_a_run_do_what_the_library_does(name: str, own_broker: Cluster) -> None:
+    script = CLIENT_SCRIPTS[name]
+    with contextlib.ExitStack() as stack:
+        proxy = None
+        if name in DELAYING:
+            proxy = FaultProxy(own_broker.routes)
+            proxy.start()
+            stack.callback(proxy.stop)
+        found = RealClients(own_broker, proxy).run(script)
+    modelled = [ModelClients(seed).run(script) for seed in range(1, SEEDS + 1)]
+    assert found in modelled

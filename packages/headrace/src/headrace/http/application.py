@@ -222,21 +222,21 @@ class Application:
         elif self._authenticator and not is_forwarded:
             await self._identify(request, self._authenticator)
         route = request.head.route = self._router.find(request.head)
-        endpoint, load = route.endpoint, route.load
+        endpoint, serve = route.endpoint, route.serve
         if self.forwarder and endpoint.affinity:
-            load = functools.partial(self.forwarder.serve, load)
+            serve = functools.partial(self.forwarder.serve, serve)
         self.checks.check_site(request.head.headers, changes=endpoint.changes)
         if self._authenticator is None or endpoint.rule == OPEN:
-            return await load(request)
+            return await serve(request)
         principal = request.caller.principal
         if principal is None:
             raise AuthTokenMissing()
         _require(route, principal)
         self._authenticator.enter(request.caller)
         if is_forwarded:  # the process that forwarded it has its credentials, and ends it
-            return await load(request)
+            return await serve(request)
         with Admission(self._authenticator, principal, request):
-            return await load(request)
+            return await serve(request)
 
     async def _identify(self, request: HttpRequest, authenticator: Authenticator) -> None:
         shown = request.head.headers, request.certificate, request.client_address
@@ -346,7 +346,7 @@ class Router:
             here = self._path_here(method, path)
             hint = f"; did you mean {method} {here}?" if here else ""
             raise MethodNotAllowed(f"{method} {path[:_SHOWN_CHARACTERS]}: this path takes {allow}{hint}", allow=allow)
-        return Route(found.endpoint, found.load, parameters, found.steps)
+        return Route(found.endpoint, found.serve, parameters, found.steps)
 
     def _match(self, method: str, path: str) -> tuple[_Methods, dict[str, str]]:
         for pattern, methods in self._patterns:

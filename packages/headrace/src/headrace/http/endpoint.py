@@ -29,9 +29,9 @@ Errors = tuple[type[HeadraceError], ...]
 Kinds = type | str | tuple[type | str, ...]
 """A type as JSON, a media type, or several of them."""
 Handler = Callable[..., Awaitable[Any]]
-Load = Callable[[HttpRequest], Coroutine[Any, Any, Any]]
-"""Serves a request in a task. Returns what `Steps.do` needs; None if the response was sent: by the handler of an
-endpoint without steps, as a stream, or by another process."""
+Serve = Callable[[HttpRequest], Coroutine[Any, Any, Any]]
+"""Serves a request in a task: responds and returns None. That of an endpoint with steps is `load`, and returns what
+`Steps.do` needs; it returns None after a stream, or if another process has responded."""
 
 JSON, TEXT, HTML, YAML = "application/json", "text/plain", "text/html", "text/yaml"
 NDJSON, SCRIPT, STYLE = "application/x-ndjson", "text/javascript", "text/css"
@@ -97,7 +97,7 @@ class Endpoint:
     described: bool = True
     """Whether it is in the API document."""
     whole: bool = False
-    """Whether the handler takes the `HttpRequest` instead, reads its body and sends its response; see `Load`."""
+    """Whether the handler takes the `HttpRequest` instead, reads its body and sends its response; see `Serve`."""
     foreign_paths: tuple[str, ...] = ()
     """Paths at which other products have this operation; the error for one of them suggests `path`."""
     handler: Handler | None = None
@@ -252,7 +252,7 @@ class ServedEndpoint(NamedTuple):
     """An endpoint with what serves it."""
 
     endpoint: Endpoint
-    load: Load
+    serve: Serve
     steps: Steps | None = None
 
 
@@ -260,7 +260,7 @@ class Route(NamedTuple):
     """What the router finds for a request: its endpoint, and the parameters in its path."""
 
     endpoint: Endpoint
-    load: Load
+    serve: Serve
     parameters: Mapping[str, str]
     steps: Steps | None = None
 
@@ -276,14 +276,14 @@ def served(family: object, settings: HttpConfig, audit: Audit | None) -> list[Se
     for endpoint in endpoints_of(type(family)):
         assert endpoint.handler
         handler = MethodType(endpoint.handler, family)
-        load = handler if endpoint.whole else _served(endpoint, handler, settings, audit, before)
-        found.append(ServedEndpoint(endpoint, load, steps.get(endpoint.id)))
+        serve = handler if endpoint.whole else _served(endpoint, handler, settings, audit, before)
+        found.append(ServedEndpoint(endpoint, serve, steps.get(endpoint.id)))
     return found
 
 
 def _served(
     endpoint: Endpoint, handler: Handler, settings: HttpConfig, audit: Audit | None, before: Before | None
-) -> Load:
+) -> Serve:
     kind = endpoint.request.get(JSON)
 
     async def serve(request: HttpRequest) -> None:

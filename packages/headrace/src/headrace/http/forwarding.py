@@ -27,7 +27,7 @@ from headrace.config.peer_processes import ClusterConfig
 from headrace.errors import Draining, ForwardRefused, HeadraceError, KafkaTimeout, OwnerUnavailable
 from headrace.http.auth import Principal
 from headrace.http.auth.principals import RequestCaller
-from headrace.http.endpoint import Endpoint, Load, owner_of
+from headrace.http.endpoint import Endpoint, Serve, owner_of
 from headrace.http.messages import read_body
 from headrace.http.peer_connection import PeerConnection, PeerResponseLost
 from headrace.http.request import UNREAD_SECONDS, ClientGone, HttpRequest
@@ -136,7 +136,7 @@ class Forwarder:
             caller.set(forwarded.principal.name)
         return True
 
-    async def serve(self, here: Load, request: HttpRequest, key: Key | None = None, body: bytes | None = None) -> Any:
+    async def serve(self, here: Serve, request: HttpRequest, key: Key | None = None, body: bytes | None = None) -> Any:
         """Serve a request by `here`, or in the process that has its key; by default, its path has the key.
 
         Returns:
@@ -185,7 +185,7 @@ class Forwarder:
         self._keep(url, connection)
         return connection.status, b"".join(parts)
 
-    async def _serve_read(self, key: Key, here: Load, request: HttpRequest) -> None:
+    async def _serve_read(self, key: Key, here: Serve, request: HttpRequest) -> None:
         """Serve a read that another process forwarded; its records are delivered when that process confirms them."""
         confirmed = 0
         moved = asyncio.Event()

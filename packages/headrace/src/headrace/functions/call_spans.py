@@ -1,7 +1,6 @@
 """Spans of a function's calls: made by the parent, with the time that the worker has measured of their frame."""
 
 from collections.abc import Sequence
-from time import time_ns
 
 import msgspec
 
@@ -9,6 +8,7 @@ from headrace.delivery.delivery_span import delivery_attributes, is_again, sampl
 from headrace.delivery.outcomes import Delivery
 from headrace.functions import protocol
 from headrace.records import Header, OutgoingRecord, RecordBatch
+from headrace.runtime import clock
 from headrace.runtime.telemetry.tracing import Carried, Tracer, TraceSpan
 
 
@@ -59,7 +59,7 @@ class CallSpans:
 
     def end(self, response: protocol.Done | protocol.Results) -> None:
         results = response.results if isinstance(response, protocol.Results) else ()
-        ended_ns = time_ns()
+        ended_ns = clock.time_ns()
         began_ns = ended_ns - int(response.seconds * 1e9)
         for index, span in self._spans.items():
             if index >= len(results) and isinstance(response, protocol.Results):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import headrace
+from headrace_devkit.simulation.mutations import MUTATIONS
 from headrace_devkit.simulation.scenario_runs import SCENARIOS, Report, ScenarioRun, run_many, run_one
 
 _PACKAGE = "headrace_devkit.simulation"
@@ -32,13 +33,15 @@ def main() -> int:
     parser.add_argument("--core-seconds", type=float, help="as many seeds as fit into this time of the processor")
     parser.add_argument("--hours", type=float, help="as many seeds as fit into this time")
     parser.add_argument("--jobs", type=int, default=1, help="how many side by side")
-    parser.add_argument("--plant", default="", help="a bug of mutations.py, which the run must find")
+    parser.add_argument("--plant", default="", help="a bug of mutations.py that must be found, or all of them")
     parser.add_argument("--events", type=int, default=0, help="how many of the last events to print in any case")
     options = parser.parse_args()
     if options.seeds == 1 and not options.core_seconds and not options.hours:
         run = run_one(options.scenario, options.seed, options.plant)
         show(run, options.plant, options.events)
         return 1 if run.problems else 0
+    if options.plant == "all":
+        return find_all(options)
     report = Report()
     began = time.monotonic()
     for run in run_many(options.scenario, seeds(options, report, began), options.jobs, options.plant):
@@ -47,6 +50,24 @@ def main() -> int:
             show(run, options.plant, options.events)
     sys.stdout.write(f"{report.text(failpoints())}\n")
     return 1 if report.failed else 0
+
+
+def find_all(options: argparse.Namespace) -> int:
+    """Run seeds with each planted bug until one finds it; print the table, and return 1 if a bug was not found."""
+    missed = 0
+    sys.stdout.write("| Bug | Found by | Seed | Core-s |\n|---|---|---|---|\n")
+    for name in MUTATIONS:
+        numbers = range(options.seed, options.seed + options.seeds)
+        tried, core_seconds, found = 0, 0.0, ""
+        for run in run_many(options.scenario, numbers, options.jobs, name):
+            tried, core_seconds = tried + 1, core_seconds + run.core_seconds
+            if run.problems:
+                found = run.problems[0].kind
+                break
+        missed += not found
+        sys.stdout.write(f"| {name} | {found or 'nothing'} | {tried} | {core_seconds:.1f} |\n")
+        sys.stdout.flush()
+    return 1 if missed else 0
 
 
 def seeds(options: argparse.Namespace, report: Report, began: float) -> Iterator[int]:

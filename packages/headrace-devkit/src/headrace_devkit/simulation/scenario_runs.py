@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from headrace_devkit.simulation.mutations import plant
+from headrace_devkit.simulation.seams import import_all
 from headrace_devkit.simulation.world import Problem, World
 
 SCENARIOS: Mapping[str, str] = {"push": "headrace_devkit.simulation.push_scenario:push"}
@@ -56,6 +57,7 @@ def run_one(scenario: str, seed: int, mutation: str = "") -> ScenarioRun:
     """Run one seed in this process; what a scenario raises is a problem, too."""
     module, _, name = SCENARIOS[scenario].partition(":")
     call = getattr(importlib.import_module(module), name)
+    import_all()
     if mutation:
         plant(mutation)
     world = World(seed)
@@ -84,6 +86,7 @@ def _run(task: tuple[str, int, str]) -> ScenarioRun:
 def run_many(scenario: str, seeds: Iterable[int], jobs: int = 1, mutation: str = "") -> Iterator[ScenarioRun]:
     """Run many seeds, this many side by side, each in a new process that has imported everything already."""
     importlib.import_module(SCENARIOS[scenario].partition(":")[0])
+    import_all()
     gc.collect()
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:

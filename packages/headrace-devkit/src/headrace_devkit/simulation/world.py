@@ -47,9 +47,6 @@ class Scheduled:
     def cancel(self) -> None:
         self.call = None
 
-    def __lt__(self, other: "Scheduled") -> bool:
-        return (self.at, self.number) < (other.at, other.number)
-
 
 class Trace:
     """What was reported: the last events, how often each happened, who watches them, and the hash of all."""
@@ -82,7 +79,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.hub = greenlet.getcurrent()
         """The greenlet that runs the events; threads are switched to from here only."""
-        self._heap: list[Scheduled] = []
+        self._heap: list[tuple[float, int, Scheduled]] = []
         self._number = 0
         self._trace = Trace()
         self._order = 0
@@ -142,7 +139,7 @@ class World:
         """Run a call at a time of the run."""
         self._number += 1
         scheduled = Scheduled(max(at, self.now), self._number, call, machine)
-        heapq.heappush(self._heap, scheduled)
+        heapq.heappush(self._heap, (scheduled.at, scheduled.number, scheduled))
         return scheduled
 
     def note(self, name: str, *values: Any) -> None:
@@ -174,8 +171,8 @@ class World:
             raise RuntimeError("a thread of a machine cannot run the world: wait instead")
         at_once = 0
         heap = self._heap
-        while heap and heap[0].at <= end:
-            scheduled = heapq.heappop(heap)
+        while heap and heap[0][0] <= end:
+            scheduled = heapq.heappop(heap)[2]
             call, machine = scheduled.call, scheduled.machine
             if call is None or (machine is not None and not machine.accepts(scheduled)):
                 continue

@@ -191,6 +191,41 @@ def test_a_loop_that_is_late_drains_only_what_is_left_of_the_time(monkeypatch: p
     with_member(monkeypatch, test)
 
 
+@pytest.mark.parametrize("ending", ["revoke", "stop"])
+def test_what_is_revoked_under_another_member_id_is_lost(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """Another member may have had the partitions in between, and Kafka would take a commit of the new member."""
+    ends = []
+
+    async def test(member: Member) -> None:
+        async def on_revoked(partitions: Sequence[TopicPartition], deadline: Deadline) -> Mapping[TopicPartition, Any]:
+            return dict.fromkeys(partitions, Committed(7))
+
+        heard, client = member.listener, member.client
+        ends.append((heard, client))
+        heard.on_revoked = on_revoked
+        member.assign(P0)
+        await member.until(lambda: heard.assigned, "the assignment")
+        client.rebalance("on_revoke", P0)
+        await member.until(lambda: client.commits, "a commit of the same member")
+        member.assign(P0)
+        await member.until(lambda: len(heard.assigned) == 2, "the next assignment")
+        client.do(lambda: setattr(client, "member_id", "member-2"))
+        member.assign(P1)
+        await member.until(lambda: P1 in heard.epochs, "an assignment of the other member")
+        if ending == "revoke":
+            client.rebalance("on_revoke", P0, P1)
+            await member.until(lambda: heard.lost and not client.assigned, "the loss")
+            member.assign(P0)
+            await member.until(lambda: len(heard.assigned) == 4, "an assignment")
+            client.rebalance("on_revoke", P0)
+            await member.until(lambda: len(client.commits) == 2, "a commit of the other member")
+
+    with_member(monkeypatch, test)
+    ((heard, client),) = ends
+    assert {*heard.lost} == {P0, P1}
+    assert client.commits == [(P0, 7)] * (2 if ending == "revoke" else 1)
+
+
 def test_partitions_whose_store_does_not_respond_hold_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 64 are requested at a time. The silent and the refused are requested again, with a new epoch."""
     monkeypatch.setattr("headrace.kafka.consumer._FIRST_STORE_SECONDS", 0.2)

@@ -85,6 +85,7 @@ class MemoryConsumer:
         self.topics: list[str] = []
         self.generation = 1
         """Of the group; -1 when Kafka does not know the member any more."""
+        self.member_id = "member-1"
         self._callbacks: dict[str, Callable[[Any, Any], None]] = {}
         # Its commits
         self.commits: list[tuple[TopicPartition, int]] = []
@@ -120,6 +121,9 @@ class MemoryConsumer:
         return bool(self._turns)
 
     # The client ------------------------------------------------------------------------------------------------------
+
+    def memberid(self) -> str:
+        return self.member_id
 
     def consumer_group_metadata(self) -> bytes:
         return b"CGMDv2:" + self.generation.to_bytes(4, sys.byteorder, signed=True)

@@ -68,6 +68,8 @@ class PollThread:
         self._problems = partitions.problems
         self.member: tuple[bytes, Epochs] = b"", {}
         """For transactions: the client's metadata of the last turn, and the epochs then; for any thread."""
+        self._assigned_as = ""
+        """The member id when the first of the present partitions was assigned."""
         # This turn
         self.turned_at = clock.monotonic()
         """When it began, by the monotonic clock."""
@@ -276,6 +278,8 @@ class PollThread:
             self.partitions.client.resume(_plain(resume))
 
     def _on_assign(self, client: Any, assigned: list[Any]) -> None:
+        if not self.partitions.epochs:
+            self._assigned_as = client.memberid()
         self.partitions.add(assigned)
 
     def _on_revoke(self, client: Any, revoked: list[Any]) -> None:
@@ -289,17 +293,26 @@ class PollThread:
 
     def _on_lost(self, client: Any, lost: list[Any]) -> None:
         reach("lost.before")
-        partitions = [TopicPartition(p.topic, p.partition) for p in lost]
-        self.partitions.forget(partitions)
-        self.loop.post(self.loop.listener.on_lost, partitions)
+        self._lose([TopicPartition(p.topic, p.partition) for p in lost])
         self.partitions.assignment.remove(lost)
         self._problems.report("", f"group {self._problems.group}: partitions were lost; joining again")
-        log.warning("%s: lost %s", self.partitions.name, names_of(partitions))
         reach("lost.after")
 
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        self.partitions.forget(partitions)
+        self.loop.post(self.loop.listener.on_lost, partitions)
+        log.warning("%s: lost %s", self.partitions.name, names_of(partitions))
+
     def _drain_and_commit(self, partitions: Sequence[TopicPartition]) -> None:
-        """Wait until the loop has drained partitions, and commit what is completed in them."""
+        """Wait until the loop has drained partitions, and commit what is completed in them.
+
+        They are lost if the member is another one than they were assigned to: a third one may have had them meanwhile,
+        and Kafka would accept the commit, because it checks the member and not the partitions.
+        """
         assigned = [partition for partition in partitions if partition in self.partitions.epochs]
+        if assigned and self._assigned_as and self.partitions.client.memberid() not in (self._assigned_as, None):
+            self._lose(partitions)
+            return
         offsets = self._drain(assigned) if assigned else {}
         reach("revoke.drained")
         self.partitions.forget(partitions)

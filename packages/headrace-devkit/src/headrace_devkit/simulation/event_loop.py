@@ -166,7 +166,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return await self.network.connect(self, protocol_factory, str(host), int(port))
 
     async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **_: Any) -> Any:
-        return sock.attach(self, protocol_factory())
+        return sock.attach(protocol_factory())
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         fd.on_readable = lambda: self.call_soon(callback, *args)

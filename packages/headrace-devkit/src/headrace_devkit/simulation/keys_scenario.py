@@ -1,0 +1,189 @@
+"""The scenario of idempotency keys: whole processes, over HTTP, that fail; each request is sent until it is answered.
+
+A client sends each request with a key again and again until its response is 200. In the end each value is in its topic
+once, where the response says, and no value is there twice.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace_devkit.simulation.seams import installed
+from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
+from headrace_devkit.simulation.simulated_process import SimulatedProcess, configuration
+from headrace_devkit.simulation.world import World
+
+TOPIC = "orders"
+_PORT = 8080
+_CLIENTS = 3
+_PARTITIONS = 2
+_WORK_SECONDS = 60.0
+_HEALING_SECONDS = 240.0
+_RETRY_SECONDS = 0.3
+_ATTEMPT_SECONDS = 20.0
+
+
+class KeyOptions(NamedTuple):
+    """What a seed decides."""
+
+    brokers: int
+    kills: int
+    pauses: int
+    cuts: int
+    broker_kills: int
+    late_every_seconds: float
+    """About how often a request to Kafka is held back; 0 for never."""
+
+    @classmethod
+    def of(cls, chance: random.Random) -> "KeyOptions":
+        return cls(
+            brokers=chance.choice((1, 3)),
+            kills=chance.choice((0, 1, 3, 6)),
+            pauses=chance.choice((0, 0, 2)),
+            cuts=chance.choice((0, 1, 3)),
+            broker_kills=chance.choice((0, 0, 1, 2)),
+            late_every_seconds=chance.choice((0.0, 2.0, 8.0)),
+        )
+
+
+class KeyRun:
+    """A process, its clients, the faults, and the checks."""
+
+    def __init__(self, world: World, options: KeyOptions, work_seconds: float = _WORK_SECONDS) -> None:
+        """Prepare; there are faults for `work_seconds`."""
+        self._world = world
+        self._options = options
+        self._work_seconds = work_seconds
+        self.kafka = SimulatedKafka(world, options.brokers)
+        self.kafka.brokers.create_topic(TOPIC, _PARTITIONS)
+        settings = {"kafka": {"bootstrap_servers": "kafka:9092"}, "http": {"port": _PORT}}
+        self._process = SimulatedProcess(self.kafka.network, "headrace", configuration(settings))
+        self.responses: dict[int, tuple[int, int]] = {}
+        """Partition and offset, by the value of an answered request."""
+        self._sent = 0
+        self._open = 0
+        self._ends = False
+
+    # Clients ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._process.start()
+        for number in range(_CLIENTS):
+            machine = self.kafka.machine(f"client-{number}")
+            machine.loop.start(self._send_all(), self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (cause := task.exception()):
+            self._world.problem("client-died", f"{type(cause).__name__}: {cause}")
+
+    async def _send_all(self) -> None:
+        self._open += 1
+        while not self._ends:
+            await asyncio.sleep(self._world.random.uniform(0.0, 0.2))
+            self._sent += 1
+            await self._send(self._sent)
+        self._open -= 1
+
+    async def _send(self, number: int) -> None:
+        """Send a request until it is answered."""
+        while True:
+            status, body = 0, b""
+            try:
+                async with asyncio.timeout(_ATTEMPT_SECONDS):
+                    status, body = await self._post(number)
+            except (OSError, EOFError, TimeoutError, ValueError) as cause:
+                self._world.note("no response", number, type(cause).__name__)
+            if status == 200:
+                (entry,) = json.loads(body)["offsets"]
+                self.responses[number] = entry["partition"], entry["offset"]
+                self._world.note("answered", number, *self.responses[number])
+                return
+            if status not in (0, 409, 429, 503, 504):
+                self._world.problem("STATUS", f"request {number}: {status} {body[:200]!r}")
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _post(self, number: int) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection(self._process.machine.host, _PORT)
+        try:
+            text = json.dumps({"records": [{"value": number}]}).encode()
+            head = (
+                f"POST /producers/{TOPIC} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                f'Idempotency-Key: "key-{number}"\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n'
+            )
+            writer.write(head.encode() + text)
+            received = await reader.read()
+        finally:
+            writer.close()
+        lines, _, body = received.partition(b"\r\n\r\n")
+        return int(lines.split(b" ", 2)[1]) if lines.startswith(b"HTTP/1.1 ") else 0, body
+
+    # Faults ----------------------------------------------------------------------------------------------------------
+
+    def break_things(self) -> None:
+        options, chance = self._options, self._world.random
+        for count, fault in (
+            (options.kills, self._kill),
+            (options.pauses, lambda: self._process.pause(chance.choice((1.0, 12.0)))),
+            (options.cuts, lambda: self._process.cut(chance.uniform(0.5, 8.0))),
+            (options.broker_kills, self._kill_broker),
+        ):
+            for _ in range(count):
+                self._world.call_later(chance.uniform(1.0, self._work_seconds), fault)
+        if options.late_every_seconds:
+            self._hold_one()
+
+    def _kill(self) -> None:
+        if self._process.running:
+            self._process.kill()
+            self._world.call_later(self._world.random.uniform(0.1, 3.0), self._process.start)
+
+    def _kill_broker(self) -> None:
+        chance = self._world.random
+        self.kafka.restart_broker(chance.choice(self.kafka.brokers.ids), chance.uniform(1.0, 15.0))
+
+    def _hold_one(self) -> None:
+        if self._world.now > self._work_seconds:
+            return
+        chance, late = self._world.random, self.kafka.transactions.late
+        late.hold(
+            chance.choice(("Produce", "EndTxn")),
+            lambda: self._world.call_later(chance.uniform(0.05, 0.4), late.deliver),
+        )
+        self._world.call_later(chance.expovariate(1 / self._options.late_every_seconds), self._hold_one)
+
+    def go(self) -> None:
+        """Run all of it, with its checks."""
+        with installed(self.kafka.network, self.kafka.clients, lambda point: self._world.note(f"reach {point}")):
+            self.start()
+            self.break_things()
+            self._world.run(self._work_seconds)
+            self.end()
+
+    # Checks ----------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let the clients get their last responses, and check the topic."""
+        self._ends = True
+        if not self._world.run_until(lambda: not self._open, _HEALING_SECONDS):
+            self._world.problem("LIVENESS", "requests are not answered, long after all faults")
+        self._world.run(15.0)
+        found: dict[int, list[tuple[int, int]]] = {}
+        for partition in range(_PARTITIONS):
+            log = self.kafka.brokers.log(TOPIC, partition)
+            fetched = log.fetch(0, 1_000_000, committed_only=True) if log else None
+            for record in fetched.records if fetched else ():
+                found.setdefault(int(record.value or b"0"), []).append((partition, record.offset))
+        for number in range(1, self._sent + 1):
+            places, response = found.get(number, []), self.responses.get(number)
+            if len(places) > 1 or (response and places != [response]):
+                self._world.problem("ONCE", f"request {number}: the response says {response}, and it is at {places}")
+
+
+def keys(world: World) -> Sequence[Any]:
+    """Run the scenario; return the options of its seed."""
+    options = KeyOptions.of(world.random)
+    KeyRun(world, options).go()
+    return options

@@ -1,0 +1,42 @@
+"""One simulated Kafka: brokers, groups, transactions, and the clients that processes get in place of the real ones."""
+
+import functools
+
+from headrace_devkit.simulation.administration_client import AdministrationClient
+from headrace_devkit.simulation.brokers import Brokers
+from headrace_devkit.simulation.consumer_client import SimulatedConsumer
+from headrace_devkit.simulation.group_coordinator import GroupCoordinators
+from headrace_devkit.simulation.network import Network
+from headrace_devkit.simulation.producer_client import ProducerClient
+from headrace_devkit.simulation.seams import Clients
+from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.world import Machine, World
+
+
+class SimulatedKafka:
+    """A cluster, and the network of its clients."""
+
+    def __init__(self, world: World, brokers: int = 1) -> None:
+        self.brokers = Brokers(world, brokers)
+        self.groups = GroupCoordinators(self.brokers)
+        self.transactions = Transactions(self.brokers, self.groups.offsets, self.groups.check_commit)
+        self.network = Network(world)
+        self.clients = Clients(
+            functools.partial(SimulatedConsumer, self.brokers, self.groups),
+            functools.partial(ProducerClient, self.brokers, self.transactions),
+            functools.partial(AdministrationClient, self.brokers, self.groups),
+        )
+        self._world = world
+
+    def machine(self, name: str) -> Machine:
+        """Return a new machine that is part of the network."""
+        machine = self._world.machine(name)
+        self.network.join(machine)
+        return machine
+
+    def restart_broker(self, broker: int, seconds: float) -> None:
+        """Kill a broker that is up, and start it again after some time."""
+        if self.brokers.is_up(broker):
+            self._world.note("broker", broker)
+            self.brokers.kill(broker)
+            self._world.call_later(seconds, lambda: self.brokers.start(broker))

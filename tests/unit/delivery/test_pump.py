@@ -129,6 +129,20 @@ async def test_how_often_a_partition_is_committed_follows_its_rate(partitions: i
         assert told[-1] == 1 + 150 * records
 
 
+async def test_a_process_that_is_left_with_few_partitions_commits_at_once_again() -> None:
+    """Others that take the rest over must not leave it with the time of many."""
+    partitions = 1000
+    async with running(Harness(hooks={"commits": CommitPace(partitions=lambda: partitions)})) as harness:
+        harness.feed(0)
+        await harness.clock.advance(1)
+        harness.feed(1)
+        await harness.clock.advance(1)
+        assert harness.source.commits == {P0: Committed(1)}
+        partitions = 50
+        await harness.clock.advance(0.2)
+        assert harness.source.commits == {P0: Committed(2)}
+
+
 async def test_revoke_and_stop_commit_what_waits_for_its_time() -> None:
     """Only a kill repeats it."""
     harness = Harness(hooks={"commits": CommitPace(partitions=lambda: 1000)})

@@ -432,12 +432,12 @@ class Pump(Service):
                 self._dirty.pop(lane.partition, None)
 
     async def _commit_often(self) -> None:
-        clock, pace, all_at = self._context.clock, self.hooks.commits, 0.0
+        clock, pace, all_since = self._context.clock, self.hooks.commits, -math.inf
         while True:
             await self._changed.wait()
             # A partition with few records waits until all are due.
-            if (now := clock.monotonic()) >= all_at:
-                all_at = now + pace.most_seconds - pace.seconds
+            if (now := clock.monotonic()) - all_since >= pace.most_seconds - pace.seconds:
+                all_since = now
                 due = [*self._dirty]
             else:
                 due = [partition for partition, records in self._dirty.items() if records >= COMMIT_RECORDS]

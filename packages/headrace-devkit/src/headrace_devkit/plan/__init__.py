@@ -1,0 +1,1 @@
+"""`headrace plan`: what a configuration needs at given rates."""

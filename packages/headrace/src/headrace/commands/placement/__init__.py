@@ -1,0 +1,1 @@
+"""Which process runs which consumers."""

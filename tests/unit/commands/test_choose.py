@@ -1,0 +1,103 @@
+"""Where consumers are placed: bounds, zones, stickiness, few moves, the same for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.commands.placement.choose import PlacedConsumer, PlacedProcess, choose
+
+NAMES = st.lists(st.integers(0, 10_000), min_size=1, max_size=60, unique=True)
+PROCESSES = st.lists(
+    st.tuples(st.integers(0, 10_000), st.integers(0, 3)), min_size=1, max_size=12, unique_by=lambda one: one[0]
+).map(lambda found: [PlacedProcess(f"p{number}", f"z{zone}") for number, zone in found])
+CONSUMERS = NAMES.map(lambda found: [PlacedConsumer(f"c{number}", 1 + number % 3) for number in found])
+
+
+def moves(before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]) -> int:
+    """Return how many places are new."""
+    return sum(len({*after[name]} - {*before.get(name, ())}) for name in after)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CONSUMERS, PROCESSES, st.randoms())
+def test_each_consumer_has_its_copies_within_the_bound_of_threads(
+    consumers: list[PlacedConsumer], processes: list[PlacedProcess], random: object
+) -> None:
+    """Whatever the order in which consumers and processes are known, so every process chooses the same."""
+    chosen = choose(consumers, processes)
+    for one in consumers:
+        assert len({*chosen[one.name]}) == len(chosen[one.name]) == min(one.copies, len(processes))
+    threads = Counter(name for names in chosen.values() for name in names)
+    mean = sum(threads.values()) / len(processes)
+    assert max(threads.values()) <= max(1.35 * mean, mean + 2) + 1
+    random.shuffle(consumers)  # type: ignore[attr-defined]
+    random.shuffle(processes)  # type: ignore[attr-defined]
+    assert choose(consumers, processes) == chosen
+
+
+@settings(max_examples=100, deadline=None)
+@given(NAMES, st.integers(2, 4), st.integers(2, 4))
+def test_no_zone_has_a_consumer_twice_before_each_zone_has_it(names: list[int], zones: int, size: int) -> None:
+    processes = [PlacedProcess(f"p{zone}-{number}", f"z{zone}") for zone in range(zones) for number in range(size)]
+    zone_of = {one.name: one.zone for one in processes}
+    consumers = [PlacedConsumer(f"c{number}", 2) for number in names]
+    for names_of in choose(consumers, processes).values():
+        assert len({zone_of[name] for name in names_of}) == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(CONSUMERS, PROCESSES)
+def test_nothing_moves_when_nothing_changed_and_little_when_a_process_comes_or_goes(
+    consumers: list[PlacedConsumer], processes: list[PlacedProcess]
+) -> None:
+    chosen = choose(consumers, processes)
+    assert moves(chosen, choose(consumers, processes, chosen)) == 0
+    gone = processes[0].name
+    if len(processes) > 1:
+        after = choose(consumers, processes[1:], chosen)
+        lost = sum(gone in names for names in chosen.values())
+        kept = sum(len({*after[name]} & {*names}) for name, names in chosen.items())
+        full = sum(len(names) for names in chosen.values())
+        assert kept >= full - lost - len(consumers) // 2
+    one_more = choose([*consumers, PlacedConsumer("new")], processes, chosen)
+    assert moves(chosen, {name: one_more[name] for name in chosen}) <= len(consumers) // 4 + 1
+
+
+@pytest.mark.parametrize("sticky", [True, False])
+def test_a_thousand_consumers_on_fifty_processes(sticky: bool) -> None:
+    """A process that goes moves what it had; one that comes moves nothing, and cores are within the plan."""
+    processes = [PlacedProcess(f"p{number}", f"z{number % 3}") for number in range(50)]
+    consumers = [PlacedConsumer(f"c{number}", 2, 2 / (1 + number)) for number in range(1000)]
+    consumers = [one._replace(copies=max(2, round(one.cores / 0.15 + 0.5))) for one in consumers]
+    chosen = choose(consumers, processes)
+    cores, copies = Counter[str](), {one.name: one for one in consumers}
+    for consumer, names in chosen.items():
+        for name in names:
+            cores[name] += copies[consumer].cores / len(names)  # type: ignore[assignment]
+    assert max(cores.values()) <= 0.6
+    before = chosen if sticky else None
+    had, without = sum("p7" in names for names in chosen.values()), [one for one in processes if one.name != "p7"]
+    assert moves(chosen, choose(consumers, without, before)) <= had * (1 if sticky else 3)
+    added = moves(chosen, choose(consumers, [*processes, PlacedProcess("new", "z0")], before))
+    assert added == 0 if sticky else added > 0
+
+
+def test_a_zone_that_comes_back_gets_its_copies_again() -> None:
+    """While it is away both copies are in the other zone."""
+    zones = {zone: [PlacedProcess(f"{zone}{number}", zone) for number in range(5)] for zone in "ab"}
+    consumers = [PlacedConsumer(f"c{number}") for number in range(50)]
+    both = [*zones["a"], *zones["b"]]
+    away = choose(consumers, zones["a"], choose(consumers, both))
+    assert all(len(names) == 2 for names in away.values())
+    back = choose(consumers, both, away)
+    assert all({name[0] for name in names} == {"a", "b"} for names in back.values())
+    assert moves(away, back) == 50
+
+
+def test_without_processes_nothing_runs() -> None:
+    assert choose([PlacedConsumer("a")], []) == {"a": ()}

@@ -22,7 +22,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.groups = ServiceGroups("groups", self.clock, 30.0)
+        self.groups = ServiceGroups("groups", self.clock, 30.0, "headrace_registrations")
         self.deaths: list[Service] = []
         self.groups.on_death = self.deaths.append
         self.events: list[str] = []

@@ -152,8 +152,10 @@ def _head(url: str, now: Poll) -> str:
     state = "ready" if report.get("ready") else "not ready"
     if "services" not in report:
         return f"{at}: {state}; its services are shown to known callers only"
-    services = report["services"].values()
-    return f"{at}: {state}, {sum(one['ready'] for one in services)} of {counted(len(services), 'service')}"
+    services = report["services"]
+    placement = services.get("placement", {}).get("reason", "")
+    ready = f"{sum(one['ready'] for one in services.values())} of {counted(len(services), 'service')}"
+    return "; ".join(filter(None, [f"{at}: {state}, {ready}", placement]))
 
 
 def _kafka(now: Poll) -> str:

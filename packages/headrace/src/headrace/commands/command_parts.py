@@ -7,6 +7,7 @@ from headrace.commands.commands import Commands
 from headrace.commands.consumer_control import ConsumerControl
 from headrace.commands.consumer_status import ConsumerStatuses
 from headrace.commands.instance_owners import InstanceOwners
+from headrace.commands.placement.placements import Placements
 from headrace.commands.routes import ControlEndpoints
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.http.forwarding import Forwarder
@@ -37,8 +38,16 @@ class CommandParts(Parts):
         """Which process has which active consumer; None without peers."""
         self.owner_services: list[Service] = []
         """Those of the owners; active consumers start them."""
+        self.placements: Placements | None = None
+        """Which consumers this process runs; None if it runs all. Reactive consumers start it."""
+        lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
+        if placement := config.placement:
+            share = context.process.share
+            name = f"{placement.process}.{share.number}" if placement.process and share else placement.process
+            self.placements = Placements(
+                self.table, placement, name or context.host, lease_of, context.admin, config.state_dir, clock
+            )
         if config.cluster.peers:
-            lease_of = partial(Lease, config.kafka, context.admin, clock=clock)
             self.owners = InstanceOwners(self.table, config.cluster.url or "", lease_of, context.admin, clock)
             tls = ClientTlsFiles("cluster.tls", config.cluster.tls, clock)
             self.owner_services = [tls, self.owners]
@@ -50,7 +59,8 @@ class CommandParts(Parts):
     def is_used(self) -> bool:
         """Whether this process reads the control table: it has consumers, registrations or peers."""
         config = self._context.config
-        return bool(self._consumers.consumers.consumers or config.registrations.backends or config.cluster.peers)
+        read = self._consumers.consumers.consumers, config.registrations.backends, config.cluster.peers
+        return any(read) or bool(self.placements)
 
     def services(self) -> Sequence[Service]:
         if not self.is_used:

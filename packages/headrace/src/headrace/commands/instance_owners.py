@@ -46,13 +46,13 @@ class InstanceOwners(Reconciler):
         self.process = chance.token_hex(8)
         """Id of this process; each start makes a new one."""
         self._url = url
-        self._lease = lease_of(_lease_name(self.process))
+        self._lease = lease_of(lease_name(self.process))
         self._holds_lease = False
         self._entries: dict[tuple[str, str], dict[str, OwningProcess]] = {}
         """By group and name, then by process."""
         self._own: dict[tuple[str, str], Callable[[], None]] = {}
         """The instances of this process, and the function that closes each."""
-        self._leases = _OtherLeases(admin, clock)
+        self._leases = OtherLeases(admin, clock)
         self._cleaning = False
         self._draining = False
 
@@ -216,7 +216,7 @@ class InstanceOwners(Reconciler):
             await self._clock.sleep(_SOON_SECONDS)
 
 
-class _OtherLeases:
+class OtherLeases:
     """The leases of the other processes, looked at often while one has no holder or is suspect, else rarely."""
 
     def __init__(self, admin: Admin, clock: Clock) -> None:
@@ -237,6 +237,10 @@ class _OtherLeases:
         certain = self._clock.monotonic() - _CERTAIN_SECONDS
         return self._absent.get(process, certain) < certain
 
+    def is_absent(self, process: str) -> bool:
+        """Return whether the lease of a process had no holder at the last look."""
+        return process in self._absent
+
     async def look(self, processes: Collection[str]) -> None:
         """Look at the leases of these processes, if it is time.
 
@@ -250,7 +254,7 @@ class _OtherLeases:
         self.are_suspect = False
         self._absent = {process: since for process, since in self._absent.items() if process in processes}
         for process in processes:
-            if await lease_holder(self._admin, _lease_name(process)):
+            if await lease_holder(self._admin, lease_name(process)):
                 self._absent.pop(process, None)
             else:
                 self._absent.setdefault(process, now)
@@ -260,5 +264,6 @@ def _key(instance: tuple[str, str], process: str) -> str:
     return key_of(_PREFIX, *instance, process)
 
 
-def _lease_name(process: str) -> str:
+def lease_name(process: str) -> str:
+    """Return the name of the lease that a process holds while it runs."""
     return f"process.{process}"

@@ -296,7 +296,7 @@ class Registrations(Reconciler):
         )
         control = [
             key
-            for kind in (("hold/", "settings/", "seek/", "skip/") if has_name else ())
+            for kind in (("hold/", "settings/", "seek/", "skip/", "placement/") if has_name else ())
             for key in self.table.items(key_of(kind, name))
             if f"{key}/".startswith(f"{key_of(kind, name)}/")
         ]

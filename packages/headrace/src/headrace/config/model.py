@@ -13,6 +13,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.http import HttpConfig, SecurityConfig
 from headrace.config.kafka import KafkaConfig, SchemaRegistryConfig
 from headrace.config.peer_processes import ClusterConfig
+from headrace.config.placement_config import PlacementConfig
 from headrace.config.producer_config import ProducerConfig
 from headrace.config.registrations import RegistrationsConfig
 from headrace.config.section import Number, PositiveSeconds, Section, TopicName
@@ -52,6 +53,8 @@ class HeadraceConfig(Section):
     """Active consumers: clients create them and read from them over HTTP."""
     cluster: ClusterConfig = ClusterConfig()
     """Other processes of this deployment that share its active consumers."""
+    placement: PlacementConfig | None = None
+    """Which processes run which reactive consumers; without it each process runs all of them."""
     registrations: RegistrationsConfig = RegistrationsConfig()
     """Reactive consumers that are registered over HTTP."""
     functions: list[Path] = Field(default_factory=list)

@@ -106,7 +106,7 @@ class RegistrationsConfig(Section):
     addresses are never allowed, and neither are other names of this machine."""
     max_per_owner: Count = 20
     """Most registrations of one owner, including those that are not enabled."""
-    max_in_all: Count = 100
+    max_in_all: Annotated[Count, Field(le=4000)] = 100
     """Most registrations of all owners together."""
 
     def refusal(self, url: str) -> str:

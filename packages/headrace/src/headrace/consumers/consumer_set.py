@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakSet
 
 from headrace.config.consumers import DeadLetterConfig, DeliveryConfig, FlowControl
 from headrace.config.kafka import KafkaConfig
@@ -28,11 +29,12 @@ _FLOW = FlowControl()
 class ConsumerSet:
     """Makes the parts of consumers, and keeps the consumers that are made."""
 
-    def __init__(self, context: ProcessContext, *, restarts: bool = True) -> None:
-        """Without `restarts`, the caller restarts the services itself."""
+    def __init__(self, context: ProcessContext, *, first: "ConsumerSet | None" = None) -> None:
+        """Prepare; with `first`, the first set of the process, the caller restarts the services itself."""
         self._context = context
         self._config = context.config
-        self._restarts = restarts
+        self._restarts = first is None
+        self._pumps: WeakSet[Pump] = first._pumps if first else WeakSet()
         self._other_clusters: list[TopicDirectory] = []
         """Topics of clusters and logins that only functions and pipelines use."""
         self.consumers: list[RunningConsumer] = []
@@ -100,6 +102,7 @@ class ConsumerSet:
             )
         self.consumers.append(consumer)
         for pump in consumer.pumps:
+            self._pumps.add(pump)
             self._context.metrics.watch_deliveries(consumer.kind, consumer.name, pump.numbers)
         self.on_made(consumer)
 
@@ -161,7 +164,7 @@ class ConsumerSet:
         return pump, retry_pump, [*tables, *path.stale_entries(pump), retry_pump, when(consumer)]
 
     def _partitions(self) -> int:
-        return sum(len(pump.lanes) for consumer in self.consumers for pump in consumer.pumps)
+        return sum(len(pump.lanes) for pump in self._pumps)
 
     def consumer(
         self, label: str, pump: Pump, topics: Sequence[str], policy: ReadPolicy, *, flow: FlowControl, admin: Admin

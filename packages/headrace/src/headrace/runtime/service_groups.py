@@ -49,15 +49,16 @@ class ServiceGroups(Service):
     pause doubles from a second to a minute. `readiness_of`, a gauge and the log report it.
     """
 
-    def __init__(self, name: str, clock: Clock, drain_seconds: float) -> None:
+    def __init__(self, name: str, clock: Clock, drain_seconds: float, metric: str) -> None:
         super().__init__(name)
+        self._metric = metric
         self._clock = clock
         self._drain_seconds = drain_seconds
         self._groups: dict[str, _RunningGroup] = {}
 
     async def start(self) -> None:
         groups = self._groups
-        metric = "headrace_registrations"
+        metric = self._metric
         self.publish(metric, lambda: sum(bool(each.supervisor) for each in groups.values()), state="running")
         self.publish(metric, lambda: sum(bool(each.why) for each in groups.values()), state="failing")
 
@@ -85,6 +86,11 @@ class ServiceGroups(Service):
                 group.changed.set()
                 if not group.signals.drain_requested.is_set():
                     group.signals.notice()
+
+    @property
+    def running(self) -> Sequence[str]:
+        """The names of its groups."""
+        return [*self._groups]
 
     def readiness_of(self, name: str) -> Readiness:
         """Return whether every service of a group is ready, and if not, why."""

@@ -4,6 +4,7 @@ import asyncio
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
+from headrace.commands.command_parts import CommandParts
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.config.kafka import KafkaConfig
 from headrace.config.model import HeadraceConfig
@@ -14,6 +15,7 @@ from headrace.kafka.internal_topics import InternalTopics
 from headrace.process_context import ProcessContext
 from headrace.runtime import RestartedServices, Service
 from headrace.runtime.feature_parts import NeededParts, Parts, Reload
+from headrace.sidecar.reactive.consumer_groups import ConsumerGroups
 from headrace.sidecar.reactive.reactive_consumers import ReactiveConsumers
 
 _FIXED = ("topics", "topic_patterns", "group", "dead_letter", "retry.topics")
@@ -31,6 +33,13 @@ class ReactiveParts(Parts):
         self._maker = ReactiveConsumers(context, parts.consumers, parts.internal)
         parts.consumers.requirements += required_topics(context.config, parts.internal)
         self._services: list[Service] = []
+        commands = needed.of(CommandParts)
+        self._placements = commands.placements
+        if self._placements:
+            self._groups = ConsumerGroups(context, parts, commands, registered=False)
+            self._placements.follow(lambda: self._settings, self._start_placed)
+            self._services = [self._groups, self._placements]
+            return
         for name in self._settings:
             make = functools.partial(self._of_file, name)
             self._services += parts.consumers.restarted("reactive", name, make)
@@ -43,7 +52,7 @@ class ReactiveParts(Parts):
         return self._services
 
     def reloads(self) -> Mapping[str, Reload]:
-        if not (self._context.process.read_again and self._settings):
+        if not (self._context.process.read_again and self._settings) or self._placements:
             return {}
         how = "restarts the reactive consumers whose settings in the configuration have changed; others continue"
         return {"reactive_consumers": Reload(how, self._read_again)}
@@ -77,6 +86,11 @@ class ReactiveParts(Parts):
             await asyncio.gather(*(one.restart() for one in restarted))
         except TimeoutError as cause:
             raise EnvironmentProblem("a reactive consumer has not restarted yet; readiness has the reason") from cause
+
+    def _start_placed(self) -> None:
+        assert self._placements
+        here = {name: one for name, one in self._settings.items() if self._placements.runs(name)}
+        self._groups.apply({name: self._groups.spec(name, one) for name, one in here.items()})
 
     def _of_file(self, name: str) -> list[Service]:
         return self._maker.make(name, self._settings[name])

@@ -1,68 +1,57 @@
 """Registered consumers in one process: made like those of the file, but started and stopped one by one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from headrace.commands.consumer_control import ConsumerControl
+from headrace.commands.command_parts import CommandParts
 from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.registration_table import Registration, RegistrationRules, Registrations
-from headrace.consumers.consumer_set import ConsumerSet
 from headrace.consumers.consumers_parts import ConsumersParts
-from headrace.kafka import CompactedTable, TopicCreator
 from headrace.process_context import ProcessContext
-from headrace.runtime import GroupSpec, Service, ServiceGroups
-from headrace.sidecar.reactive.reactive_consumers import ReactiveConsumers
+from headrace.runtime import GroupSpec, Service
+from headrace.sidecar.reactive.consumer_groups import ConsumerGroups
 
 
 class RegisteredConsumers:
     """Runs the registered consumers."""
 
-    def __init__(
-        self, context: ProcessContext, parts: ConsumersParts, table: CompactedTable[Any], control: ConsumerControl
-    ) -> None:
+    def __init__(self, context: ProcessContext, parts: ConsumersParts, commands: CommandParts) -> None:
         """Make the services; nothing is started. `parts` has the consumers of the file."""
         config = context.config
-        self._context, self._internal, self._control = context, parts.internal, control
-        self._groups = ServiceGroups("reactive", context.clock, config.drain_seconds)
+        self._internal, self._placements = parts.internal, commands.placements
+        self._groups = ConsumerGroups(context, parts, commands, registered=True)
+        self._required: Mapping[str, Registration] = {}
         rules = RegistrationRules(
             config.registrations,
             config.kafka.properties,
-            {consumer.name for consumer in parts.consumers.consumers},
+            {consumer.name for consumer in parts.consumers.consumers}.union(config.reactive_consumers),
             [required for _, required in parts.consumers.requirements],
             lambda topic: topic.startswith("_") or bool(self._internal.kind_of(topic)),
         )
         # A removed consumer stays paused while it drains; otherwise it would resume for that time.
-        self._registrations = Registrations(table, rules, context.clock, self._apply, control.remove)
+        forget = commands.control.remove
+        self._registrations = Registrations(commands.table, rules, context.clock, self._apply, forget)
+        if self._placements:
+            self._placements.follow(lambda: self._required, self._start)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
         self.endpoints = RegistrationEndpoints(self._registrations, self._groups.readiness_of)
 
     def _apply(self, required: Mapping[str, Registration]) -> None:
         self._internal.register(one.settings for one in required.values() if one.settings)
-        self._groups.apply({name: self._group_of(one) for name, one in required.items()})
+        self._required = required
+        if self._placements:
+            self._placements.wake()
+        self._start()
+
+    def _start(self) -> None:
+        here = self._required
+        if placements := self._placements:
+            here = {name: one for name, one in here.items() if placements.runs(name)}
+        self._groups.apply({name: self._group_of(one) for name, one in here.items()})
 
     def _group_of(self, one: Registration) -> GroupSpec:
-        context = self._context
+        def may_read(topic: str) -> bool:
+            return not topic.startswith("_") and one.may_read(topic)
 
-        def make() -> Sequence[Service]:
-            consumers = ConsumerSet(context, restarts=False)
-            consumers.on_made = self._control.add
-            maker = ReactiveConsumers(
-                context,
-                consumers,
-                self._internal,
-                owner=one.owner,
-                may_read=lambda topic: not topic.startswith("_") and one.may_read(topic),
-            )
-            assert one.settings
-            made = maker.make(one.name, one.settings)
-            creator = TopicCreator(
-                context.admin, consumers.created_topics.values(), context.clock, f"reactive {one.name} internal topics"
-            )
-            return [creator, *consumers.cluster_services, *made]
-
-        def on_stopped() -> None:
-            self._control.remove(one.name)
-            context.metrics.forget_deliveries("reactive", one.name)
-
-        return GroupSpec(one.version, make, on_stopped)
+        assert one.settings
+        return self._groups.spec(one.name, one.settings, one.version, one.owner, may_read)

@@ -16,8 +16,7 @@ class RegistrationParts(Parts):
     def __init__(self, context: ProcessContext, needed: NeededParts) -> None:
         self._registered: RegisteredConsumers | None = None
         if context.config.registrations.backends:
-            commands = needed.of(CommandParts)
-            self._registered = RegisteredConsumers(context, needed.of(ConsumersParts), commands.table, commands.control)
+            self._registered = RegisteredConsumers(context, needed.of(ConsumersParts), needed.of(CommandParts))
             self.endpoints = [self._registered.endpoints]
 
     def services(self) -> Sequence[Service]:

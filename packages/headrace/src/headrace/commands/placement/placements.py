@@ -1,0 +1,204 @@
+"""Which consumers this process runs, if `placement` is set: entries of the control table.
+
+process/<process>        a process that runs consumers, with its zone
+placement/<consumer>     the processes that run a consumer
+
+Each process holds a lease while it runs. The process that also holds the lease `placement` chooses. Kafka remains the
+owner of partitions: two processes that disagree only make one more member of a group, so a mistake costs no record.
+Without the table or that lease, each process keeps what it ran last, which is in a file too.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from headrace.commands.entries import iso_time, key_of
+from headrace.commands.instance_owners import OtherLeases, lease_name
+from headrace.commands.placement.choose import PlacedConsumer, PlacedProcess, choose
+from headrace.commands.reconciler import Entry, Reconciler
+from headrace.config.placement_config import PlacementConfig
+from headrace.errors import HeadraceError
+from headrace.kafka import Admin, CompactedTable, Lease
+from headrace.runtime import Clock, Deadline, Readiness
+from headrace.runtime.supervisor import first_of
+
+log = logging.getLogger(__name__)
+
+_PROCESS: Final = "process/"
+_PLACEMENT: Final = "placement/"
+_AWAY_SECONDS: Final = 300.0
+"""A process that is away for less than this keeps its consumers; their other processes do the work."""
+_CHOOSE_SECONDS: Final = 5.0
+_SOON_SECONDS: Final = 1.0
+_LEADER_PAUSE_SECONDS: Final = 10.0
+
+
+class Placements(Reconciler):
+    """Registers this process, follows the placement, and chooses it while this process holds the lease."""
+
+    def __init__(
+        self,
+        table: CompactedTable[Any],
+        config: PlacementConfig,
+        process: str,
+        lease_of: Callable[[str], Lease],
+        admin: Admin,
+        state_dir: Path,
+        clock: Clock,
+    ) -> None:
+        """Prepare; `process` is the name of this one, the same after a restart."""
+        super().__init__("placement", table, clock)
+        # Settings
+        self.process = process
+        self._config = config
+        self._lease_of = lease_of
+        self._file = state_dir / "placement.json"
+        # This process
+        self._sources: list[Callable[[], Iterable[str]]] = []
+        self._appliers: list[Callable[[], None]] = []
+        # What is chosen
+        self._chosen: Mapping[str, list[str]] = {}
+        self._leases = OtherLeases(admin, clock)
+        self._away: dict[str, float] = {}
+        """Processes without a lease, and since when by the monotonic clock."""
+
+    def follow(self, names: Callable[[], Iterable[str]], apply: Callable[[], None]) -> None:
+        """Choose processes for the consumers of `names`; `apply` is called when that may have changed."""
+        self._sources.append(names)
+        self._appliers.append(apply)
+
+    def runs(self, consumer: str) -> bool:
+        """Whether this process runs a consumer."""
+        return self.process in self._chosen.get(consumer, ())
+
+    async def start(self) -> None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            self._chosen = msgspec.json.decode(self._file.read_bytes(), type=dict[str, list[str]])
+        for state, read in {"here": lambda: len(self._here), "all": lambda: len(self._names())}.items():
+            self.publish("headrace_placed_consumers", read, state=state)
+        self.watch(_PROCESS, lambda key, entry: None)
+        self.watch(_PLACEMENT, lambda key, entry: None)
+        await super().start()
+        self.keep(self._register, "register")
+        self.keep(self._lead, "lead")
+
+    async def drain(self, deadline: Deadline) -> None:
+        await self.cancel_tasks()  # from now on nothing starts
+
+    def readiness(self) -> Readiness:
+        names = self._names()
+        missing = self._missing
+        text = f"{self.process} runs {len(self._here)} of {len(names)} consumers"
+        text += f" in zone {self._config.zone}" if self._config.zone else ""
+        waits = f"; {missing[0]} waits for the process that holds the lease placement" if missing else ""
+        return Readiness(not missing, text + waits)
+
+    def reconcile(self) -> None:
+        """Follow the table; without it, the last placement stays."""
+        if self.table.is_loaded.is_set():
+            before, self._chosen = self._chosen, self._in_table()
+            if before != self._chosen:
+                self._keep_file()
+        for apply in self._appliers:
+            apply()
+
+    def _in_table(self) -> dict[str, list[str]]:
+        return {unquote(key[len(_PLACEMENT) :]): _names_in(one) for key, one in self.table.items(_PLACEMENT).items()}
+
+    @property
+    def _here(self) -> list[str]:
+        return [name for name in self._chosen if self.runs(name)]
+
+    @property
+    def _missing(self) -> list[str]:
+        return [name for name in self._names() if not self._chosen.get(name)]
+
+    def _names(self) -> list[str]:
+        return sorted({name for names in self._sources for name in names()})
+
+    def _keep_file(self) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            written = self._file.with_suffix(".new")
+            written.write_bytes(msgspec.json.encode(self._chosen))
+            written.replace(self._file)
+        except OSError as cause:
+            log.warning("failed to keep the placement in %s: %s", self._file, cause)
+
+    async def _register(self) -> None:
+        """Hold the lease of this process, with its entry in the table."""
+        await self.table.is_loaded.wait()
+        key, entry = key_of(_PROCESS, self.process), {"zone": self._config.zone}
+        while True:
+            async with self._held(lease_name(self.process)) as lease:
+                while lease and not lease.lost.is_set():
+                    if self.table.get(key) != entry:  # also if others took this process for gone
+                        await self.table.put(key, entry)
+                    await first_of(lease.lost.wait(), self._clock.sleep(_LEADER_PAUSE_SECONDS))
+            await self._clock.sleep(_SOON_SECONDS)
+
+    async def _lead(self) -> None:
+        """Choose while this process holds the lease."""
+        await self.table.is_loaded.wait()
+        while True:
+            async with self._held("placement") as lease:
+                while lease and not lease.lost.is_set():
+                    await self._choose(lease)
+                    await self._clock.sleep(_SOON_SECONDS if self._missing else _CHOOSE_SECONDS)
+            await self._clock.sleep(_LEADER_PAUSE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _held(self, name: str) -> Any:
+        """Try to hold a lease; None if another process has it, or Kafka does not answer."""
+        lease = self._lease_of(name)
+        try:
+            held = await lease.acquire()
+        except HeadraceError as error:
+            log.warning("failed to get the lease %s, will retry: %s", name, error.description)
+            held = False
+        try:
+            yield lease if held else None
+        finally:
+            await lease.release()
+
+    async def _choose(self, lease: Lease) -> None:
+        try:
+            processes = await self._present()
+            before = self._in_table()
+            consumers = [PlacedConsumer(name, self._config.copies) for name in self._names()]
+            chosen = choose(consumers, processes, before)
+            at = iso_time(self._clock.time())
+            changes = {
+                key_of(_PLACEMENT, name): {"processes": [*names], "at": at, "by": self.process}
+                for name, names in chosen.items()
+                if names and {*names} != {*before.get(name, ())}
+            }
+            if changes:
+                await lease.check()
+                log.info("placement: %d of %d consumers change their processes", len(changes), len(consumers))
+                await self.table.put_all(changes)
+        except HeadraceError as error:
+            log.warning("failed to choose the placement, will retry: %s", error.description)
+
+    async def _present(self) -> list[PlacedProcess]:
+        """Return the processes that are here, or away for a short time; forget the others."""
+        entries = {unquote(key[len(_PROCESS) :]): one for key, one in self.table.items(_PROCESS).items()}
+        await self._leases.look({*entries} - {self.process})
+        now, away = self._clock.monotonic(), [name for name in entries if self._leases.is_absent(name)]
+        self._away = {name: self._away.get(name, now) for name in away}
+        gone = [name for name, since in self._away.items() if now - since >= _AWAY_SECONDS]
+        if gone:
+            log.warning("placement: %s: away for %g s; others get their consumers", ", ".join(gone), _AWAY_SECONDS)
+            await self.table.put_all({key_of(_PROCESS, name): None for name in gone})
+        present = {name: one for name, one in entries.items() if name not in gone}
+        return [PlacedProcess(name, str(one.get("zone", ""))) for name, one in present.items()]
+
+
+def _names_in(entry: Entry) -> list[str]:
+    names = entry.get("processes")
+    return [str(name) for name in names] if isinstance(names, list) else []

@@ -1,0 +1,191 @@
+"""Who chooses the placement, and what each process runs by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.commands.placement import placements as module
+from headrace.commands.placement.placements import Placements
+from headrace.config.placement_config import PlacementConfig
+from headrace.errors import KafkaUnavailable
+from headrace.kafka import JSON_OBJECTS
+from headrace.records import OutgoingRecord
+from headrace_devkit.testing import ManualClock
+from headrace_devkit.testing.memory_cluster import MemoryCluster
+
+CONSUMERS = [f"c{number}" for number in range(20)]
+
+
+class Leases:
+    """Which process holds each lease."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, str] = {}
+        self.is_down = False
+
+    def of(self, process: str) -> Any:
+        """Return what makes the leases of a process."""
+
+        def lease(name: str) -> Any:
+            lost = asyncio.Event()
+
+            async def acquire() -> bool:
+                if self.is_down:
+                    raise KafkaUnavailable("no broker")
+                return self.holders.setdefault(name, process) == process
+
+            async def release() -> None:
+                if self.holders.get(name) == process:
+                    del self.holders[name]
+
+            async def check() -> None:
+                await asyncio.sleep(0)
+
+            return SimpleNamespace(acquire=acquire, release=release, check=check, lost=lost)
+
+        return lease
+
+
+class Deployment:
+    """Processes on one control table."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.cluster, self.leases = ManualClock(), MemoryCluster({"control": 1}), Leases()
+        self.folder = folder
+        self.running: dict[str, list[str]] = {}
+
+        async def holder(_: object, name: str) -> str:
+            await asyncio.sleep(0)
+            return self.leases.holders.get(name, "")
+
+        monkeypatch.setattr("headrace.commands.instance_owners.lease_holder", holder)
+
+    async def process(self, name: str, zone: str = "", *, table: bool = True, wanted: Sequence[str] = ()) -> Placements:
+        """Start a process; without `table` it cannot read the control table."""
+        made = self.cluster.table("control", JSON_OBJECTS, self.clock)
+        if table:
+            self.cluster.follow(made)
+        config = PlacementConfig(zone=zone)
+        one = Placements(made, config, name, self.leases.of(name), None, self.folder / name, self.clock)  # type: ignore[arg-type]
+
+        def apply() -> None:
+            self.running[name] = [each for each in wanted or CONSUMERS if one.runs(each)]
+
+        one.follow(lambda: wanted or CONSUMERS, apply)
+        await one.start()
+        one.spawn(one.run(), "run")
+        await self.clock.advance(1)
+        return one
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    return Deployment(tmp_path, monkeypatch)
+
+
+def copies(running: dict[str, list[str]]) -> list[int]:
+    return [sum(name in names for names in running.values()) for name in CONSUMERS]
+
+
+async def test_one_process_chooses_and_all_follow(deployment: Deployment) -> None:
+    """A process that comes later takes over what no other zone has, and nothing else moves."""
+    first = await deployment.process("p0", "a")
+    assert first.readiness() == (True, "p0 runs 20 of 20 consumers in zone a")
+    await deployment.process("p1", "b")
+    await deployment.clock.advance(20)
+    assert copies(deployment.running) == [2] * 20
+    await deployment.process("p2", "a")
+    await deployment.clock.advance(20)
+    assert copies(deployment.running) == [2] * 20
+    assert deployment.leases.holders["placement"] == "p0"
+
+
+async def test_a_process_that_is_away_keeps_its_consumers_for_five_minutes(deployment: Deployment) -> None:
+    """Then others get them. Whoever chooses next begins with what is in the table."""
+    made = [await deployment.process(f"p{number}") for number in range(3)]
+    await deployment.clock.advance(30)
+    had = deployment.running["p2"]
+    await made[2].stop()
+    await deployment.clock.advance(200)
+    assert deployment.running["p2"] == had
+    assert copies(deployment.running) == [2] * 20
+    await deployment.clock.advance(200)
+    del deployment.running["p2"]
+    assert copies(deployment.running) == [2] * 20
+
+
+async def test_a_process_that_others_took_for_gone_comes_back(deployment: Deployment) -> None:
+    """It was cut off for a while: its entry is written again."""
+    await deployment.process("p0")
+    await deployment.process("p1")
+    deployment.cluster.write(OutgoingRecord("control", b"process/p1", None))
+    await deployment.clock.advance(30)
+    assert copies(deployment.running) == [2] * 20
+
+
+async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deployment: Deployment) -> None:
+    """Never all: a file has the last placement. Without one, nothing runs, and readiness has the reason."""
+    one = await deployment.process("p0")
+    await deployment.process("p1")
+    await deployment.process("p2")
+    await deployment.clock.advance(30)
+    ran = deployment.running["p0"]
+    assert 0 < len(ran) < 20
+    deployment.leases.is_down = True
+    await one.stop()
+    again = await deployment.process("p0", table=False)
+    assert deployment.running["p0"] == ran
+    assert again.readiness().ready
+    new = await deployment.process("p9", table=False)
+    assert deployment.running["p9"] == []
+    assert new.readiness().reason.endswith("c0 waits for the process that holds the lease placement")
+
+
+async def test_a_damaged_file_or_entry_runs_nothing_and_ends_nothing(deployment: Deployment) -> None:
+    """An entry of another version, or half a file."""
+    file = deployment.folder / "p0" / "placement.json"
+    file.parent.mkdir()
+    file.write_text('{"c0": ["p0"')
+    deployment.leases.is_down = True
+    entry = msgspec.json.encode({"processes": "p0"})
+    deployment.cluster.write(OutgoingRecord("control", b"placement/c1", entry))
+    one = await deployment.process("p0")
+    assert deployment.running["p0"] == []
+    assert one.death is None
+
+
+async def test_two_that_both_choose_end_with_one_choice(deployment: Deployment) -> None:
+    """A process whose clock or lease was away may choose too: the last write wins, and every process follows it."""
+    await deployment.process("p0", "a")
+    await deployment.process("p1", "b")
+    del deployment.leases.holders["placement"]  # p0 believes that it has it still
+    await deployment.clock.advance(30)
+    assert copies(deployment.running) == [2] * 20
+    written = {key: one["processes"] for key, one in _entries(deployment).items()}
+    assert all({*names} == {"p0", "p1"} for names in written.values())
+
+
+async def test_a_removed_or_unknown_consumer_moves_nothing(deployment: Deployment) -> None:
+    """A process with an older file knows fewer consumers, and takes no entry away."""
+    await deployment.process("p0", wanted=CONSUMERS[:5])
+    await deployment.process("p1")
+    await deployment.clock.advance(30)
+    assert [*_entries(deployment)] == [f"placement/{name}" for name in CONSUMERS[:5]]
+
+
+def _entries(deployment: Deployment) -> dict[str, Any]:
+    table = deployment.cluster.table("control", JSON_OBJECTS, deployment.clock)
+    deployment.cluster.follow(table)
+    return {key: json.loads(json.dumps(one)) for key, one in table.items("placement/").items()}
+
+
+def test_a_process_is_away_for_longer_than_a_restart() -> None:
+    assert module._AWAY_SECONDS >= 300

@@ -1,4 +1,4 @@
-"""Scenarios of producers, tables and leases, each for a moment; and a planted bug that two of them find."""
+"""Scenarios of producers, tables, leases and redrives, each for a moment; and a planted bug that two of them find."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from headrace.kafka.transactions.transactional_client import TransactionGuard
 from headrace_devkit.simulation.control_scenario import ControlOptions, ControlRun
 from headrace_devkit.simulation.keys_scenario import KeyOptions, KeyRun
+from headrace_devkit.simulation.redrive_scenario import RedriveOptions, RedriveRun
 from headrace_devkit.simulation.transaction_scenario import TransactionOptions, TransactionRun
 from headrace_devkit.simulation.world import World
 
@@ -31,3 +32,9 @@ def test_tables_are_alike_and_one_process_holds_the_lease() -> None:
     world = World(1)
     ControlRun(world, ControlOptions(2, 1, 1, 0, 0, 0.5, 2.0), work_seconds=20.0).go()
     assert (world.problems, world.counts["put"] > 50, world.counts["holds"] > 5) == ([], True, True)
+
+
+def test_a_killed_redrive_brings_each_dead_letter_back_once() -> None:
+    world = World(1)
+    RedriveRun(world, RedriveOptions(1, 1, 40, 2, 0, 0, 5.0, is_exactly_once=True)).go()
+    assert (world.problems, world.counts["start"]) == ([], 3)

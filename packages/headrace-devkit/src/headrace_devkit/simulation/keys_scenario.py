@@ -5,11 +5,11 @@ once, where the response says, and no value is there twice.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from headrace_devkit.simulation.http_client import send_json
 from headrace_devkit.simulation.seams import installed
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
 from headrace_devkit.simulation.simulated_process import SimulatedProcess, configuration
@@ -22,7 +22,6 @@ _PARTITIONS = 2
 _WORK_SECONDS = 60.0
 _HEALING_SECONDS = 240.0
 _RETRY_SECONDS = 0.3
-_ATTEMPT_SECONDS = 20.0
 
 
 class KeyOptions(NamedTuple):
@@ -88,37 +87,20 @@ class KeyRun:
 
     async def _send(self, number: int) -> None:
         """Send a request until it is answered."""
+        body, headers = {"records": [{"value": number}]}, {"Idempotency-Key": f'"key-{number}"'}
         while True:
-            status, body = 0, b""
-            try:
-                async with asyncio.timeout(_ATTEMPT_SECONDS):
-                    status, body = await self._post(number)
-            except (OSError, EOFError, TimeoutError, ValueError) as cause:
-                self._world.note("no response", number, type(cause).__name__)
+            host = self._process.machine.host
+            status, response = await send_json(host, _PORT, "POST", f"/producers/{TOPIC}", body, headers)
             if status == 200:
-                (entry,) = json.loads(body)["offsets"]
+                (entry,) = response["offsets"]
                 self.responses[number] = entry["partition"], entry["offset"]
                 self._world.note("answered", number, *self.responses[number])
                 return
+            self._world.note("not answered", number, status)
             if status not in (0, 409, 429, 503, 504):
-                self._world.problem("STATUS", f"request {number}: {status} {body[:200]!r}")
+                self._world.problem("STATUS", f"request {number}: {status} {response}")
                 return
             await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _post(self, number: int) -> tuple[int, bytes]:
-        reader, writer = await asyncio.open_connection(self._process.machine.host, _PORT)
-        try:
-            text = json.dumps({"records": [{"value": number}]}).encode()
-            head = (
-                f"POST /producers/{TOPIC} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                f'Idempotency-Key: "key-{number}"\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n'
-            )
-            writer.write(head.encode() + text)
-            received = await reader.read()
-        finally:
-            writer.close()
-        lines, _, body = received.partition(b"\r\n\r\n")
-        return int(lines.split(b" ", 2)[1]) if lines.startswith(b"HTTP/1.1 ") else 0, body
 
     # Faults ----------------------------------------------------------------------------------------------------------
 

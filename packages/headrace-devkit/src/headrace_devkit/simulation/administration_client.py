@@ -148,14 +148,14 @@ class AdministrationClient:
         committed_only = options.get("isolation_level") == IsolationLevel.READ_COMMITTED
         limit = _limit(options)
         return {
-            partition: self._of_leader(partition, lambda log, s=spec: _listed(log, s._value, committed_only), limit)
+            partition: self._of_leader(partition, functools.partial(_listed, spec._value, committed_only), limit)
             for partition, spec in topic_partition_offsets.items()
         }
 
     def delete_records(self, topic_partition_offsets: Sequence[Any], **options: Any) -> dict[Any, Future]:
         limit = _limit(options)
         return {
-            one: self._of_leader(one, lambda log, o=one: _cut(log, o.offset), limit) for one in topic_partition_offsets
+            one: self._of_leader(one, functools.partial(_cut, one.offset), limit) for one in topic_partition_offsets
         }
 
     def _of_leader(self, partition: Any, call: Callable[[Any], Any], limit_seconds: float) -> Future:
@@ -201,9 +201,9 @@ class AdministrationClient:
 
     def describe_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:
         limit = _limit(options)
-        return {name: self._of_group(name, lambda _broker, n=name: self._described(n), limit) for name in group_ids}
+        return {name: self._of_group(name, functools.partial(self._described, name), limit) for name in group_ids}
 
-    def _described(self, name: str) -> ConsumerGroupDescription:
+    def _described(self, name: str, _broker: int) -> ConsumerGroupDescription:
         group = self._groups.groups.get(name)
         coordinator = self._node(self._brokers.coordinator_of(name))
         is_known = group is not None or name in self._groups.offsets.groups()
@@ -226,7 +226,7 @@ class AdministrationClient:
         errors = self._groups.commit(broker, request.group_id, ("", -1, None), offsets)
         if isinstance(errors, KafkaError):
             return errors
-        results = [
+        results: list[Any] = [
             PartitionResult(*place, at.offset, error=KafkaError(errors[place]) if errors[place] else None)
             for place, at in offsets.items()
         ]
@@ -235,22 +235,22 @@ class AdministrationClient:
     def list_consumer_group_offsets(self, requests: Sequence[Any], **options: Any) -> dict[str, Future]:
         limit = _limit(options)
         return {
-            one.group_id: self._of_group(one.group_id, lambda _broker, r=one: self._committed(r), limit)
+            one.group_id: self._of_group(one.group_id, functools.partial(self._committed, one), limit)
             for one in requests
         }
 
-    def _committed(self, request: Any) -> ConsumerGroupTopicPartitions:
+    def _committed(self, request: Any, _broker: int) -> ConsumerGroupTopicPartitions:
         found = self._groups.offsets.committed(request.group_id)
         wanted = request.topic_partitions
-        places = list(found) if wanted is None else [(one.topic, one.partition) for one in wanted]
+        places: list[Any] = list(found) if wanted is None else [(one.topic, one.partition) for one in wanted]
         results = [TopicPartition(*place, found[place].offset if place in found else -1001) for place in places]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def delete_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:
         limit = _limit(options)
-        return {name: self._of_group(name, lambda _broker, n=name: self._deleted(n), limit) for name in group_ids}
+        return {name: self._of_group(name, functools.partial(self._deleted, name), limit) for name in group_ids}
 
-    def _deleted(self, name: str) -> None:
+    def _deleted(self, name: str, _broker: int) -> None:
         group = self._groups.groups.get(name)
         if group is None and name not in self._groups.offsets.groups():
             raise KafkaException(KafkaError(KafkaError.GROUP_ID_NOT_FOUND))
@@ -333,12 +333,12 @@ def _limit(options: Mapping[str, Any]) -> float:
     return float(options.get("request_timeout", _LIMIT_SECONDS))
 
 
-def _listed(log: Any, spec: int, committed_only: bool) -> ListOffsetsResultInfo:
+def _listed(spec: int, committed_only: bool, log: Any) -> ListOffsetsResultInfo:
     offset, timestamp = offset_at(log, spec, committed_only=committed_only)
     return ListOffsetsResultInfo(offset, timestamp, log.leader_epoch)
 
 
-def _cut(log: Any, offset: int) -> DeletedRecords:
+def _cut(offset: int, log: Any) -> DeletedRecords:
     if offset > log.end:
         raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
     log.delete_before(log.end if offset < 0 else offset)

@@ -32,7 +32,7 @@ def topics_are_administered(stage: ClientStage) -> None:
     stage.call("describe none", lambda: _first(admin.describe_topics(TopicCollection([none]))))
     stage.call("delete none", lambda: _first(admin.delete_topics([none])))
     for total in (1, 2, 3):
-        stage.call("partitions", lambda n=total: _first(admin.create_partitions([NewPartitions(topic, n)])))
+        stage.call("partitions", functools.partial(_grow, admin, NewPartitions(topic, total)))
     stage.call("partitions of none", lambda: _first(admin.create_partitions([NewPartitions(none, 2)])))
     stage.sleep(1)
     found = admin.list_topics(topic, timeout=20).topics[topic]
@@ -83,18 +83,30 @@ def offsets_of_a_log_are_listed(stage: ClientStage) -> None:
 
     def look(place: Any) -> None:
         for name, spec in specs.items():
-            stage.call(name, lambda s=spec: _offset(_first(admin.list_offsets({place: s}))))
+            stage.call(name, functools.partial(_listed, admin, place, spec))
 
     look(TopicPartition(topic, 0))
     look(TopicPartition(topic, 1))
     for place in (TopicPartition(topic, 9), TopicPartition(f"{topic}-none", 0)):
-        stage.call("none", lambda p=place: _offset(_first(admin.list_offsets({p: OffsetSpec.latest()}))))  # type: ignore[no-untyped-call]
+        stage.call("none", functools.partial(_listed, admin, place, specs["latest"]))
     for offset in (2, 9, 1, -1):
         cut = [TopicPartition(topic, 0, offset)]
-        stage.call(f"delete before {offset}", lambda c=cut: _first(admin.delete_records(c)).low_watermark)
+        stage.call(f"delete before {offset}", functools.partial(_cut, admin, cut))
         stage.call(
             "earliest", lambda: _offset(_first(admin.list_offsets({TopicPartition(topic, 0): specs["earliest"]})))
         )
+
+
+def _grow(admin: Any, partitions: Any) -> Any:
+    return _first(admin.create_partitions([partitions]))
+
+
+def _listed(admin: Any, place: Any, spec: Any) -> str:
+    return _offset(_first(admin.list_offsets({place: spec})))
+
+
+def _cut(admin: Any, before: list[Any]) -> Any:
+    return _first(admin.delete_records(before)).low_watermark
 
 
 def _offset(found: Any) -> str:

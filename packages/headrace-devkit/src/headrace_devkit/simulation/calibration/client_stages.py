@@ -261,7 +261,7 @@ class RealClients(ClientStage):
         super().__init__()
         self._cluster = cluster
         self._proxy = proxy
-        self._common = {"bootstrap.servers": (proxy or cluster).bootstrap_servers, "log_level": 0}
+        self._common: dict[str, Any] = {"bootstrap.servers": (proxy or cluster).bootstrap_servers, "log_level": 0}
 
     def run(self, script: Callable[[ClientStage], None]) -> list[str]:
         """Run a script, and return its trace."""

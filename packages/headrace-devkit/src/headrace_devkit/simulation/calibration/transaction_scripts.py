@@ -209,9 +209,9 @@ def offsets_are_committed_with_a_transaction(stage: ClientStage) -> None:
         stage.write(ends, client, topic, [b"v"])
         place = TopicPartition(topic, 0, offset)
         metadata = member.consumer_group_metadata()
-        stage.call("offsets", lambda at=place, m=metadata: client.send_offsets_to_transaction([at], m, 20))
+        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [place], metadata, 20))
         end = client.commit_transaction if ends == "commit" else client.abort_transaction
-        stage.call(ends, lambda end=end: end(20))
+        stage.call(ends, functools.partial(end, 20))
         stage.sleep(0.5)
         stage.note("committed", member.committed([TopicPartition(topic, 0)], 20)[0].offset)
     member.close()
@@ -289,7 +289,7 @@ def _late(stage: ClientStage, kind: str, ends: str) -> None:
         stage.write(f"record {number}", client, topic, [b"%d" % number])
         place = TopicPartition(topic, 0, number)
         metadata = member.consumer_group_metadata()
-        stage.call("offsets", lambda at=place, m=metadata: client.send_offsets_to_transaction([at], m, 20))
+        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [place], metadata, 20))
         if number < 3:
             stage.call("commit", lambda: client.commit_transaction(20))
     stage.deliver()

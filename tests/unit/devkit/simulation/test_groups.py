@@ -139,11 +139,16 @@ def test_a_partition_is_given_up_before_another_member_gets_it() -> None:
     assert group.state == "stable"
 
 
-def test_only_the_epoch_of_a_member_decides_on_its_commit() -> None:
+def test_an_earlier_epoch_commits_only_what_the_member_has_kept() -> None:
     group = new_group()
     beat(group, "a", 0, frozenset())
-    assert [group.check_commit("a", epoch) for epoch in (1, 0)] == [0, KafkaError.STALE_MEMBER_EPOCH]
-    assert group.check_commit("b", 1) == KafkaError.UNKNOWN_MEMBER_ID
+    beat(group, "b", 0, frozenset())
+    kept = beat(group, "a", 1).assignment
+    beat(group, "a", 1, kept)
+    found = [group.check_commit("a", *of) for of in ((2, ALL), (1, kept), (1, ALL), (3, kept), (0, kept))]
+    stale = KafkaError.STALE_MEMBER_EPOCH
+    assert found == [0, 0, stale, stale, stale]
+    assert group.check_commit("c", 1, kept) == KafkaError.UNKNOWN_MEMBER_ID
 
 
 def test_who_does_not_give_up_in_time_is_fenced() -> None:

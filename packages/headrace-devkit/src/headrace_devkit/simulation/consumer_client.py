@@ -53,7 +53,7 @@ class SimulatedConsumer(MemberHost):
         self._is_closed = False
         self.member.serve()  # the client looks for its coordinator, even if it never joins
 
-    # MemberTopics and assignment -------------------------------------------------------------------------------------
+    # Subscription and assignment -------------------------------------------------------------------------------------
 
     def subscribe(
         self,

@@ -104,17 +104,21 @@ class ConsumerGroup:
         has_changed = request.epoch == 0 or member.assigned != before or request.topics is not None
         return HeartbeatResponse(0, member.epoch, self._interval_seconds, member.assigned if has_changed else None)
 
-    def check_commit(self, member_id: str, epoch: int) -> int:
-        """Return why a commit is refused, or 0. Which partitions the member has does not matter.
+    def check_commit(self, member_id: str, epoch: int, partitions: Iterable[Partition]) -> int:
+        """Return why a commit is refused, or 0. At the member's epoch it does not matter which partitions it has.
 
-        Source: Apache Kafka, `ConsumerGroup.validateOffsetCommit`.
+        An earlier epoch may commit what the member has had since then.
+        Source: KIP-1251; Apache Kafka 4.3, `ConsumerGroup.validateOffsetCommit`.
         """
         if epoch < 0 and not self.members:
             return 0
         member = self.members.get(member_id)
         if member is None:
             return int(KafkaError.UNKNOWN_MEMBER_ID)
-        return 0 if epoch == member.epoch else int(KafkaError.STALE_MEMBER_EPOCH)
+        if epoch == member.epoch:
+            return 0
+        since = [member.assigned_at.get(partition, epoch + 1) for partition in partitions]
+        return 0 if epoch < member.epoch and max(since, default=0) <= epoch else int(KafkaError.STALE_MEMBER_EPOCH)
 
     @property
     def state(self) -> str:
@@ -177,6 +181,7 @@ class ConsumerGroup:
             return HeartbeatResponse(int(KafkaError.UNKNOWN_MEMBER_ID), request.epoch)
         if request.epoch == LEAVE_FOR_A_MOMENT:
             member.has_left = True
+            member.assigned_at = dict.fromkeys(member.assigned, 0)
             member.epoch = LEAVE_FOR_A_MOMENT
             member.to_revoke, member.revoke_by = frozenset(), 0.0
             member.expires_at = now + self._session_seconds
@@ -229,6 +234,7 @@ class ConsumerGroup:
         if member.epoch != self._target_epoch:
             member.previous_epoch, member.epoch = member.epoch, self._target_epoch
         member.assigned = kept | free
+        member.assigned_at = {p: member.assigned_at.get(p, member.epoch) for p in member.assigned}
         member.state = "unreleased" if waits else "stable"
 
     def _remove(self, member: _GroupMember) -> None:

@@ -3,7 +3,7 @@
 The state of a group is stored in Kafka, so another broker continues it when the coordinator moves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError
@@ -77,7 +77,7 @@ class GroupCoordinators:
         """Commit offsets; return an error by partition, 0 for none."""
         if refusal := self._refusal(broker, group):
             return refusal
-        error = self.check_commit(group, *member)
+        error = self.check_commit(group, *member, offsets)
         self._schedule(group)
         missing = int(KafkaError.UNKNOWN_TOPIC_OR_PART)
         errors = {p: error or (0 if self.brokers.log(*p) else missing) for p in offsets}
@@ -86,14 +86,32 @@ class GroupCoordinators:
             self._world.note("commit", group, topic, partition, at.offset, member[0], errors[topic, partition])
         return errors
 
-    def check_commit(self, group: str, member_id: str, generation: int, instance_id: str | None) -> int:
-        """Return why a commit, also one by a transaction, is refused, or 0."""
+    def check_commit(
+        self, group: str, member_id: str, generation: int, instance_id: str | None, partitions: Iterable[Partition] = ()
+    ) -> int:
+        """Return why a commit of these partitions is refused, or 0."""
         found = self.groups.get(group)
         if isinstance(found, ConsumerGroup):
-            return found.check_commit(member_id, generation)
+            return found.check_commit(member_id, generation, partitions)
         if found is None:
             return 0 if generation < 0 else int(KafkaError.ILLEGAL_GENERATION)
         return found.check_commit(member_id, generation, self._world.now, instance_id)
+
+    def check_transaction(
+        self, group: str, member_id: str, generation: int, instance_id: str | None, partitions: Iterable[Partition]
+    ) -> int:
+        """Return why the offsets of a transaction are refused, or 0: without a member, anyone may commit them.
+
+        Between two generations a transaction may commit, and another commit may not. The client's request knows no
+        epochs, so a stale one is another generation.
+        Source: Apache Kafka, `ClassicGroup.validateOffsetCommit`, `validateTransactionalOffsetCommit`.
+        """
+        if generation < 0 and not member_id and instance_id is None:
+            return 0
+        error = self.check_commit(group, member_id, generation, instance_id, partitions)
+        if error == KafkaError.STALE_MEMBER_EPOCH:
+            return int(KafkaError.ILLEGAL_GENERATION)
+        return 0 if error == KafkaError.REBALANCE_IN_PROGRESS else error
 
     def fetch(self, broker: int, group: str, partitions: Sequence[Partition], *, stable: bool) -> Any:
         """Return the committed offset by partition; the error if one of them waits for a transaction."""

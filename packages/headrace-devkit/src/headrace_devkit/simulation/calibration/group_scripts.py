@@ -391,3 +391,33 @@ def all_brokers_stop(stage: Stage) -> None:
     first.tell("commit", [[topic, 0, 2]])
     stage.until(lambda: first.count("commit") == 2, "a commits")
     stage.checkpoint("after")
+
+
+@script()
+def a_transaction_of_another_generation(stage: Stage) -> None:
+    topic = stage.topic(4)
+    first = stage.member("a")
+    stage.settled(first)
+    alone = _metadata_of(stage, first)
+    second = stage.member("b")
+    stage.settled(first, second)
+    both = _metadata_of(stage, first)
+    kept, moved = set(first.owned), set(second.owned)
+    group, _member, rest = both[11:].split(b"\0", 2)
+    other = both[:11] + b"\0".join((group, b"other", rest))
+    anonymous = both[:7] + (-1).to_bytes(4, "little", signed=True) + b"\0".join((group, b"", rest))
+    for name, metadata in (("alone", alone), ("both", both), ("other", other), ("anonymous", anonymous)):
+        stage.notes.append([name, stage.commit_as(metadata, kept), stage.commit_as(metadata, moved)])
+    second.tell("close")
+    stage.closed(second)
+    stage.settled(first)
+    for name, metadata in (("alone", alone), ("both", both)):
+        stage.notes.append([name, stage.commit_as(metadata, kept), stage.commit_as(metadata, moved)])
+    stage.notes.append(["none", stage.commit_as(_metadata_of(stage, first), {(topic, 0)})])
+
+
+def _metadata_of(stage: Stage, member: Any) -> bytes:
+    count = member.count("metadata")
+    member.tell("metadata")
+    stage.until(lambda: member.count("metadata") > count, "it answers")
+    return bytes.fromhex([values[0] for name, *values in member.events if name == "metadata"][-1])

@@ -144,6 +144,10 @@ class MemberProgram:
     def do_position(self, topic: str, partition: int) -> None:
         self._report(["position", self._client.position([TopicPartition(topic, partition)])[0].offset])
 
+    def do_metadata(self) -> None:
+        """Report who this member is, for a transaction."""
+        self._report(["metadata", self._client.consumer_group_metadata().hex()])
+
     def do_assignment(self) -> None:
         self._report(["assignment", _plain(self._client.assignment())])
 

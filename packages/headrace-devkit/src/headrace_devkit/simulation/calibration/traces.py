@@ -4,8 +4,10 @@ from typing import Any
 
 from headrace_devkit.devcluster import Cluster
 from headrace_devkit.simulation.calibration import group_scripts, record_scripts  # noqa: F401 they fill SCRIPTS
+from headrace_devkit.simulation.calibration.broker_stage import BrokerStage
+from headrace_devkit.simulation.calibration.model_stage import ModelStage
 from headrace_devkit.simulation.calibration.scripts import SCRIPTS
-from headrace_devkit.simulation.calibration.stages import BrokerStage, ModelStage, Stage
+from headrace_devkit.simulation.calibration.stages import Stage
 
 Trace = dict[str, list[str]]
 SEEDS = 300
@@ -76,8 +78,8 @@ def _of_member(stage: Stage, events: list[list[Any]], *, exact: bool) -> list[st
         offsets.clear()
 
     for name, *values in events:
-        if name == "failure":
-            continue  # how often a client tries is chance; scripts wait for those that matter
+        if name in ("failure", "metadata"):
+            continue  # how often a client tries is chance, and ids differ; scripts use those that matter
         if name == "record":
             topic, partition, offset = values
             offsets.setdefault(label(topic, partition), []).append(offset)

@@ -242,8 +242,11 @@ class AdministrationClient:
     def _committed(self, request: Any, _broker: int) -> ConsumerGroupTopicPartitions:
         found = self._groups.offsets.committed(request.group_id)
         wanted = request.topic_partitions
-        places: list[Any] = list(found) if wanted is None else [(one.topic, one.partition) for one in wanted]
-        results = [TopicPartition(*place, found[place].offset if place in found else -1001) for place in places]
+        places = list(found) if wanted is None else [(one.topic, one.partition) for one in wanted]
+        results = [
+            TopicPartition(topic, number, found[topic, number].offset if (topic, number) in found else -1001)
+            for topic, number in places
+        ]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def delete_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:

@@ -32,7 +32,7 @@ CONFIG = ReactiveConsumerConfig.model_validate(
 TIER = CONFIG.retry.topic_names("g")[0]
 P0, P1, P2, T0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("t", 2), TopicPartition(TIER, 0)
 HERE = {
-    P0: PartitionStatus(1, 10, 7, 3, 2, HeadRecord(7, 500, 2, 999_990.0), "waits for the backend"),
+    P0: PartitionStatus(1, 10, 7, 3, 2, HeadRecord(7, 500, 2, 999_990.0), "waits for the backend", 0.4),
     P1: PartitionStatus(1, 5, 5, 0, 0, None, ""),
 }
 LAGS = {
@@ -102,6 +102,7 @@ def test_each_partition_shows_its_position_and_why() -> None:
     first, second, third, retry_topic = (shown[place] for place in (P0, P1, P2, T0))
     assert (first.member, first.position, first.committed, first.end, first.lag) == ("me:1", 10, 7, 12, 5)
     assert (first.why, first.in_flight, first.records_in_flight) == ("waits for the backend", 2, 3)
+    assert (first.key_share, second.key_share, third.key_share) == (0.4, None, None)
     assert first.head
     assert (first.head.offset, first.head.age_seconds, first.head.attempts) == (7, 10.0, 2)
     assert second.why.startswith("a transaction is open at offset 5; later records cannot be read")

@@ -44,6 +44,30 @@ async def test_partitions_take_turns(hangs: bool) -> None:
         assert max(len([*same]) for _, same in groupby(d.partition for d in harness.deliveries)) < 60
 
 
+@pytest.mark.parametrize(
+    ("ordering", "keys", "share"),
+    [
+        ("key", "a" * 40 + "b" * 30 + "." * 30, 0.4),
+        ("key", "a" * 19 + "." * 81, None),
+        ("key", "." * 100, None),
+        ("key", "a" * 49, None),
+        ("none", "a" * 100, None),
+    ],
+)
+async def test_the_status_has_the_share_of_a_key_whose_records_wait_for_each_other(
+    ordering: str, keys: str, share: float | None
+) -> None:
+    """Of what was received and is not completed; it is exact, and gone when the records are."""
+    async with running(Harness(ordering=ordering, max_in_flight=1, max_records=1)) as harness:
+        harness.free.clear()
+        harness.feed_keys(keys)
+        await harness.clock.settle()
+        assert harness.pump.status().partitions[P0].key_share == share
+        harness.free.set()
+        await harness.clock.advance(1)
+        assert harness.pump.status().partitions[P0].key_share is None
+
+
 async def test_nothing_begins_too_far_ahead_of_a_record_in_flight() -> None:
     """So the offset map always fits; the first record is named, and once it is completed the partition continues."""
     async with running(Harness(ordering="none", max_records=1000)) as harness:

@@ -185,6 +185,9 @@ def _print_consumer(one: Mapping[str, Any], output: str) -> None:
     for row in one["partitions"]:
         if row["why"] and row["why"] != of_all:
             reasons.setdefault(row["why"], []).append(f"{row['topic']}-{row['partition']}")
+        if share := row.get("keyShare"):
+            text = f"one key has {share * 100:.0f} % of the records that were received and are not completed"
+            reasons.setdefault(text, []).append(f"{row['topic']}-{row['partition']}")
     for why, partitions in reasons.items():
         named = ", ".join(partitions) if len(partitions) <= _MAX_NAMED else counted(len(partitions), "partition")
         click.echo(_wrapped(f"{named}: {why}"))

@@ -75,6 +75,9 @@ class PartitionDetails(msgspec.Struct, rename="camel"):
     paused: Pause | None
     why: str
     """Empty while it makes progress."""
+    key_share: float | None = None
+    """With `ordering: key`: the share of the most frequent key in `recordsInFlight`; its records wait for each other.
+    Null below 0.2, or with fewer than 50 records."""
 
 
 class PendingCommand(msgspec.Struct, rename="camel"):
@@ -231,6 +234,7 @@ class ConsumerStatuses:
             and Head(head.offset, head.timestamp_ms, max(0.0, self._clock.time() - head.since), head.attempts),
             paused=hold,
             why=why,
+            key_share=here.key_share,
         )
 
 

@@ -46,6 +46,11 @@ class Backlog:
         """Records that may begin."""
         return self._ready_records
 
+    @property
+    def most_of_key(self) -> int:
+        """How many records of the most frequent key are not completed; 0 if records do not wait for their key."""
+        return 0
+
     def add(self, records: RecordBatch) -> None:
         """Append records."""
         if records:
@@ -124,6 +129,10 @@ class KeyBacklog(Backlog):
     @property
     def ready_records(self) -> int:
         return len(self._ready)
+
+    @property
+    def most_of_key(self) -> int:
+        return 1 + max((len(waiting) for waiting in self._blocked.values() if waiting), default=0)
 
     def add(self, records: RecordBatch) -> None:
         blocked = self._blocked

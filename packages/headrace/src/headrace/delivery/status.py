@@ -14,6 +14,8 @@ from headrace.records import TopicPartition
 
 _SLOW_SECONDS = 5.0
 """A delivery that takes longer counts as slow."""
+_MANY_RECORDS, _MUCH = 50, 0.2
+"""The share of a key in fewer records, or a smaller one, says little."""
 
 
 class SettingsInForce(msgspec.Struct, frozen=True, rename="camel"):
@@ -58,6 +60,8 @@ class PartitionStatus(NamedTuple):
     head: HeadRecord | None
     why: str
     """Why it does not move, in one sentence; empty while it does."""
+    key_share: float | None = None
+    """With order `key`: the share of one key in the records in flight, if many have it; they wait for each other."""
 
 
 class PumpStatus(NamedTuple):
@@ -83,6 +87,7 @@ def status_of(lane: Lane, context: PumpContext, member: Membership | None) -> Pa
     why = why or (_why(lane, context) if record else condition.reason)
     if offset in lane.acks.awaiting_ack and context.clock.time() - lane.head_since >= _SLOW_SECONDS:
         why = why or f"offset {offset} waits for its explicit acknowledgement"
+    share = round(lane.backlog.most_of_key / max(1, tracker.in_flight_records), 2)
     return PartitionStatus(
         tracker.epoch,
         tracker.position,
@@ -91,6 +96,7 @@ def status_of(lane: Lane, context: PumpContext, member: Membership | None) -> Pa
         lane.in_flight.records,
         head,
         why or (member.pause_reason(lane.partition) if member else ""),
+        share if tracker.in_flight_records >= _MANY_RECORDS and share >= _MUCH else None,
     )
 
 

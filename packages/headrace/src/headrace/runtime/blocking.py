@@ -1,6 +1,6 @@
 """What blocks a thread: threads, their events, locks and queues, and sleep. Callers use the names here, at each use.
 
-So a simulation puts its own in place, where a thread that waits lets virtual time pass.
+So a simulation puts its own in place, where virtual time passes while a thread waits.
 """
 
 from concurrent.futures import Executor, ThreadPoolExecutor

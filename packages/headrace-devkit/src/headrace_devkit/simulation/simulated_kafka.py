@@ -19,7 +19,7 @@ class SimulatedKafka:
     def __init__(self, world: World, brokers: int = 1) -> None:
         self.brokers = Brokers(world, brokers)
         self.groups = GroupCoordinators(self.brokers)
-        self.transactions = Transactions(self.brokers, self.groups.offsets, self.groups.check_commit)
+        self.transactions = Transactions(self.brokers, self.groups.offsets, self.groups.check_transaction)
         self.network = Network(world)
         self.clients = Clients(
             functools.partial(SimulatedConsumer, self.brokers, self.groups),

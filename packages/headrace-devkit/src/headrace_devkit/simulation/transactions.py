@@ -6,7 +6,7 @@ Each method runs on a broker, as a request to it, and raises what that broker re
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
@@ -33,7 +33,7 @@ _LATER: Mapping[int, int] = {
 Source: Apache Kafka, `ReplicaManager`, `AddPartitionsToTxnManager`."""
 
 
-MayCommit = Callable[[str, str, int, str | None], int]
+MayCommit = Callable[[str, str, int, str | None, Iterable[Partition]], int]
 """Gets a group, and the id, generation and instance of a member."""
 
 
@@ -217,7 +217,7 @@ class Transactions:
         states.check_epoch(producer)
         if (producer.id, place) not in self._groups:
             self._verify(name, producer, place)
-        if code := self._may_commit(group, member.member_id, member.generation, member.instance_id):
+        if code := self._may_commit(group, member.member_id, member.generation, member.instance_id, offsets):
             raise KafkaException(KafkaError(code))
         self._groups.setdefault((producer.id, place), {})[group] = None
         self._offsets.commit_later(group, producer.id, offsets)

@@ -202,7 +202,7 @@ class ModelClients(ClientStage):
         }
         self._brokers = Brokers(self.world, 1, configs=configs)
         self._groups = GroupCoordinators(self._brokers)
-        self._transactions = Transactions(self._brokers, self._groups.offsets, self._groups.check_commit)
+        self._transactions = Transactions(self._brokers, self._groups.offsets, self._groups.check_transaction)
 
     def run(self, script: Callable[[ClientStage], None]) -> list[str]:
         """Run a script on a thread, and return its trace."""

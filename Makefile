@@ -9,7 +9,7 @@ UV = UV_DEFAULT_INDEX="$(INDEX)" $(BIN)/uv pip install --quiet --python $(BIN)/p
 install = test -x $(BIN)/uv && $(UV) $(1) || $(PIP) $(1)
 PACKAGES := headrace headrace-pipelines headrace-queries headrace-console headrace-dialects headrace-devkit headrace-jvm
 
-.PHONY: help env demo test test-all check fmt bench docs site image image-spark manifests notes release clean
+.PHONY: help env demo test test-all simulate check fmt bench docs site image image-spark manifests notes release clean
 
 ENGINE ?= docker
 # Each package has the same version; a test compares the names of images in deploy/ with it.
@@ -39,6 +39,9 @@ test: env        ## Unit, integration and fault tests, real Kafka and Spark incl
 test-all: env    ## Every test, or PART=faults; writes each result into tests/LONG.md
 	$(BIN)/headrace pipeline prepare
 	$(BIN)/python -m tools.test_all $(PART)
+
+simulate: env    ## Simulate push with new seeds for HOURS=8, on all processors; ends with a report
+	$(BIN)/python -m headrace_devkit.simulation push $$(date +%s) --hours $(or $(HOURS),8) --jobs $$(nproc)
 
 check: env       ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -22,6 +22,7 @@ PARTS: Final = {
     "console": ["--all", "tests/integration/console"],
     "conformance": ["--all", "tests/conformance"],
     "faults": ["--all", "tests/faults"],
+    "simulation": ["--all", "tests/simulation"],
     "secured": ["--secured", "tests/integration", "tests/conformance"],
 }
 """Options of pytest by part. Each part fits into about 40 minutes on two processors."""

@@ -1,14 +1,15 @@
 """One simulated Kafka: brokers, groups, transactions, and the clients that processes get in place of the real ones."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 from headrace_devkit.simulation.administration_client import AdministrationClient
 from headrace_devkit.simulation.brokers import Brokers
 from headrace_devkit.simulation.consumer_client import SimulatedConsumer
 from headrace_devkit.simulation.group_coordinator import GroupCoordinators
-from headrace_devkit.simulation.network import Network
 from headrace_devkit.simulation.producer_client import ProducerClient
-from headrace_devkit.simulation.seams import Clients
+from headrace_devkit.simulation.seams import Clients, installed
 from headrace_devkit.simulation.transactions import Transactions
 from headrace_devkit.simulation.world import Machine, World
 
@@ -20,13 +21,25 @@ class SimulatedKafka:
         self.brokers = Brokers(world, brokers)
         self.groups = GroupCoordinators(self.brokers)
         self.transactions = Transactions(self.brokers, self.groups.offsets, self.groups.check_transaction)
-        self.network = Network(world)
+        self.network = world.network
         self.clients = Clients(
             functools.partial(SimulatedConsumer, self.brokers, self.groups),
             functools.partial(ProducerClient, self.brokers, self.transactions),
             functools.partial(AdministrationClient, self.brokers, self.groups),
         )
         self._world = world
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let processes use this cluster; count each failpoint that they reach, and the rebalances of all groups."""
+
+        def reached(point: str) -> None:
+            self._world.counts[f"reach {point}"] += 1
+
+        with installed(self.network, self.clients, reached):
+            yield
+        for group in self.groups.groups.values():
+            self._world.counts["rebalance"] += getattr(group, "generation", 0) or getattr(group, "epoch", 0)
 
     def machine(self, name: str) -> Machine:
         """Return a new machine that is part of the network."""

@@ -1,4 +1,4 @@
-"""Transactions of a run, by their pure parts: the coordinator, the sequence numbers of a partition, its markers."""
+"""Transactions by their pure parts: the coordinator, the sequence numbers of a partition, its markers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_transaction_has_a_time_limit() -> None:
 def test_only_partitions_of_the_transaction_are_written() -> None:
     writer = Writer()
     writer.add()
-    verify = lambda place: code_of(lambda: writer.coordinator.verify("x", writer.producer, place))  # noqa: E731
+    verify = lambda key: code_of(lambda: writer.coordinator.verify("x", writer.producer, key))  # noqa: E731
     assert (verify(PLACE), verify(OTHER)) == ("", "TRANSACTION_ABORTABLE")
     writer.end()
     assert verify(PLACE) == "CONCURRENT_TRANSACTIONS"

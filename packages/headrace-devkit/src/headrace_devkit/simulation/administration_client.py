@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     ConsumerGroupType,
@@ -37,7 +38,8 @@ from headrace_devkit.simulation.consumer_group import ConsumerGroup
 from headrace_devkit.simulation.greenlet_threads import Future, current_machine
 from headrace_devkit.simulation.group_coordinator import Group, GroupCoordinators
 from headrace_devkit.simulation.offsets import CommittedOffset
-from headrace_devkit.simulation.topic_administration import TopicAdministration, offset_at
+from headrace_devkit.simulation.partition_log import PartitionLog
+from headrace_devkit.simulation.simulated_controller import SimulatedController, offset_at
 
 _LIMIT_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 0.1
@@ -58,7 +60,7 @@ class AdministrationClient:
         self._brokers = brokers
         self._groups = groups
         self._world = brokers.world
-        self._topics = TopicAdministration(brokers, groups.offsets)
+        self._topics = SimulatedController(brokers, groups.offsets)
         self._events: list[Callable[[], object]] = []
         self._error_cb = properties.get("error_cb")
         self._cluster = ClientCluster(brokers, current_machine(), self._connection_failed)
@@ -161,19 +163,19 @@ class AdministrationClient:
     def _of_leader(self, partition: Any, call: Callable[[Any], Any], limit_seconds: float) -> Future:
         """Send a request to the leader; without one, or without the partition, librdkafka itself answers `_NOENT`."""
         future = Future()
-        place = partition.topic, partition.partition
+        key = partition.topic, partition.partition
 
         def run() -> Any:
-            log = self._brokers.log(*place)
+            log = self._brokers.log(*key)
             if log is None:
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             return call(log)
 
         def known(error: KafkaError | None) -> None:
-            leader = self._cluster.leader(*place)
+            leader = self._cluster.leader(*key)
             if error is None and leader is not None:
                 self._cluster.send(leader, run, functools.partial(_settle, future), seconds=limit_seconds)
-            elif error is None and place[1] >= self._cluster.count(place[0]):
+            elif error is None and key[1] >= self._cluster.count(key[0]):
                 _settle(future, KafkaError(KafkaError._NOENT, "Failed to query partition leaders: No leaders found"))
             elif self._world.now >= end:
                 _settle(future, error or KafkaError(KafkaError._TIMED_OUT))
@@ -181,7 +183,7 @@ class AdministrationClient:
                 self._cluster.after(_RETRY_SECONDS, look)
 
         def look() -> None:
-            self._cluster.refresh([place[0]], known)
+            self._cluster.refresh([key[0]], known)
 
         end = self._world.now + limit_seconds
         look()
@@ -227,8 +229,8 @@ class AdministrationClient:
         if isinstance(errors, KafkaError):
             return errors
         results: list[Any] = [
-            PartitionResult(*place, at.offset, error=KafkaError(errors[place]) if errors[place] else None)
-            for place, at in offsets.items()
+            PartitionResult(*key, at.offset, error=KafkaError(errors[key]) if errors[key] else None)
+            for key, at in offsets.items()
         ]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
@@ -241,12 +243,10 @@ class AdministrationClient:
 
     def _committed(self, request: Any, _broker: int) -> ConsumerGroupTopicPartitions:
         found = self._groups.offsets.committed(request.group_id)
-        wanted = request.topic_partitions
-        places = list(found) if wanted is None else [(one.topic, one.partition) for one in wanted]
-        results = [
-            TopicPartition(topic, number, found[topic, number].offset if (topic, number) in found else -1001)
-            for topic, number in places
-        ]
+        requested = request.topic_partitions
+        keys = list(found) if requested is None else [(one.topic, one.partition) for one in requested]
+        offsets = [found[key].offset if key in found else OFFSET_INVALID for key in keys]
+        results = [TopicPartition(*key, at) for key, at in zip(keys, offsets, strict=True)]  # type: ignore[call-arg]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def delete_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:
@@ -336,12 +336,12 @@ def _limit(options: Mapping[str, Any]) -> float:
     return float(options.get("request_timeout", _LIMIT_SECONDS))
 
 
-def _listed(spec: int, committed_only: bool, log: Any) -> ListOffsetsResultInfo:
+def _listed(spec: int, committed_only: bool, log: PartitionLog) -> ListOffsetsResultInfo:
     offset, timestamp = offset_at(log, spec, committed_only=committed_only)
     return ListOffsetsResultInfo(offset, timestamp, log.leader_epoch)
 
 
-def _cut(offset: int, log: Any) -> DeletedRecords:
+def _cut(offset: int, log: PartitionLog) -> DeletedRecords:
     if offset > log.end:
         raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
     log.delete_before(log.end if offset < 0 else offset)
@@ -359,7 +359,7 @@ def _state(group: Group | None) -> ConsumerGroupState:
 def _member(member: Any) -> MemberDescription:
     """Describe a member, of either protocol."""
     request = getattr(member, "request", member)
-    places: Iterable[Any] = getattr(member, "assigned", None) or getattr(member, "assignment", None) or ()
-    assignment = MemberAssignment([TopicPartition(*place) for place in sorted(places)])
+    keys: Iterable[Any] = getattr(member, "assigned", None) or getattr(member, "assignment", None) or ()
+    assignment = MemberAssignment([TopicPartition(*key) for key in sorted(keys)])
     client_id = getattr(request, "client_id", "")
     return MemberDescription(member.member_id, client_id, "/10.0.0.1", assignment, request.instance_id)

@@ -18,7 +18,6 @@ from headrace.kafka.lease import Lease
 from headrace.kafka.producer import Producer
 from headrace.kafka.topic_directory import InternalTopic
 from headrace.runtime import SystemClock
-from headrace_devkit.simulation.seams import installed
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
 from headrace_devkit.simulation.world import Machine, World
 
@@ -186,7 +185,7 @@ class ControlRun:
     def go(self) -> None:
         """Run all of it, with its checks."""
         self.kafka.brokers.create_topic(SOURCE, 3)
-        with installed(self.kafka.network, self.kafka.clients, lambda point: self.world.note(f"reach {point}")):
+        with self.kafka.installed():
             self.start()
             self.world.run(self._work_seconds + 20.0)
             self.end()
@@ -213,8 +212,8 @@ class ControlRun:
         return found
 
     def _are_alike(self) -> bool:
-        wanted = {key: entry for key, (_, entry) in self._entries().items() if entry is not None}
-        return all(process.table is not None and process.table.items("") == wanted for process in self._processes)
+        requested = {key: entry for key, (_, entry) in self._entries().items() if entry is not None}
+        return all(process.table is not None and process.table.items("") == requested for process in self._processes)
 
 
 def control(world: World) -> Sequence[Any]:

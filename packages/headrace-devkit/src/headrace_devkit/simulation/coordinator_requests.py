@@ -1,6 +1,6 @@
 """The requests of a client for its transaction: to the coordinator of transactions, and to that of a group.
 
-A request that was lost, or came to a broker that is not the coordinator, is sent again; so it may be done twice.
+A request that was lost, or was received by another broker, is sent again; so it may be done twice.
 Source: librdkafka, `rdkafka_txnmgr.c`, `rd_kafka_coord_req`, `rd_kafka_buf_retry`.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError
 
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.brokers import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace_devkit.simulation.client_cluster import ClientCluster
 from headrace_devkit.simulation.offsets import CommittedOffset, Partition
-from headrace_devkit.simulation.transaction_coordinator import Place, ProducerEpoch
-from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.transaction_coordinator import ProducerEpoch
 
 _FRAME: Final = b"CGMDv2:"
 _ADD_RETRY_SECONDS: Final = 0.5
@@ -145,14 +145,14 @@ class TransactionForOffsets(Protocol):
         """Take a fatal error."""
 
 
-class OffsetsRequest:
+class TransactionOffsets:
     """Adds offsets of a group to a transaction: to the coordinator of transactions first, then to the group's."""
 
     def __init__(
         self,
         transaction: TransactionForOffsets,
         coordinator: CoordinatorRequests,
-        transactions: Transactions,
+        transactions: BrokerTransactions,
         offsets: Mapping[Partition, CommittedOffset],
         member: GroupMemberId,
     ) -> None:
@@ -212,31 +212,31 @@ class OffsetsRequest:
         self._done(error_that_aborts(normal_code(code), text))
 
 
-class TransactionForPlaces(Protocol):
+class TransactionForPartitions(Protocol):
     """What the partitions of a transaction need of it."""
 
-    def add_places(self, places: Sequence[Place], answered: Callable[[int], None]) -> None:
+    def add_partitions(self, keys: Sequence[Partition], answered: Callable[[int], None]) -> None:
         """Have the coordinator add partitions; `answered` gets 0, or the code of an error that may pass."""
 
     def wake(self) -> None:
         """Have records sent."""
 
 
-class TransactionPlaces:
+class TransactionPartitions:
     """The partitions of a transaction, as its client knows them."""
 
-    def __init__(self, cluster: ClientCluster, transaction: TransactionForPlaces) -> None:
+    def __init__(self, cluster: ClientCluster, transaction: TransactionForPartitions) -> None:
         self._cluster = cluster
         self._transaction = transaction
-        self._added: dict[Place, None] = {}
-        self._pending: dict[Place, None] = {}
+        self._added: dict[Partition, None] = {}
+        self._pending: dict[Partition, None] = {}
         self._is_adding = False
 
-    def has(self, place: Place) -> bool:
+    def has(self, key: Partition) -> bool:
         """Whether a partition is in the transaction; else it is added."""
-        if place in self._added:
+        if key in self._added:
             return True
-        self._pending[place] = None
+        self._pending[key] = None
         if not self._is_adding:
             self._is_adding = True
             self._cluster.after(0.001, self._add)
@@ -253,10 +253,10 @@ class TransactionPlaces:
     def _add(self) -> None:
         if not self._is_adding or not self._pending:
             return
-        places = list(self._pending)
-        self._transaction.add_places(places, functools.partial(self._answered, places))
+        keys = list(self._pending)
+        self._transaction.add_partitions(keys, functools.partial(self._answered, keys))
 
-    def _answered(self, places: Sequence[Place], code: int) -> None:
+    def _answered(self, keys: Sequence[Partition], code: int) -> None:
         if not self._is_adding:
             return
         if code:
@@ -264,9 +264,9 @@ class TransactionPlaces:
             self._cluster.after(pause, self._add)
             return
         self._is_adding = False
-        for place in places:
-            self._pending.pop(place, None)
-        self._added.update(dict.fromkeys(places))
+        for key in keys:
+            self._pending.pop(key, None)
+        self._added.update(dict.fromkeys(keys))
         self._transaction.wake()
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headrace_devkit.simulation.http_client import send_json
-from headrace_devkit.simulation.seams import installed
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
 from headrace_devkit.simulation.simulated_process import SimulatedProcess, configuration
 from headrace_devkit.simulation.world import World
@@ -33,7 +32,7 @@ class KeyOptions(NamedTuple):
     cuts: int
     broker_kills: int
     late_every_seconds: float
-    """About how often a request to Kafka is held back; 0 for never."""
+    """About how often a request to Kafka is delayed; 0 for never."""
 
     @classmethod
     def of(cls, chance: random.Random) -> "KeyOptions":
@@ -138,7 +137,7 @@ class KeyRun:
 
     def go(self) -> None:
         """Run all of it, with its checks."""
-        with installed(self.kafka.network, self.kafka.clients, lambda point: self._world.note(f"reach {point}")):
+        with self.kafka.installed():
             self.start()
             self.break_things()
             self._world.run(self._work_seconds)
@@ -159,9 +158,9 @@ class KeyRun:
             for record in fetched.records if fetched else ():
                 found.setdefault(int(record.value or b"0"), []).append((partition, record.offset))
         for number in range(1, self._sent + 1):
-            places, response = found.get(number, []), self.responses.get(number)
-            if len(places) > 1 or (response and places != [response]):
-                self._world.problem("ONCE", f"request {number}: the response says {response}, and it is at {places}")
+            positions, response = found.get(number, []), self.responses.get(number)
+            if len(positions) > 1 or (response and positions != [response]):
+                self._world.problem("ONCE", f"request {number}: the response says {response}, and it is at {positions}")
 
 
 def keys(world: World) -> Sequence[Any]:

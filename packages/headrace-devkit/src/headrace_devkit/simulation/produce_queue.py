@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace_devkit.simulation.offsets import Partition
 from headrace_devkit.simulation.partition_log import Header
-from headrace_devkit.simulation.transaction_coordinator import Place, ProducerEpoch
+from headrace_devkit.simulation.transaction_coordinator import ProducerEpoch
 
 _RECORD_OVERHEAD_BYTES = 7
 
@@ -69,8 +70,8 @@ class ProducedBatch:
 class ProduceQueue:
     """The records of one partition."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, key: Partition) -> None:
+        self.key = key
         self.waiting: deque[QueuedRecord] = deque()
         self.again: list[ProducedBatch] = []
         """Batches to be sent again, by their sequence numbers."""
@@ -116,6 +117,10 @@ class ProduceQueue:
         self.again.clear()
         self.acknowledged = 0
         self._base = self.waiting[0].number if self.waiting else self._next_number
+
+    def skip(self, count: int) -> None:
+        """Leave no gap for records that an abort has dropped. Source: librdkafka, `rd_kafka_toppar_purge_queues`."""
+        self._base += count
 
     def drop(self, picks: Callable[[QueuedRecord], bool]) -> list[QueuedRecord]:
         """Remove records that are not in flight, and return them."""

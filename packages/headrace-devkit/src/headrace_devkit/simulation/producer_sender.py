@@ -1,7 +1,7 @@
 """What librdkafka's threads do for a producer: batches go to the leaders, in order, until each record has its report.
 
-Each partition has a queue. A batch that fails for a moment is sent again as it was, with the same sequence numbers,
-when nothing of its partition is in flight. A number that will never be sent makes the client bump its epoch: it waits
+Each partition has a queue. A batch that fails for a moment is sent again with the same sequence numbers. Nothing of
+its partition is in flight then. A number that will never be sent makes the client bump its epoch: it waits
 for what is in flight, gets another epoch, and numbers anew. Source: librdkafka, `rd_kafka_handle_Produce_error`,
 `rd_kafka_handle_idempotent_Produce_error`, `rd_kafka_toppar_producer_serve`, `rd_kafka_idemp_drain_epoch_bump`.
 """
@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError
 
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions, NewBatch, RefusedRecords
 from headrace_devkit.simulation.client_cluster import ClientCluster
+from headrace_devkit.simulation.offsets import Partition
 from headrace_devkit.simulation.partition_log import UnwrittenRecord
 from headrace_devkit.simulation.produce_queue import ProducedBatch, ProduceQueue, QueuedRecord
 from headrace_devkit.simulation.producer_topics import ProducedTopics
-from headrace_devkit.simulation.transaction_coordinator import Place, ProducerEpoch
-from headrace_devkit.simulation.transactions import NewBatch, RefusedRecords, Transactions
+from headrace_devkit.simulation.transaction_coordinator import ProducerEpoch
 
 _SCAN_SECONDS = 1.0
 """How often librdkafka looks for records whose time is over."""
@@ -70,7 +71,7 @@ class SenderOwner(Protocol):
     def fail_for_good(self, code: int, text: str) -> None:
         """Take a fatal error."""
 
-    def may_send(self, place: Place) -> bool:
+    def may_send(self, key: Partition) -> bool:
         """Whether records of a partition may be sent now."""
 
     def must_abort(self, code: int, text: str, *, bumps: bool) -> bool:
@@ -84,7 +85,7 @@ class Sender:
     """The queues of one producer."""
 
     def __init__(
-        self, cluster: ClientCluster, transactions: Transactions, settings: SenderSettings, owner: SenderOwner
+        self, cluster: ClientCluster, transactions: BrokerTransactions, settings: SenderSettings, owner: SenderOwner
     ) -> None:
         # For good
         self._cluster = cluster
@@ -93,7 +94,7 @@ class Sender:
         self._settings = settings
         self._owner = owner
         # Records
-        self._queues: dict[Place, ProduceQueue] = {}
+        self._queues: dict[Partition, ProduceQueue] = {}
         self._topics = ProducedTopics(cluster)
         # Sending
         self.producer: ProducerEpoch | None = None
@@ -119,29 +120,32 @@ class Sender:
         record.queued_at = now
         record.deadline = now + self._settings.delivery_seconds
         if self._cluster.count(record.topic):
-            self._place(record)
+            self._queue(record)
         else:
             self._topics.unplaced.setdefault(record.topic, deque()).append(record)
         self._timers.scan_in(_SCAN_SECONDS)
         self._timers.serve_in(0.0)
 
-    def _place(self, record: QueuedRecord) -> None:
+    def _queue(self, record: QueuedRecord) -> None:
         if record.partition < 0:
             record.partition = self._topics.choose(record.topic, record.key)
         elif record.partition >= self._cluster.count(record.topic):
             self._fail([record], KafkaError._UNKNOWN_PARTITION)
             return
-        place = record.topic, record.partition
-        if place not in self._queues:
-            self._queues[place] = ProduceQueue(place)
-        self._queues[place].put(record)
+        key = record.topic, record.partition
+        if key not in self._queues:
+            self._queues[key] = ProduceQueue(key)
+        self._queues[key].put(record)
 
-    def purge(self, *, in_queue: bool, in_flight: bool) -> None:
-        """Drop records, each with its report."""
+    def purge(self, *, in_queue: bool, in_flight: bool, aborts: bool = False) -> None:
+        """Drop records, each with its report; one that `aborts` a transaction leaves no gap in the numbers."""
         if in_queue:
             self._fail(self._topics.drop(lambda _: True), KafkaError._PURGE_QUEUE)
             for queue in self._queues.values():
-                self._fail(queue.drop(lambda _: True), KafkaError._PURGE_QUEUE)
+                dropped = queue.drop(lambda _: True)
+                if aborts:
+                    queue.skip(len(dropped))
+                self._fail(dropped, KafkaError._PURGE_QUEUE)
         for queue in self._queues.values() if in_flight else ():
             for batch in queue.in_flight:
                 if not batch.is_purged:
@@ -163,7 +167,7 @@ class Sender:
         for topic in list(unplaced):
             if self._cluster.count(topic):
                 for record in unplaced.pop(topic):
-                    self._place(record)
+                    self._queue(record)
             elif self._topics.is_missing(topic):
                 self._fail(unplaced.pop(topic), KafkaError._UNKNOWN_TOPIC)
             else:
@@ -180,7 +184,7 @@ class Sender:
 
     def _send_next(self, queue: ProduceQueue) -> bool:
         """Send the next batch of a partition if it may be sent now; else come back when it may."""
-        topic, partition = queue.place
+        topic, partition = queue.key
         leader = self._cluster.leader(topic, partition)
         if leader is None:
             if self._topics.is_missing(topic):
@@ -192,7 +196,7 @@ class Sender:
         if now < queue.not_before:
             self._timers.serve_in(queue.not_before - now)
             return False
-        if not self._owner.may_send(queue.place) or self._on_broker.get(leader, 0) >= self._settings.in_flight:
+        if not self._owner.may_send(queue.key) or self._on_broker.get(leader, 0) >= self._settings.in_flight:
             return False  # the response wakes it
         if queue.again:
             if queue.in_flight:
@@ -216,14 +220,14 @@ class Sender:
         self._owner.count_request(leader, "Produce")
         self._cluster.send(
             leader,
-            functools.partial(self._append, leader, queue.place, request),
+            functools.partial(self._append, leader, queue.key, request),
             functools.partial(self._answered, queue, batch, leader),
             seconds=min(self._settings.socket_seconds, rest),
         )
 
-    def _append(self, leader: int, place: Place, batch: NewBatch) -> Any:
+    def _append(self, leader: int, key: Partition, batch: NewBatch) -> Any:
         try:
-            return self._transactions.append(leader, *place, batch)
+            return self._transactions.append(leader, *key, batch)
         except RefusedRecords as refused:
             return refused
 
@@ -255,7 +259,7 @@ class Sender:
             self._owner.fail_for_good(code, f"{len(batch.records)} message(s) failed due to sequence desynchronization")
         elif code in _AGAIN:
             if code in _REFRESH:
-                self._topics.forget_leader(queue.place)
+                self._topics.forget_leader(queue.key)
             self._send_again(queue, batch)
             return
         else:

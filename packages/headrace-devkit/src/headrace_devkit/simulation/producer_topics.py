@@ -7,8 +7,8 @@ import confluent_kafka
 from confluent_kafka import KafkaError
 
 from headrace_devkit.simulation.client_cluster import ClientCluster
+from headrace_devkit.simulation.offsets import Partition
 from headrace_devkit.simulation.produce_queue import QueuedRecord
-from headrace_devkit.simulation.transaction_coordinator import Place
 
 _PROPAGATION_SECONDS = 30.0
 """`topic.metadata.propagation.max.ms`: so long a topic that is not there may be one that was just created."""
@@ -40,9 +40,9 @@ class ProducedTopics:
         self.unplaced = {name: records for name, records in kept.items() if records}
         return found
 
-    def forget_leader(self, place: Place) -> None:
+    def forget_leader(self, key: Partition) -> None:
         """Look for the leader of a partition before the next batch."""
-        topic, partition = place
+        topic, partition = key
         if known := self._cluster.topics.get(topic):
             leaders = [None if index == partition else leader for index, leader in enumerate(known.leaders)]
             self._cluster.topics[topic] = known._replace(leaders=tuple(leaders))

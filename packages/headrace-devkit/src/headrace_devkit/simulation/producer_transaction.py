@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.client_cluster import ClientCluster
 from headrace_devkit.simulation.coordinator_requests import (
     BUSY,
@@ -29,17 +30,16 @@ from headrace_devkit.simulation.coordinator_requests import (
     NEEDS_EPOCH,
     CoordinatorRequests,
     GroupMemberId,
-    OffsetsRequest,
     RequestCounter,
-    TransactionPlaces,
+    TransactionOffsets,
+    TransactionPartitions,
     error_that_aborts,
     normal_code,
 )
 from headrace_devkit.simulation.greenlet_threads import Waiter
 from headrace_devkit.simulation.offsets import CommittedOffset, Partition
 from headrace_devkit.simulation.producer_sender import Sender
-from headrace_devkit.simulation.transaction_coordinator import Place, ProducerEpoch
-from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.transaction_coordinator import ProducerEpoch
 
 ClientState = Literal[
     "init",
@@ -86,7 +86,7 @@ class TransactionOwner(RequestCounter, Protocol):
         """Wait until each record has its report; return how many have none."""
 
 
-class _Call:
+class _TransactionCall:
     """A call of the application that waits for its result."""
 
     def __init__(self, name: str) -> None:
@@ -101,6 +101,17 @@ class _Call:
             self.waiter.wake()
 
 
+class _CurrentTransaction:
+    """What is counted in one transaction."""
+
+    def __init__(self) -> None:
+        self.failed_reports = 0
+        self.bumps = False
+        """Whether the next epoch is needed after the abort."""
+        self.requests = 0
+        """Those that have made the coordinator begin it, perhaps."""
+
+
 class ClientTransaction:
     """The transactions of one client. Calls of the application block, and run on a thread of the machine."""
 
@@ -109,7 +120,7 @@ class ClientTransaction:
         name: str,
         timeout_seconds: float,
         cluster: ClientCluster,
-        transactions: Transactions,
+        transactions: BrokerTransactions,
         owner: TransactionOwner,
         request_seconds: float,
     ) -> None:
@@ -124,14 +135,10 @@ class ClientTransaction:
         self.state: ClientState = "init"
         self.error = KafkaError(KafkaError.NO_ERROR)
         """Of the state abortable_error or fatal_error."""
-        self.failed_reports = 0
-        self._bumps = False
-        """Whether the next epoch is needed after the abort."""
-        self._requests = 0
-        """Those that have made the coordinator begin it, perhaps."""
-        self._places = TransactionPlaces(cluster, self)
+        self.current = _CurrentTransaction()
+        self._partitions = TransactionPartitions(cluster, self)
         # For one call
-        self._call: _Call | None = None
+        self._call: _TransactionCall | None = None
         self._open_error = 0
 
     # Calls of the application ----------------------------------------------------------------------------------------
@@ -151,9 +158,10 @@ class ClientTransaction:
         self.state = "ready"
 
     def begin(self) -> None:
+        self._check_call("begin_transaction")
         self._require("ready")
         self.state = "in_transaction"
-        self.failed_reports = self._requests = 0
+        self.current = _CurrentTransaction()
         self.sender.wake()
 
     def send_offsets(self, offsets: Mapping[Partition, CommittedOffset], member: GroupMemberId, seconds: float) -> None:
@@ -162,29 +170,31 @@ class ClientTransaction:
         self._require("in_transaction")
         call = self._begin("send_offsets_to_transaction")
         limit = self.timeout_seconds if seconds < 0 else min(seconds, self.timeout_seconds)
-        self._requests += 1
-        OffsetsRequest(self, self._coordinator, self._transactions, offsets, member).send(limit, call.finish)
+        self.current.requests += 1
+        TransactionOffsets(self, self._coordinator, self._transactions, offsets, member).send(limit, call.finish)
         self._wait(call, _FOR_EVER)
 
     def commit(self, seconds: float) -> None:
+        self._check_call("commit_transaction")
         self._require("in_transaction", "begin_commit", "committing", "commit_not_acked")
         if self.state == "in_transaction":
             self.state = "begin_commit"
         self._flush(seconds)
         self._require("begin_commit", "committing", "commit_not_acked")
         call = self._begin("commit_transaction")
-        if self.failed_reports:
-            text = f"{self.failed_reports} message(s) failed delivery (see individual delivery reports)"
+        if self.current.failed_reports:
+            text = f"{self.current.failed_reports} message(s) failed delivery (see individual delivery reports)"
             self.must_abort(KafkaError._INCONSISTENT, text, bumps=False)
             self._raise()
         self._end(call, committed=True, seconds=seconds)
 
     def abort(self, seconds: float) -> None:
+        self._check_call("abort_transaction")
         self._require("in_transaction", "begin_abort", "aborting", "abortable_error", "abort_not_acked")
         if self.state in ("in_transaction", "abortable_error"):
             self.state = "begin_abort"
-            self._places.clear_pending()
-        self.sender.purge(in_queue=True, in_flight=False)
+            self._partitions.clear_pending()
+        self.sender.purge(in_queue=True, in_flight=False, aborts=True)
         self._flush(seconds)
         self._require("begin_abort", "aborting", "abort_not_acked")
         self._end(self._begin("abort_transaction"), committed=False, seconds=seconds)
@@ -194,9 +204,9 @@ class ClientTransaction:
             text = f"Failed to flush all outstanding messages within the API timeout: {left} message(s) remaining"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
 
-    def _end(self, call: _Call, *, committed: bool, seconds: float) -> None:
+    def _end(self, call: _TransactionCall, *, committed: bool, seconds: float) -> None:
         if self.state in ("begin_commit", "begin_abort"):
-            if not self._requests:
+            if not self.current.requests:
                 self._ended(committed)
             elif self.sender.state in ("assigned", "waits_for_abort"):
                 self.state = "committing" if committed else "aborting"
@@ -205,8 +215,8 @@ class ClientTransaction:
             call.finish()
         if not self._wait(call, seconds):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, _LATE, retriable=True))
-        self._places.clear()
-        self._requests = 0
+        self._partitions.clear()
+        self.current.requests = 0
         self.state = "ready"
 
     def _send_end(self, producer: ProducerEpoch, committed: bool) -> None:
@@ -240,23 +250,31 @@ class ClientTransaction:
             self._ended(committed)
 
     def _ended(self, committed: bool) -> None:
-        if self._bumps:
-            self._bumps = False
+        if self.current.bumps:
+            self.current.bumps = False
             self.sender.bump_after_abort()
             return
         self.state = "commit_not_acked" if committed else "abort_not_acked"
         if self._call:
             self._call.finish()
 
-    def _begin(self, name: str) -> _Call:
-        self._call = _Call(name)
+    def _begin(self, name: str) -> _TransactionCall:
+        """Begin a call of the application, or continue the one of this name that has timed out."""
+        if self._call is None or self._call.name != name:
+            self._call = _TransactionCall(name)
         return self._call
 
-    def _wait(self, call: _Call, seconds: float) -> bool:
+    def _check_call(self, name: str) -> None:
+        """Refuse a call while one of another name has timed out, and must be called again."""
+        if self._call is not None and self._call.name != name:
+            text = f"Conflicting {self._call.name} API call is already in progress"
+            raise KafkaException(KafkaError(KafkaError._CONFLICT, text, retriable=True))
+
+    def _wait(self, call: _TransactionCall, seconds: float) -> bool:
         """Wait for the result of a call; return whether there is one, and raise it if it is an error."""
         if not call.is_done:
             call.waiter.wait(_FOR_EVER if seconds < 0 else seconds)
-        if call.is_done:
+        if call.is_done and self._call is call:
             self._call = None
         if call.error is not None:
             raise KafkaException(call.error)
@@ -267,6 +285,7 @@ class ClientTransaction:
             self._raise()
 
     def _raise(self) -> NoReturn:
+        self._call = None
         if self.state == "fatal_error":
             raise KafkaException(KafkaError(self.error.code(), self.error.str(), fatal=True))
         if self.state == "abortable_error":
@@ -275,19 +294,19 @@ class ClientTransaction:
 
     # What the sender asks and says -----------------------------------------------------------------------------------
 
-    def may_send(self, place: Place) -> bool:
+    def may_send(self, key: Partition) -> bool:
         """Whether records of a partition may be sent: in a transaction that has it. Else it is added."""
         if self.state not in ("in_transaction", "begin_commit"):
             return False
-        return self._places.has(place)
+        return self._partitions.has(key)
 
     def must_abort(self, code: int, text: str, *, bumps: bool) -> bool:
         """Take an error after which the transaction can only be aborted."""
-        self._bumps |= bumps
+        self.current.bumps |= bumps
         if self.state in ("in_transaction", "begin_commit", "committing"):
             self.state = "abortable_error"
             self.error = KafkaError(normal_code(code), text)
-            self.sender.purge(in_queue=True, in_flight=False)
+            self.sender.purge(in_queue=True, in_flight=False, aborts=True)
         return True
 
     def failed(self, code: int, text: str) -> None:
@@ -343,11 +362,11 @@ class ClientTransaction:
 
     # Partitions ------------------------------------------------------------------------------------------------------
 
-    def add_places(self, places: Sequence[Place], answered: Callable[[int], None]) -> None:
+    def add_partitions(self, keys: Sequence[Partition], answered: Callable[[int], None]) -> None:
         """Have the coordinator add partitions; `answered` gets 0, or the error code of a refusal that may pass."""
         producer = self.producer
-        self._requests += 1
-        add = lambda broker: self._transactions.add(broker, self.name, producer, places)  # noqa: E731
+        self.current.requests += 1
+        add = lambda broker: self._transactions.add(broker, self.name, producer, keys)  # noqa: E731
 
         def received(response: Any, _again: Callable[[], None]) -> None:
             code = response.code() if isinstance(response, KafkaError) else 0

@@ -1,7 +1,7 @@
 """The scenario of a redrive: whole processes push to a backend that refuses, then send the dead letters back.
 
 While the job runs, its processes are killed and paused. In the end it is done, and each dead letter is back in its
-topic: at least once, and exactly once where the request says so.
+topic: at least once, and exactly once where that is requested.
 """
 
 import asyncio
@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from headrace_devkit.simulation.http_client import send_json
 from headrace_devkit.simulation.partition_log import UnwrittenRecord
-from headrace_devkit.simulation.seams import installed
 from headrace_devkit.simulation.simulated_backend import Arrived, BackendAction, SimulatedBackend
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
 from headrace_devkit.simulation.simulated_process import SimulatedProcess, configuration
 from headrace_devkit.simulation.world import EPOCH_SECONDS, Machine, World
 
-TOPIC, LETTERS, GROUP = "orders", "orders.dlq", "push"
+TOPIC, DEAD_LETTERS, GROUP = "orders", "orders.dlq", "push"
 _PARTITIONS = 2
 _FAILING = 4
 """One in this many records fails."""
@@ -28,7 +27,7 @@ _RETRY_SECONDS = 0.5
 _FINISHED = ("done", "failed", "stopped")
 
 
-class RedriveOptions(NamedTuple):
+class RedriveChoices(NamedTuple):
     """What a seed decides."""
 
     processes: int
@@ -42,7 +41,7 @@ class RedriveOptions(NamedTuple):
     is_exactly_once: bool
 
     @classmethod
-    def of(cls, chance: random.Random) -> "RedriveOptions":
+    def of(cls, chance: random.Random) -> "RedriveChoices":
         return cls(
             processes=chance.choice((1, 2)),
             brokers=chance.choice((1, 3)),
@@ -58,11 +57,11 @@ class RedriveOptions(NamedTuple):
 class RedriveRun:
     """The processes, their backend, the job, the faults, and the checks."""
 
-    def __init__(self, world: World, options: RedriveOptions) -> None:
+    def __init__(self, world: World, options: RedriveChoices) -> None:
         self._world = world
         self._options = options
         self.kafka = SimulatedKafka(world, options.brokers)
-        for topic in (TOPIC, LETTERS):
+        for topic in (TOPIC, DEAD_LETTERS):
             self.kafka.brokers.create_topic(topic, _PARTITIONS)
         self._backend = SimulatedBackend(self.kafka.network, "backend", self._decide)
         self._processes = [
@@ -70,7 +69,7 @@ class RedriveRun:
             for number in range(options.processes)
         ]
         self._refuses = True
-        self._letters = range(0, options.records, _FAILING)
+        self._dead_letters = range(0, options.records, _FAILING)
         """The values that the backend refuses: not so many that its breaker opens."""
         self._job: dict[str, Any] = {}
 
@@ -92,20 +91,20 @@ class RedriveRun:
         return 8080 + number
 
     def _decide(self, _process: Machine, records: Sequence[Arrived]) -> BackendAction:
-        bad = {index for index, one in enumerate(records) if self._refuses and one.value in self._letters}
+        bad = {index for index, one in enumerate(records) if self._refuses and one.value in self._dead_letters}
         return BackendAction(0.005, frozenset(bad))
 
     # The job ---------------------------------------------------------------------------------------------------------
 
     def go(self) -> None:
         """Run all of it, with its checks."""
-        with installed(self.kafka.network, self.kafka.clients, lambda point: self._world.note(f"reach {point}")):
+        with self.kafka.installed():
             for process in self._processes:
                 process.start()
             for number in range(self._options.records):
                 self._write(number)
             if not self._world.run_until(self._have_failed, _FAILING_SECONDS):
-                self._world.problem("LETTERS", f"dead letters: {self._counts(LETTERS)}")
+                self._world.problem("DEAD_LETTERS", f"dead letters: {self._counts(DEAD_LETTERS)}")
             self._refuses = False
             client = self.kafka.machine("client")
             client.loop.start(self._redrive(), self._ended)
@@ -129,7 +128,7 @@ class RedriveRun:
         options = self._options
         body = {"rate": options.rate, "exactlyOnce": options.is_exactly_once}
         while not self._job:
-            status, response = await self._send("POST", f"/adm/dead-letters/{LETTERS}/redrive", body)
+            status, response = await self._send("POST", f"/adm/dead-letters/{DEAD_LETTERS}/redrive", body)
             if status == 202:
                 self._job = response
             elif status in (0, 409):  # it may have begun
@@ -159,7 +158,7 @@ class RedriveRun:
 
     def _break_things(self) -> None:
         options, chance = self._options, self._world.random
-        longest = 5.0 + len(self._letters) / options.rate
+        longest = 5.0 + len(self._dead_letters) / options.rate
         for count, fault in (
             (options.kills, self._kill),
             (options.pauses, self._pause),
@@ -190,13 +189,13 @@ class RedriveRun:
         if self._job.get("state") != "done":
             self._world.problem("JOB", f"{self._job.get('state')}: {self._job.get('message')}")
         counts = self._counts(TOPIC)
-        for number in self._letters:
+        for number in self._dead_letters:
             back = counts.get(number, 0) - 1
             if back < 1 or (self._options.is_exactly_once and back != 1):
                 self._world.problem("BACK", f"dead letter {number} is back {back} times")
 
     def _have_failed(self) -> bool:
-        return self._counts(LETTERS).keys() == {*self._letters}
+        return self._counts(DEAD_LETTERS).keys() == {*self._dead_letters}
 
     def _counts(self, topic: str) -> dict[int, int]:
         """Return how often each value is visible in a topic."""
@@ -212,6 +211,6 @@ class RedriveRun:
 
 def redriving(world: World) -> Sequence[Any]:
     """Run the scenario; return the options of its seed."""
-    options = RedriveOptions.of(world.random)
+    options = RedriveChoices.of(world.random)
     RedriveRun(world, options).go()
     return options

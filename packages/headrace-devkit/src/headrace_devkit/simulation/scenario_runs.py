@@ -14,7 +14,13 @@ from headrace_devkit.simulation.mutations import plant
 from headrace_devkit.simulation.seams import import_all
 from headrace_devkit.simulation.world import Problem, World
 
-SCENARIOS: Mapping[str, str] = {"push": "headrace_devkit.simulation.push_scenario:push"}
+SCENARIOS: Mapping[str, str] = {
+    "control": "headrace_devkit.simulation.control_scenario:control",
+    "keys": "headrace_devkit.simulation.keys_scenario:keys",
+    "push": "headrace_devkit.simulation.push_scenario:push",
+    "redrive": "headrace_devkit.simulation.redrive_scenario:redriving",
+    "transactions": "headrace_devkit.simulation.transaction_scenario:transactions",
+}
 """By name, the function of a world that runs it; it returns what its seed has decided."""
 FAULTS = ("kill", "stop", "pause", "cut", "jump", "broker", "away")
 _LAST_EVENTS = 40

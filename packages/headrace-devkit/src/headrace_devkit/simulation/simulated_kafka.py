@@ -1,16 +1,16 @@
-"""One simulated Kafka: brokers, groups, transactions, and the clients that processes get in place of the real ones."""
+"""One simulated Kafka: brokers, groups, transactions, and the clients that processes get instead of the real ones."""
 
 import contextlib
 import functools
 from collections.abc import Iterator
 
 from headrace_devkit.simulation.administration_client import AdministrationClient
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.brokers import Brokers
 from headrace_devkit.simulation.consumer_client import SimulatedConsumer
 from headrace_devkit.simulation.group_coordinator import GroupCoordinators
-from headrace_devkit.simulation.producer_client import ProducerClient
 from headrace_devkit.simulation.seams import Clients, installed
-from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.simulated_producer import SimulatedProducer
 from headrace_devkit.simulation.world import Machine, World
 
 
@@ -20,11 +20,11 @@ class SimulatedKafka:
     def __init__(self, world: World, brokers: int = 1) -> None:
         self.brokers = Brokers(world, brokers)
         self.groups = GroupCoordinators(self.brokers)
-        self.transactions = Transactions(self.brokers, self.groups.offsets, self.groups.check_transaction)
+        self.transactions = BrokerTransactions(self.brokers, self.groups.offsets, self.groups.check_transaction)
         self.network = world.network
         self.clients = Clients(
             functools.partial(SimulatedConsumer, self.brokers, self.groups),
-            functools.partial(ProducerClient, self.brokers, self.transactions),
+            functools.partial(SimulatedProducer, self.brokers, self.transactions),
             functools.partial(AdministrationClient, self.brokers, self.groups),
         )
         self._world = world

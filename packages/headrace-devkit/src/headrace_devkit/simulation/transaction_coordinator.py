@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException
 
+from headrace_devkit.simulation.offsets import Partition
+
 State = Literal["empty", "ongoing", "prepare_commit", "prepare_abort", "complete_commit", "complete_abort"]
-Place = tuple[str, int]
-"""A partition: of a topic that is written to, or of the topic with the offsets of groups."""
 FIRST_PRODUCER_ID = 1000
 LAST_EPOCH = 2**15 - 2
 """A producer with this epoch gets another id instead of another epoch."""
@@ -52,7 +52,7 @@ class CoordinatedTransaction:
         self.timeout_seconds = timeout_seconds
         # Its transaction
         self.state: State = "empty"
-        self.places: dict[Place, None] = {}
+        self.keys: dict[Partition, None] = {}
         """Partitions of it that have no marker yet."""
         self.began_at = 0.0
         self.ended_by_version = 1
@@ -116,7 +116,7 @@ class TransactionCoordinator:
         transaction.state, transaction.timeout_seconds = "empty", timeout_seconds
         return transaction.producer
 
-    def add(self, name: str, producer: ProducerEpoch, places: Iterable[Place], now: float) -> bool:
+    def add(self, name: str, producer: ProducerEpoch, keys: Iterable[Partition], now: float) -> bool:
         """Add partitions to the transaction; return whether this begins one."""
         transaction = self._of(name, producer)
         if transaction.is_ending:
@@ -124,15 +124,15 @@ class TransactionCoordinator:
         begins = transaction.state != "ongoing"
         if begins:
             transaction.state, transaction.began_at = "ongoing", now
-        transaction.places.update(dict.fromkeys(places))
+        transaction.keys.update(dict.fromkeys(keys))
         return begins
 
-    def verify(self, name: str, producer: ProducerEpoch, place: Place) -> None:
+    def verify(self, name: str, producer: ProducerEpoch, key: Partition) -> None:
         """Return if a partition is in the transaction: the leader asks before the first record. Source: KIP-890."""
         transaction = self._of(name, producer)
         if transaction.is_ending:
             _refuse(KafkaError.CONCURRENT_TRANSACTIONS)
-        if place not in transaction.places:
+        if key not in transaction.keys:
             _refuse(KafkaError.TRANSACTION_ABORTABLE)
 
     def end(self, name: str, producer: ProducerEpoch, *, committed: bool, version: int = 1) -> ProducerEpoch:
@@ -164,13 +164,13 @@ class TransactionCoordinator:
         self._fence(transaction)
         return True
 
-    def marked(self, name: str, place: Place, marker: EndMarker) -> bool:
+    def marked(self, name: str, key: Partition, marker: EndMarker) -> bool:
         """Record that a partition has its marker; return whether that was the last one."""
         transaction = self._transactions[name]
         if not transaction.is_ending or transaction.marker != marker:
             return False
-        transaction.places.pop(place, None)
-        if transaction.places:
+        transaction.keys.pop(key, None)
+        if transaction.keys:
             return False
         transaction.state = "complete_commit" if marker.committed else "complete_abort"
         return True
@@ -190,7 +190,7 @@ class TransactionCoordinator:
 
     def _prepare(self, transaction: CoordinatedTransaction, state: State) -> None:
         transaction.state = state
-        if not transaction.places:
+        if not transaction.keys:
             transaction.state = "complete_commit" if state == "prepare_commit" else "complete_abort"
 
 

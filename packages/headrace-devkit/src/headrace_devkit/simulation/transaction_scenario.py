@@ -20,7 +20,6 @@ from headrace.kafka.transactions.transaction_job import GroupOffsets
 from headrace.records import Committed, OutgoingRecord, Produced, TopicPartition
 from headrace_devkit.simulation.coordinator_requests import GroupMemberId
 from headrace_devkit.simulation.partition_log import PartitionLog
-from headrace_devkit.simulation.seams import installed
 from headrace_devkit.simulation.simulated_kafka import SimulatedKafka
 from headrace_devkit.simulation.world import Machine, World
 
@@ -38,7 +37,7 @@ class TransactionOptions(NamedTuple):
 
     brokers: int
     late_every_seconds: float
-    """About how often a request is held back; 0 for never."""
+    """About how often a request is delayed; 0 for never."""
     kills: int
     broker_kills: int
     pause_seconds: float
@@ -101,7 +100,7 @@ class TransactionRun:
             results = await service.submit(records, group=GroupOffsets(offsets, lambda: _MEMBER, group=GROUP))
         except KafkaTimeout:
             return "unknown"
-        except Exception as cause:  # noqa: BLE001 nothing was sent
+        except Exception as cause:  # noqa: BLE001 boundary: nothing was sent
             self._world.note("refused", number, type(cause).__name__)
             return "not written"
         if all(type(result) is Produced for result in results):
@@ -142,7 +141,7 @@ class TransactionRun:
         """Run all of it, with its checks."""
         for topic in TOPICS:
             self.kafka.brokers.create_topic(topic)
-        with installed(self.kafka.network, self.kafka.clients, lambda point: self._world.note(f"reach {point}")):
+        with self.kafka.installed():
             self.start()
             self.break_things()
             self._world.run(self._work_seconds + 20.0)

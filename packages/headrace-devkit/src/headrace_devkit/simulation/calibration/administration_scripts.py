@@ -32,8 +32,8 @@ def topics_are_administered(stage: ClientStage) -> None:
     stage.call("describe none", lambda: _first(admin.describe_topics(TopicCollection([none]))))
     stage.call("delete none", lambda: _first(admin.delete_topics([none])))
     for total in (1, 2, 3):
-        stage.call("partitions", functools.partial(_grow, admin, NewPartitions(topic, total)))
-    stage.call("partitions of none", lambda: _first(admin.create_partitions([NewPartitions(none, 2)])))
+        stage.call("partitions", functools.partial(_extend, admin, topic, total))
+    stage.call("partitions of none", functools.partial(_extend, admin, none, 2))
     stage.sleep(1)
     found = admin.list_topics(topic, timeout=20).topics[topic]
     stage.note("listed", sorted(found.partitions), found.error)
@@ -69,7 +69,7 @@ def configurations_are_administered(stage: ClientStage) -> None:
 
 @script
 def offsets_of_a_log_are_listed(stage: ClientStage) -> None:
-    """Offsets by place and time, before and after records are deleted."""
+    """Offsets by position and time, before and after records are deleted."""
     topic, admin, client = stage.topic(2), stage.admin(), stage.producer()
     for at in (1000, 3000, 2000):
         client.produce(topic, b"v", partition=0, timestamp=at)
@@ -81,36 +81,31 @@ def offsets_of_a_log_are_listed(stage: ClientStage) -> None:
         **{f"since {at}": OffsetSpec.for_timestamp(at) for at in (0, 1001, 2500, 3001)},
     }
 
-    def look(place: Any) -> None:
+    def look(partition: Any) -> None:
         for name, spec in specs.items():
-            stage.call(name, functools.partial(_listed, admin, place, spec))
+            stage.call(name, functools.partial(_offset, admin, partition, spec))
 
     look(TopicPartition(topic, 0))
     look(TopicPartition(topic, 1))
-    for place in (TopicPartition(topic, 9), TopicPartition(f"{topic}-none", 0)):
-        stage.call("none", functools.partial(_listed, admin, place, specs["latest"]))
+    for partition in (TopicPartition(topic, 9), TopicPartition(f"{topic}-none", 0)):
+        stage.call("none", functools.partial(_offset, admin, partition, specs["latest"]))
     for offset in (2, 9, 1, -1):
         cut = [TopicPartition(topic, 0, offset)]
         stage.call(f"delete before {offset}", functools.partial(_cut, admin, cut))
-        stage.call(
-            "earliest", lambda: _offset(_first(admin.list_offsets({TopicPartition(topic, 0): specs["earliest"]})))
-        )
+        stage.call("earliest", functools.partial(_offset, admin, TopicPartition(topic, 0), specs["earliest"]))
 
 
-def _grow(admin: Any, partitions: Any) -> Any:
-    return _first(admin.create_partitions([partitions]))
-
-
-def _listed(admin: Any, place: Any, spec: Any) -> str:
-    return _offset(_first(admin.list_offsets({place: spec})))
-
-
-def _cut(admin: Any, before: list[Any]) -> Any:
-    return _first(admin.delete_records(before)).low_watermark
-
-
-def _offset(found: Any) -> str:
+def _offset(admin: Any, partition: Any, spec: Any) -> str:
+    found = _first(admin.list_offsets({partition: spec}))
     return f"{found.offset} {found.timestamp}"
+
+
+def _cut(admin: Any, partitions: Any) -> int:
+    return int(_first(admin.delete_records(partitions)).low_watermark)
+
+
+def _extend(admin: Any, topic: str, total: int) -> None:
+    _first(admin.create_partitions([NewPartitions(topic, total)]))
 
 
 @script
@@ -122,8 +117,8 @@ def groups_are_administered(stage: ClientStage) -> None:
         found = _first(admin.describe_consumer_groups([group]))
         return f"{found.state.name} {len(found.members)} {found.type.name}"
 
-    def alter(*places: Any) -> list[str]:
-        request = ConsumerGroupTopicPartitions(group, list(places))
+    def alter(*partitions: Any) -> list[str]:
+        request = ConsumerGroupTopicPartitions(group, list(partitions))
         entries = _first(admin.alter_consumer_group_offsets([request])).topic_partitions
         return [f"{one.partition} {one.error.name() if one.error else 'ok'}" for one in entries]
 
@@ -156,8 +151,10 @@ def a_group_with_members_is_described(stage: ClientStage) -> None:
         member.poll(0.2)
     found = _first(admin.describe_consumer_groups([group]))
     (one,) = found.members
-    places = sorted((place.topic == topic, place.partition) for place in one.assignment.topic_partitions)
-    stage.note("described", found.state.name, one.client_id, places, one.member_id.startswith("someone-"))
+    partitions = sorted(
+        (partition.topic == topic, partition.partition) for partition in one.assignment.topic_partitions
+    )
+    stage.note("described", found.state.name, one.client_id, partitions, one.member_id.startswith("someone-"))
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 1)])
     entry = _first(admin.alter_consumer_group_offsets([request])).topic_partitions[0]
     stage.note("alter", entry.error and entry.error.name())

@@ -18,12 +18,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from headrace.kafka.client.error_map import ClientErrors
 from headrace_devkit.devcluster import Cluster
 from headrace_devkit.simulation.administration_client import AdministrationClient
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.brokers import Brokers
 from headrace_devkit.simulation.consumer_client import SimulatedConsumer
 from headrace_devkit.simulation.greenlet_threads import sleep
 from headrace_devkit.simulation.group_coordinator import GroupCoordinators
-from headrace_devkit.simulation.producer_client import ProducerClient
-from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.simulated_producer import SimulatedProducer
 from headrace_devkit.simulation.world import World
 from headrace_devkit.testing.proxy import END_TRANSACTION, OFFSETS_IN_TRANSACTION, PRODUCE, FaultProxy
 
@@ -202,7 +202,7 @@ class ModelClients(ClientStage):
         }
         self._brokers = Brokers(self.world, 1, configs=configs)
         self._groups = GroupCoordinators(self._brokers)
-        self._transactions = Transactions(self._brokers, self._groups.offsets, self._groups.check_transaction)
+        self._transactions = BrokerTransactions(self._brokers, self._groups.offsets, self._groups.check_transaction)
 
     def run(self, script: Callable[[ClientStage], None]) -> list[str]:
         """Run a script on a thread, and return its trace."""
@@ -218,7 +218,7 @@ class ModelClients(ClientStage):
         return self.trace
 
     def producer(self, **config: Any) -> Any:
-        return ProducerClient(self._brokers, self._transactions, {**PRODUCER, **_dotted(config)})
+        return SimulatedProducer(self._brokers, self._transactions, {**PRODUCER, **_dotted(config)})
 
     def consumer(self, **config: Any) -> Any:
         return SimulatedConsumer(self._brokers, self._groups, _dotted(config))
@@ -266,6 +266,7 @@ class RealClients(ClientStage):
     def run(self, script: Callable[[ClientStage], None]) -> list[str]:
         """Run a script, and return its trace."""
         script(self)
+        self._admin = None  # it would connect for ever to a proxy that stops
         return self.trace
 
     def producer(self, **config: Any) -> Any:

@@ -35,11 +35,11 @@ def a_large_record_is_refused(stage: ClientStage) -> None:
     small, client = stage.topic(max_message_bytes="2000"), stage.producer(message_max_bytes=5000)
     stage.write("by the client", client, small, [bytes(6000)])
     stage.write("by the broker", client, small, [bytes(3000)])
-    stage.write("others go on", client, small, [b"v", b"v"])
+    stage.write("others continue", client, small, [b"v", b"v"])
 
 
 @script
-def records_without_a_place_time_out(stage: ClientStage) -> None:
+def records_without_a_partition_time_out(stage: ClientStage) -> None:
     """Records of a topic or partition that does not exist."""
     topic, client = stage.topic(), stage.producer(delivery_timeout_ms=2000)
     stage.write("no such topic", client, f"{topic}-none", [b"v"])

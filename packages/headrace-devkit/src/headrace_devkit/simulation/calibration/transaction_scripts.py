@@ -33,10 +33,10 @@ def transactions_are_seen_whole(stage: ClientStage) -> None:
 
 
 def _ends(stage: ClientStage, topic: str) -> None:
-    place = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
     levels = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
     found = [
-        stage.admin().list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place].result(20).offset  # type: ignore[no-untyped-call]
+        stage.admin().list_offsets({partition: OffsetSpec.latest()}, isolation_level=level)[partition].result(20).offset  # type: ignore[no-untyped-call]
         for level in levels
     ]
     stage.note("ends", *found)
@@ -207,9 +207,9 @@ def offsets_are_committed_with_a_transaction(stage: ClientStage) -> None:
     for offset, ends in ((1, "commit"), (2, "abort"), (3, "commit")):
         client.begin_transaction()
         stage.write(ends, client, topic, [b"v"])
-        place = TopicPartition(topic, 0, offset)
+        partition = TopicPartition(topic, 0, offset)
         metadata = member.consumer_group_metadata()
-        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [place], metadata, 20))
+        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [partition], metadata, 20))
         end = client.commit_transaction if ends == "commit" else client.abort_transaction
         stage.call(ends, functools.partial(end, 20))
         stage.sleep(0.5)
@@ -227,15 +227,15 @@ def offsets_of_a_member_that_is_gone_fail_the_transaction(stage: ClientStage) ->
     while not member.assignment() and stage.now() < end:
         member.poll(0.2)
     metadata = member.consumer_group_metadata()
-    place = TopicPartition(topic, 0, 1)
+    partition = TopicPartition(topic, 0, 1)
     client.init_transactions(20)
     client.begin_transaction()
-    stage.call("of the member", lambda: client.send_offsets_to_transaction([place], metadata, 20))
+    stage.call("of the member", lambda: client.send_offsets_to_transaction([partition], metadata, 20))
     stage.call("commit", lambda: client.commit_transaction(20))
     member.close()
     client.begin_transaction()
     stage.write("record", client, topic, [b"a"])
-    stage.call("of a member that is gone", lambda: client.send_offsets_to_transaction([place], metadata, 20))
+    stage.call("of a member that is gone", lambda: client.send_offsets_to_transaction([partition], metadata, 20))
     stage.note("produce", stage.produce(client, topic, [b"b"]))
     stage.call("commit", lambda: client.commit_transaction(20))
     stage.call("abort", lambda: client.abort_transaction(20))
@@ -287,9 +287,9 @@ def _late(stage: ClientStage, kind: str, ends: str) -> None:
         if number == 2:
             stage.delay(kind)
         stage.write(f"record {number}", client, topic, [b"%d" % number])
-        place = TopicPartition(topic, 0, number)
+        partition = TopicPartition(topic, 0, number)
         metadata = member.consumer_group_metadata()
-        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [place], metadata, 20))
+        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [partition], metadata, 20))
         if number < 3:
             stage.call("commit", lambda: client.commit_transaction(20))
     stage.deliver()

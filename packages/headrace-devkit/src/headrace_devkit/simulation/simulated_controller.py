@@ -36,7 +36,7 @@ _MOST_TIMESTAMP, _LATEST, _EARLIEST = -3, -1, -2
 """The numbers of `OffsetSpec`, as in Kafka's protocol."""
 
 
-class TopicAdministration:
+class SimulatedController:
     """Changes topics; each call gets whether it is only a check."""
 
     def __init__(self, brokers: Brokers, offsets: OffsetsOfGroups) -> None:

@@ -1,4 +1,4 @@
-"""`confluent_kafka.Producer` of a run: the same calls, the same errors in the same places.
+"""`confluent_kafka.Producer` of a run: the same calls, which raise the same errors.
 
 Records go to a queue. Reports, errors and statistics wait until a thread calls `poll` or `flush`.
 Source: librdkafka, `rdkafka.c`, `rdkafka_msg.c`; confluent-kafka-python, `Producer.c`.
@@ -12,16 +12,16 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from headrace_devkit.simulation.broker_transactions import BrokerTransactions
 from headrace_devkit.simulation.brokers import Brokers
 from headrace_devkit.simulation.client_cluster import ClientCluster
 from headrace_devkit.simulation.coordinator_requests import GroupMemberId
 from headrace_devkit.simulation.greenlet_threads import Waiter, current_machine
-from headrace_devkit.simulation.offsets import CommittedOffset
+from headrace_devkit.simulation.offsets import CommittedOffset, Partition
 from headrace_devkit.simulation.produce_queue import QueuedRecord
 from headrace_devkit.simulation.producer_sender import Sender, SenderSettings
 from headrace_devkit.simulation.producer_transaction import ClientTransaction
-from headrace_devkit.simulation.transaction_coordinator import Place, ProducerEpoch
-from headrace_devkit.simulation.transactions import Transactions
+from headrace_devkit.simulation.transaction_coordinator import ProducerEpoch
 
 _PID_RETRY_SECONDS: Final = 0.5
 _FOR_EVER: Final = 1e9
@@ -86,15 +86,13 @@ class ProducedMessage:
         return self._seconds
 
 
-class ProducerClient:
+class SimulatedProducer:
     """A producer of the machine whose code makes it."""
 
-    def __init__(self, brokers: Brokers, transactions: Transactions, properties: Mapping[str, Any]) -> None:
+    def __init__(self, brokers: Brokers, transactions: BrokerTransactions, properties: Mapping[str, Any]) -> None:
         """Open it; `properties` are librdkafka's."""
         self._settings = _settings_of(properties)
         self._error_cb = properties.get("error_cb")
-        self._machine = current_machine()
-        self._world = brokers.world
         # Events
         self._events: deque[Callable[[], object]] = deque()
         self._waiters: list[Waiter] = []
@@ -104,7 +102,7 @@ class ProducerClient:
         """Those without a report that a callback has had."""
         self._bytes = 0
         # What sends
-        self._cluster = ClientCluster(brokers, self._machine, self._connection_failed)
+        self._cluster = ClientCluster(brokers, current_machine(), self._connection_failed)
         self._transactions = transactions
         self._counts = _RequestCounts()
         sending = _sender_settings(self._settings)
@@ -117,7 +115,7 @@ class ProducerClient:
         elif sending.is_idempotent:
             self._sender.need_producer()
         if self._settings["statistics.interval.ms"] and properties.get("stats_cb"):
-            self._tell_statistics(properties["stats_cb"])
+            self._report_statistics(properties["stats_cb"])
 
     # Records ---------------------------------------------------------------------------------------------------------
 
@@ -139,7 +137,7 @@ class ProducerClient:
             KafkaException: The client refuses the record.
         """
         pairs = list(headers.items()) if isinstance(headers, dict) else list(headers or ())
-        at = timestamp or int(self._machine.now * 1000)
+        at = timestamp or int(self._cluster.machine.now * 1000)
         record = QueuedRecord(topic, partition, _bytes(key), _bytes(value), pairs, at, callback or on_delivery)
         settings = self._settings
         if self._fatal:
@@ -165,13 +163,13 @@ class ProducerClient:
 
     def flush(self, timeout: float = -1) -> int:
         """Send at once, and serve events until nothing is left; return what is left after the time limit."""
-        end = self._world.now + (_FOR_EVER if timeout < 0 else timeout)
+        end = self._cluster.world.now + (_FOR_EVER if timeout < 0 else timeout)
         self._sender.flushes += 1
         self._sender.wake()
         try:
             self._serve()
-            while len(self) and self._world.now < end:
-                self._wait(end - self._world.now)
+            while len(self) and self._cluster.world.now < end:
+                self._wait(end - self._cluster.world.now)
                 self._serve()
         finally:
             self._sender.flushes -= 1
@@ -242,8 +240,8 @@ class ProducerClient:
 
     def report(self, record: QueuedRecord, error: KafkaError | None, offset: int | None) -> None:
         if error is not None and self._transaction:
-            self._transaction.failed_reports += 1
-        message = ProducedMessage(record, error, offset, self._world.now - record.queued_at)
+            self._transaction.current.failed_reports += 1
+        message = ProducedMessage(record, error, offset, self._cluster.world.now - record.queued_at)
         self._event(_Report(self, record, message))
 
     def reported(self, record: QueuedRecord) -> None:
@@ -251,8 +249,8 @@ class ProducerClient:
         self._messages -= 1
         self._bytes -= record.size_bytes
 
-    def may_send(self, place: Place) -> bool:
-        return not self._fatal and (self._transaction is None or self._transaction.may_send(place))
+    def may_send(self, key: Partition) -> bool:
+        return not self._fatal and (self._transaction is None or self._transaction.may_send(key))
 
     def must_abort(self, code: int, text: str, *, bumps: bool) -> bool:
         return self._transaction is not None and self._transaction.must_abort(code, text, bumps=bumps)
@@ -291,9 +289,9 @@ class ProducerClient:
 
     # Statistics ------------------------------------------------------------------------------------------------------
 
-    def _tell_statistics(self, call: Callable[[str], object]) -> None:
+    def _report_statistics(self, call: Callable[[str], object]) -> None:
         def tell() -> None:
-            text = self._counts.text(int(self._world.now * 1e6))
+            text = self._counts.text(int(self._cluster.world.now * 1e6))
             self._event(lambda: call(text))
             self._cluster.after(interval, tell)
 
@@ -304,7 +302,7 @@ class ProducerClient:
 class _Report:
     """The event of a delivery report."""
 
-    def __init__(self, producer: ProducerClient, record: QueuedRecord, message: ProducedMessage) -> None:
+    def __init__(self, producer: SimulatedProducer, record: QueuedRecord, message: ProducedMessage) -> None:
         self._producer = producer
         self._record = record
         self._message = message

@@ -15,7 +15,7 @@ from headrace_devkit.simulation.brokers import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace_devkit.simulation.offsets import CommittedOffset, OffsetsOfGroups, Partition
 from headrace_devkit.simulation.partition_log import PartitionLog, UnwrittenRecord
 from headrace_devkit.simulation.producer_states import AppendedBatch, ProducerStates
-from headrace_devkit.simulation.transaction_coordinator import EndMarker, Place, ProducerEpoch, TransactionCoordinator
+from headrace_devkit.simulation.transaction_coordinator import EndMarker, ProducerEpoch, TransactionCoordinator
 from headrace_devkit.simulation.world import EPOCH_SECONDS
 
 MOST_BYTES = 1_048_588
@@ -87,21 +87,21 @@ class LateRequests:
         self._next[kind] = then
 
     def arrives(self, kind: str, call: Callable[[], object]) -> None:
-        """Raise `_TRANSPORT` for a request that is held back."""
+        """Raise `_TRANSPORT` for a delayed request."""
         if kind in self._next:
             self._held.append(call)
             self._next.pop(kind)()
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     def deliver(self) -> None:
-        """Let them arrive; nobody gets the responses."""
+        """Let them arrive; no client gets the responses."""
         held, self._held = self._held, []
         for call in held:
             with contextlib.suppress(KafkaException):
                 call()
 
 
-class Transactions:
+class BrokerTransactions:
     """The producers and transactions of one cluster."""
 
     def __init__(self, brokers: Brokers, offsets: OffsetsOfGroups, may_commit: MayCommit) -> None:
@@ -112,7 +112,7 @@ class Transactions:
         self.late = LateRequests()
         self.coordinator = TransactionCoordinator()
         self._producers: dict[PartitionLog, ProducerStates] = {}
-        self._groups: dict[tuple[int, Place], dict[str, None]] = {}
+        self._groups: dict[tuple[int, Partition], dict[str, None]] = {}
         """Groups with offsets of an open transaction, by producer id and partition of the offsets topic."""
         self._may_commit = may_commit
 
@@ -158,12 +158,12 @@ class Transactions:
             raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
         return log
 
-    def _verify(self, name: str, producer: ProducerEpoch, place: Place) -> None:
+    def _verify(self, name: str, producer: ProducerEpoch, key: Partition) -> None:
         """Have the coordinator confirm that a partition is in the transaction. Source: KIP-890, part 1."""
         try:
             if self.coordinator_of(name) is None:
                 raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
-            self.coordinator.verify(name, producer, place)
+            self.coordinator.verify(name, producer, key)
         except KafkaException as cause:
             code = cause.args[0].code()
             raise KafkaException(KafkaError(_LATER.get(code, code))) from cause
@@ -184,17 +184,17 @@ class Transactions:
         finally:
             self._write_markers(name)
 
-    def add(self, broker: int, name: str, producer: ProducerEpoch, places: Sequence[Place]) -> None:
+    def add(self, broker: int, name: str, producer: ProducerEpoch, keys: Sequence[Partition]) -> None:
         self._check_coordinator(broker, name)
-        if any(self._brokers.log(*place) is None for place in places):
+        if any(self._brokers.log(*key) is None for key in keys):
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        if self.coordinator.add(name, producer, places, self._world.now):
+        if self.coordinator.add(name, producer, keys, self._world.now):
             self._abort_in_time(name)
 
     def add_offsets(self, broker: int, name: str, producer: ProducerEpoch, group: str) -> None:
-        self.add(broker, name, producer, [self.place_of_group(group)])
+        self.add(broker, name, producer, [self.partition_of_group(group)])
 
-    def place_of_group(self, group: str) -> Place:
+    def partition_of_group(self, group: str) -> Partition:
         """Return the partition with the offsets of a group."""
         return OFFSETS_TOPIC, java_hash(group) % len(self._brokers.topics[OFFSETS_TOPIC].partitions)
 
@@ -209,17 +209,17 @@ class Transactions:
         """Take offsets that count when the transaction is committed."""
         self.late.arrives("TxnOffsetCommit", lambda: self.commit_offsets(broker, name, producer, member, offsets))
         group = member.group
-        place = self.place_of_group(group)
-        log = self._brokers.log(*place)
+        key = self.partition_of_group(group)
+        log = self._brokers.log(*key)
         if log is None or log.leader != broker:
             raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
         states = self._producers.setdefault(log, ProducerStates())
         states.check_epoch(producer)
-        if (producer.id, place) not in self._groups:
-            self._verify(name, producer, place)
+        if (producer.id, key) not in self._groups:
+            self._verify(name, producer, key)
         if code := self._may_commit(group, member.member_id, member.generation, member.instance_id, offsets):
             raise KafkaException(KafkaError(code))
-        self._groups.setdefault((producer.id, place), {})[group] = None
+        self._groups.setdefault((producer.id, key), {})[group] = None
         self._offsets.commit_later(group, producer.id, offsets)
 
     def end(
@@ -260,29 +260,29 @@ class Transactions:
         transaction = self.coordinator.transaction(name)
         if transaction is None or not transaction.is_ending:
             return
-        for place in list(transaction.places):
-            self._write_later(name, place, transaction.marker, self._brokers.delay())
+        for key in list(transaction.keys):
+            self._write_later(name, key, transaction.marker, self._brokers.delay())
 
-    def _write_later(self, name: str, place: Place, marker: EndMarker, seconds: float) -> None:
-        self._world.call_later(seconds, functools.partial(self._write_marker, name, place, marker))
+    def _write_later(self, name: str, key: Partition, marker: EndMarker, seconds: float) -> None:
+        self._world.call_later(seconds, functools.partial(self._write_marker, name, key, marker))
 
-    def _write_marker(self, name: str, place: Place, marker: EndMarker) -> None:
+    def _write_marker(self, name: str, key: Partition, marker: EndMarker) -> None:
         transaction = self.coordinator.transaction(name)
-        if transaction is None or not transaction.is_ending or place not in transaction.places:
+        if transaction is None or not transaction.is_ending or key not in transaction.keys:
             return
-        log = self._brokers.log(*place)
+        log = self._brokers.log(*key)
         leader = log.leader if log else None
         if log and (leader is None or not self._brokers.is_up(leader)):
-            self._write_later(name, place, marker, _MARKER_RETRY_SECONDS)
+            self._write_later(name, key, marker, _MARKER_RETRY_SECONDS)
             return
         if log:  # else the topic was deleted, and its marker is not needed
-            self._end_in(log, place, marker)
-        self.coordinator.marked(name, place, marker)
+            self._end_in(log, key, marker)
+        self.coordinator.marked(name, key, marker)
 
-    def _end_in(self, log: PartitionLog, place: Place, marker: EndMarker) -> None:
+    def _end_in(self, log: PartitionLog, key: Partition, marker: EndMarker) -> None:
         producer = marker.producer
         self._producers.setdefault(log, ProducerStates()).marked(producer)
         now_ms = int((EPOCH_SECONDS + self._world.now) * 1000)
         log.end_transaction(producer.id, committed=marker.committed, timestamp_ms=now_ms)
-        for group in self._groups.pop((producer.id, place), {}):
+        for group in self._groups.pop((producer.id, key), {}):
             self._offsets.end_transaction(group, producer.id, committed=marker.committed)

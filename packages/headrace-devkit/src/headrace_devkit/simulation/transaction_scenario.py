@@ -120,8 +120,9 @@ class TransactionRun:
             self._hold_one()
 
     def _restart(self) -> None:
-        self._machine.kill()
-        self._world.call_later(self._world.random.uniform(0.1, 3.0), self.start)
+        if self._machine.alive:
+            self._machine.kill()
+            self._world.call_later(self._world.random.uniform(0.1, 3.0), self.start)
 
     def _kill_broker(self) -> None:
         chance = self._world.random

@@ -246,7 +246,7 @@ class AdministrationClient:
         requested = request.topic_partitions
         keys = list(found) if requested is None else [(one.topic, one.partition) for one in requested]
         offsets = [found[key].offset if key in found else OFFSET_INVALID for key in keys]
-        results = [TopicPartition(*key, at) for key, at in zip(keys, offsets, strict=True)]  # type: ignore[call-arg]
+        results = [TopicPartition(*key, at) for key, at in zip(keys, offsets, strict=True)]
         return ConsumerGroupTopicPartitions(request.group_id, results)
 
     def delete_consumer_groups(self, group_ids: Sequence[str], **options: Any) -> dict[str, Future]:

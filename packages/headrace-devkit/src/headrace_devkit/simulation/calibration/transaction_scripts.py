@@ -287,11 +287,12 @@ def _late(stage: ClientStage, kind: str, ends: str) -> None:
         if number == 2:
             stage.delay(kind)
         stage.write(f"record {number}", client, topic, [b"%d" % number])
-        # The next call may wait for ever while the connection is closed. Source: librdkafka, issue 5456.
-        stage.sleep(1)
-        partition = TopicPartition(topic, 0, number)
-        metadata = member.consumer_group_metadata()
-        stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [partition], metadata, 20))
+        # After the connection of a leader was closed, the client may wait for ever in this call, whatever its limit.
+        # Source: librdkafka, issue 5456.
+        if kind != "Produce" or number != 2:
+            partition = TopicPartition(topic, 0, number)
+            metadata = member.consumer_group_metadata()
+            stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [partition], metadata, 20))
         if number < 3:
             stage.call("commit", lambda: client.commit_transaction(20))
     stage.deliver()

@@ -8,10 +8,20 @@ from headrace_devkit.simulation.calibration.scripts import SCRIPTS
 from headrace_devkit.simulation.calibration.traces import explained, on_the_broker
 
 pytestmark = pytest.mark.long
-RUNS = [(name, protocol) for name, script in SCRIPTS.items() for protocol in script.protocols]
+AT_A_TIME = 5
+"""The members mostly wait, and the topics of a script are its own."""
 
 
-@pytest.mark.parametrize(("name", "protocol"), RUNS, ids=[f"{name}-{protocol}" for name, protocol in RUNS])
+def _runs() -> list[object]:
+    runs = [(name, protocol) for name, script in SCRIPTS.items() for protocol in script.protocols]
+    found: list[object] = []
+    for number, (name, protocol) in enumerate(runs):
+        group = "kafka_three" if SCRIPTS[name].brokers == 3 else f"calibration-{number % AT_A_TIME}"
+        found.append(pytest.param(name, protocol, id=f"{name}-{protocol}", marks=pytest.mark.xdist_group(group)))
+    return found
+
+
+@pytest.mark.parametrize(("name", "protocol"), _runs())
 def test_the_model_does_what_the_broker_and_the_client_do(
     name: str, protocol: str, request: pytest.FixtureRequest
 ) -> None:

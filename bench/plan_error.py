@@ -26,10 +26,11 @@ from bench.push import Sink
 from bench.sizing import megabytes, tree
 from headrace.config.consumers import ReactiveConsumerConfig
 from headrace_devkit.devcluster import Cluster, HeadraceProcess
+from headrace_devkit.plan import cost
 from headrace_devkit.plan.deployment_plan import deployment_of
 from headrace_devkit.plan.rates import ConsumerRate, ProcessRates, Rates
 
-PROCESSES, SECONDS, SETTLED_SECONDS, WARM_SECONDS = 2, 60, 8.0, 35
+PROCESSES, SECONDS, SETTLED_SECONDS, WARM_SECONDS = 2, 45, 8.0, 15
 WEIGHTS = (435, 232, 161, 123)
 """The largest consumers of 4,000 under Pareto's law with 1.1, relative to each other."""
 ALL = {f"c{n}": ConsumerRate(764 * w / sum(WEIGHTS), 500 * w // sum(WEIGHTS)) for n, w in enumerate(WEIGHTS)}
@@ -74,7 +75,7 @@ def measured(bench: Bench, load: Mapping[str, ConsumerRate], processes: int) -> 
         produce(bench, load, topics, WARM_SECONDS)  # each partition has committed once
         meters, before = [Meter(pid(one)) for one in running], offset_records(bench.cluster.bootstrap_servers)
         begun = time.monotonic()
-        written = produce(bench, load, topics, SECONDS if load else 20)
+        written = produce(bench, load, topics, SECONDS if load else 10)
         seconds = time.monotonic() - begun
         used = [meter.used()[0] for meter in meters]
         offsets = offset_records(bench.cluster.bootstrap_servers) - before
@@ -117,9 +118,13 @@ def main() -> None:
         idle, one = measured(bench, {}, 1), measured(bench, ONE, 1)
         costs = ProcessRates(count=1, copies=1, process_millicores=idle.cores * 1000)
         scale = (one.cores - idle.cores) / (planned(ONE, costs).cores - idle.cores)
-        names = ("record_microseconds", "delivery_microseconds", "fetch_microseconds", "consumer_millicores")
+        rest = {
+            "process_threads": one.threads - cost.THREADS_PER_CONSUMER,
+            "process_megabytes": one.megabytes - cost.MEGABYTES_PER_CONSUMER,
+        }
+        names = ("record_microseconds", "delivery_microseconds", "fetch_microseconds", "partition_microseconds")
         here = {name: getattr(costs, name) * scale for name in names}
-        costs = msgspec.structs.replace(costs, count=PROCESSES, copies=PROCESSES, **here)
+        costs = msgspec.structs.replace(costs, count=PROCESSES, copies=PROCESSES, **here, **rest)
         planned_figures, found = planned(ALL, costs), measured(bench, ALL, PROCESSES)
     figures = {name: (getattr(planned_figures, name), getattr(found, name)) for name in Found._fields}
     errors = {name: planned_figures / found - 1 for name, (planned_figures, found) in figures.items()}

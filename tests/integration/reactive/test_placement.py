@@ -44,6 +44,7 @@ def test_each_consumer_runs_in_two_processes_of_two_zones(
         site.wait_committed(f"{name}-{each}", name, 1)
     processes["p2"].terminate()
     processes["p2"] = started("p2", "a")
+    processes["p2"].wait_ready()
     site.wait_until(lambda: running(processes["p2"]) == before["p2"], "p2 has its consumers again", 60)
     assert {each: running(process) for each, process in processes.items()} == before
     site.write(name, OutgoingRecord(name, b"k", b"2"))

@@ -149,6 +149,21 @@ async def test_without_table_or_lease_each_process_keeps_what_it_ran_last(deploy
     assert new.readiness().reason.endswith("c0 waits for the process that holds the lease placement")
 
 
+async def test_a_second_process_of_the_same_name_runs_nothing(deployment: Deployment) -> None:
+    """Both would be the same static members, and fence each other. After a crash the name is free again soon."""
+    deployment.leases.holders["process.p0"] = "another p0"
+    await deployment.process("p1")
+    one = await deployment.process("p0")
+    await deployment.clock.advance(10)
+    assert one.readiness().ready
+    await deployment.clock.advance(30)
+    assert (deployment.running["p0"], one.readiness().ready) == ([], False)
+    assert one.readiness().reason.startswith("another process has the name p0")
+    del deployment.leases.holders["process.p0"]
+    await deployment.clock.advance(30)
+    assert copies(deployment.running) == [2] * 20
+
+
 async def test_a_damaged_file_or_entry_runs_nothing_and_ends_nothing(deployment: Deployment) -> None:
     """An entry of another version, or half a file."""
     file = deployment.folder / "p0" / "placement.json"

@@ -29,12 +29,20 @@ def test_four_thousand_consumers_on_two_hundred_processes() -> None:
         f"c{n}": ConsumerRate(764_000 * weight / sum(weights), max(2, round(500_000 * weight / sum(weights))))
         for n, weight in enumerate(weights)
     }
-    own = consumer()
+    own = consumer(consumer={"properties": {"fetch.min.bytes": 50_000, "fetch.wait.max.ms": 100}})
     found = deployment_of(dict.fromkeys(rates, own), Rates(rates, {}, ProcessRates(count=200, zones=3)))
     assert max(found.threads) <= 400
     assert max(found.consumers) / 4000 <= 0.015
     assert found.offset_records / found.records_per_second <= 0.03
     assert max(found.cores) <= 0.65
+
+
+def test_many_partitions_with_few_records_cost_requests() -> None:
+    """The client names all its partitions in each request, and asks again after each record unless it waits."""
+    rates = Rates({"a": ConsumerRate(400, 250)}, {}, ProcessRates(count=1, copies=1))
+    waits = consumer(consumer={"properties": {"fetch.min.bytes": 50_000, "fetch.wait.max.ms": 100}})
+    at_once, later = (deployment_of({"a": one}, rates).cores[0] - 0.01 for one in (consumer(), waits))
+    assert at_once > 7 * later
 
 
 @pytest.mark.parametrize(

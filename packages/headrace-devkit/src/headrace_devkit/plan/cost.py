@@ -1,6 +1,6 @@
 """What a consumer costs at a rate: processor time, threads, memory, offset records. Pure arithmetic.
 
-The figures of threads, files and memory are those of docs/sizing.md; those of processor time are in the rates file.
+The figures of one more consumer are those of docs/sizing.md; those of your machine are in the rates file.
 """
 
 import math
@@ -10,15 +10,12 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.delivery.pump_context import COMMIT_RECORDS, CommitPace
 from headrace_devkit.plan.rates import ConsumerRate, ProcessRates
 
-THREADS: Final = 16
-"""Of a process without consumers."""
-THREADS_PER_CONSUMER: Final = 6
+THREADS_PER_CONSUMER: Final = 5.5
 FILES: Final = 31
 FILES_PER_CONSUMER: Final = 9
-MEGABYTES: Final = 62
 MEGABYTES_PER_CONSUMER: Final = 1
-_FETCHES_PER_SECOND: Final = 50.0
-"""Most responses with records of one broker in a second, as records that arrive together are fetched together."""
+_FETCHES_PER_SECOND: Final = 200.0
+"""Most responses with records that a member gets in a second: one each 5 ms, as it asks again after each."""
 
 
 class ConsumerCost(NamedTuple):
@@ -48,11 +45,10 @@ def cost_of(
     # Records that arrive while a delivery of their partition is in flight are delivered together.
     batch = max(1.0, min(settings.batch.max_records, per_partition * rate.backend_seconds))
     deliveries = records / batch
-    fetches = min(records, _FETCHES_PER_SECOND * copies)
+    fetches = _fetches(settings, rate, records / copies) * copies
+    fetch_microseconds = costs.fetch_microseconds + rate.partitions / copies * costs.partition_microseconds
     microseconds = (
-        records * costs.record_microseconds
-        + deliveries * costs.delivery_microseconds
-        + fetches * costs.fetch_microseconds
+        records * costs.record_microseconds + deliveries * costs.delivery_microseconds + fetches * fetch_microseconds
     )
     wait = rate.backend_seconds
     if settings.ordering == "partition":
@@ -61,6 +57,14 @@ def cost_of(
         one_by_one = records * rate.largest_key * wait
         partition_load, key_load = 0.0, one_by_one if settings.ordering == "key" else 0.0
     return ConsumerCost(name, copies, deliveries, microseconds / 1e6, key_load, partition_load, largest)
+
+
+def _fetches(settings: ReactiveConsumerConfig, rate: ConsumerRate, records: float) -> float:
+    """Return how often a second a member gets records: at once, or when there are `fetch.min.bytes` of them."""
+    properties = settings.consumer.properties
+    least = int(str(properties.get("fetch.min.bytes", 1))) / rate.record_bytes
+    by_time = 1000 / max(1, int(str(properties.get("fetch.wait.max.ms", 500))))
+    return min(records, _FETCHES_PER_SECOND, max(by_time, records / max(1.0, least)))
 
 
 def copies_for(cores: float, costs: ProcessRates) -> int:

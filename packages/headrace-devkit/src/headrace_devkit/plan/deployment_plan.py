@@ -11,7 +11,7 @@ from headrace.config.consumers import ReactiveConsumerConfig
 from headrace.errors import ConfigError
 from headrace_devkit.plan import cost
 from headrace_devkit.plan.cost import ConsumerCost, copies_for, cost_of, offset_share
-from headrace_devkit.plan.rates import Rates
+from headrace_devkit.plan.rates import ProcessRates, Rates
 
 _PLANNED: Final = 0.6
 _CELL_PROCESSES: Final = 100
@@ -41,6 +41,7 @@ class PlannedDeployment(NamedTuple):
     cores: Sequence[float]
     consumers: Sequence[int]
     partitions: Sequence[int]
+    processes: ProcessRates
     zones: Mapping[str, float]
     """Part of the records of each zone."""
     records_per_second: float
@@ -48,16 +49,16 @@ class PlannedDeployment(NamedTuple):
     """Per second."""
 
     @property
-    def threads(self) -> Sequence[int]:
-        return [cost.THREADS + cost.THREADS_PER_CONSUMER * each for each in self.consumers]
+    def threads(self) -> Sequence[float]:
+        return [self.processes.process_threads + cost.THREADS_PER_CONSUMER * each for each in self.consumers]
 
     @property
     def files(self) -> Sequence[int]:
         return [cost.FILES + cost.FILES_PER_CONSUMER * each for each in self.consumers]
 
     @property
-    def megabytes(self) -> Sequence[int]:
-        return [cost.MEGABYTES + cost.MEGABYTES_PER_CONSUMER * each for each in self.consumers]
+    def megabytes(self) -> Sequence[float]:
+        return [self.processes.process_megabytes + cost.MEGABYTES_PER_CONSUMER * each for each in self.consumers]
 
 
 def plan(consumers: Mapping[str, ReactiveConsumerConfig], rates: Rates) -> list[PlanRow]:
@@ -94,7 +95,7 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
     cores = sum(one.cores for one in costs) + sum(one.copies for one in costs) * own.consumer_millicores / 1000
     count = own.count or max(2, own.zones, math.ceil(cores / (_PLANNED * own.cores - rest)))
     processes = [PlacedProcess(f"p{n}", f"z{n % own.zones}", own.cores - rest) for n in range(count)]
-    placed = [PlacedConsumer(one.name, one.copies, one.cores, cost.THREADS_PER_CONSUMER) for one in costs]
+    placed = [PlacedConsumer(one.name, one.copies, one.cores) for one in costs]
     chosen = choose(placed, processes)
     load, zones = dict.fromkeys((one.name for one in processes), rest), dict[str, float]()
     members, lanes = Counter[str](), Counter[str]()
@@ -113,7 +114,14 @@ def _placed(costs: Sequence[ConsumerCost], rates: Rates) -> PlannedDeployment:
         one.records_per_second * offset_share(one.records_per_second, one.partitions, most) for one in given.values()
     )
     return PlannedDeployment(
-        costs, [*load.values()], [members[name] for name in load], [lanes[name] for name in load], zones, total, offsets
+        costs,
+        [*load.values()],
+        [members[name] for name in load],
+        [lanes[name] for name in load],
+        own,
+        zones,
+        total,
+        offsets,
     )
 
 
@@ -129,7 +137,7 @@ def _size(found: PlannedDeployment, rates: Rates) -> list[PlanRow]:
         PlanRow("cores", f"{sum(found.cores):.2f}", f"of a process: {_spread(found.cores, '.3f')}"),
         PlanRow("threads", _spread(found.threads), "of a process"),
         PlanRow("files", _spread(found.files), "of a process, with one broker"),
-        PlanRow("memory", _spread(found.megabytes), "MB of a process at rest"),
+        PlanRow("memory", _spread(found.megabytes), "MB of a process, without what waits"),
         PlanRow("group members", f"{members}", f"of {groups} groups"),
         PlanRow("groups of a restart", f"{touched}", f"{touched / groups:.2%} of all groups, at most"),
         PlanRow("groups of a deployment", f"{2 * members}", "joins and leaves; 0 with static members in their session"),

@@ -45,10 +45,15 @@ class ProcessRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processor time for each delivery."""
     fetch_microseconds: float = 150.0
     """Processor time for each response of Kafka with records."""
-    process_millicores: float = 45.0
+    partition_microseconds: float = 2.2
+    """Processor time for each partition in a request to Kafka; the client names all of its partitions each time."""
+    process_millicores: float = 10.0
     """At rest."""
-    consumer_millicores: float = 0.5
+    consumer_millicores: float = 1.5
     """Of one more consumer at rest."""
+    process_threads: float = 30.0
+    process_megabytes: float = 90.0
+    """Under load."""
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

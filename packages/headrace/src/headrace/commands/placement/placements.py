@@ -10,7 +10,7 @@ Without the table or that lease, each process keeps what it ran last, which is i
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -35,6 +35,7 @@ _AWAY_SECONDS: Final = 300.0
 """A process that is away for less than this keeps its consumers; their other processes do the work."""
 _CHOOSE_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 1.0
+_SECOND_SECONDS: Final = 30.0
 _LEADER_PAUSE_SECONDS: Final = 10.0
 
 
@@ -61,6 +62,8 @@ class Placements(Reconciler):
         # This process
         self._sources: list[Callable[[], Iterable[str]]] = []
         self._appliers: list[Callable[[], None]] = []
+        self._second_since = 0.0
+        """Since when another process holds the lease of this one's name, by the monotonic clock; 0 if none does."""
         # What is chosen
         self._chosen: Mapping[str, list[str]] = {}
         self._leases = OtherLeases(admin, clock)
@@ -74,7 +77,7 @@ class Placements(Reconciler):
 
     def runs(self, consumer: str) -> bool:
         """Whether this process runs a consumer."""
-        return self.process in self._chosen.get(consumer, ())
+        return self.process in self._chosen.get(consumer, ()) and not self._is_second
 
     async def start(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -91,8 +94,11 @@ class Placements(Reconciler):
         await self.cancel_tasks()  # from now on nothing starts
 
     def readiness(self) -> Readiness:
-        names = self._names()
-        missing = self._missing
+        if self._is_second:
+            return Readiness(
+                False, f"another process has the name {self.process}: set placement.process to another one"
+            )
+        names, missing = self._names(), self._missing
         text = f"{self.process} runs {len(self._here)} of {len(names)} consumers"
         text += f" in zone {self._config.zone}" if self._config.zone else ""
         waits = f"; {missing[0]} waits for the process that holds the lease placement" if missing else ""
@@ -106,6 +112,11 @@ class Placements(Reconciler):
                 self._keep_file()
         for apply in self._appliers:
             apply()
+
+    @property
+    def _is_second(self) -> bool:
+        """Whether another process has the name. After a crash the lease is not free before the session has ended."""
+        return bool(self._second_since) and self._clock.monotonic() - self._second_since > _SECOND_SECONDS
 
     def _in_table(self) -> dict[str, list[str]]:
         return {unquote(key[len(_PLACEMENT) :]): _names_in(one) for key, one in self.table.items(_PLACEMENT).items()}
@@ -135,8 +146,11 @@ class Placements(Reconciler):
         await self.table.is_loaded.wait()
         key, entry = key_of(_PROCESS, self.process), {"zone": self._config.zone}
         while True:
-            async with self._held(lease_name(self.process)) as lease:
-                while lease and not lease.lost.is_set():
+            async with self._held(lease_name(self.process)) as (lease, is_held):
+                now = self._clock.monotonic()
+                self._second_since = (self._second_since or now) if lease and not is_held else 0.0
+                self.wake()
+                while lease and is_held and not lease.lost.is_set():
                     if self.table.get(key) != entry:  # also if others took this process for gone
                         await self.table.put(key, entry)
                     await first_of(lease.lost.wait(), self._clock.sleep(_LEADER_PAUSE_SECONDS))
@@ -146,23 +160,24 @@ class Placements(Reconciler):
         """Choose while this process holds the lease."""
         await self.table.is_loaded.wait()
         while True:
-            async with self._held("placement") as lease:
-                while lease and not lease.lost.is_set():
+            async with self._held("placement") as (lease, is_held):
+                while lease and is_held and not lease.lost.is_set():
                     await self._choose(lease)
                     await self._clock.sleep(_SOON_SECONDS if self._missing else _CHOOSE_SECONDS)
             await self._clock.sleep(_LEADER_PAUSE_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def _held(self, name: str) -> Any:
-        """Try to hold a lease; None if another process has it, or Kafka does not answer."""
-        lease = self._lease_of(name)
+    async def _held(self, name: str) -> AsyncIterator[tuple[Lease | None, bool]]:
+        """Try to hold a lease; give it, and whether this process holds it. None if Kafka does not answer."""
+        lease, is_held = self._lease_of(name), False
         try:
-            held = await lease.acquire()
+            is_held = await lease.acquire()
+            answered = True
         except HeadraceError as error:
             log.warning("failed to get the lease %s, will retry: %s", name, error.description)
-            held = False
+            answered = False
         try:
-            yield lease if held else None
+            yield lease if answered else None, is_held
         finally:
             await lease.release()
 

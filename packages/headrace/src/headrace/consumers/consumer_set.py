@@ -30,10 +30,9 @@ class ConsumerSet:
     """Makes the parts of consumers, and keeps the consumers that are made."""
 
     def __init__(self, context: ProcessContext, *, first: "ConsumerSet | None" = None) -> None:
-        """Prepare; with `first`, the first set of the process, the caller restarts the services itself."""
+        """Prepare; `first` is the first set of the process, if this is another one."""
         self._context = context
         self._config = context.config
-        self._restarts = first is None
         self._pumps: WeakSet[Pump] = first._pumps if first else WeakSet()
         self._other_clusters: list[TopicDirectory] = []
         """Topics of clusters and logins that only functions and pipelines use."""
@@ -61,8 +60,6 @@ class ConsumerSet:
 
     def restarted(self, kind: str, name: str, make: Callable[[], Sequence[Service]]) -> Sequence[Service]:
         """Make the services of a consumer. When one of them dies, only these are made again."""
-        if not self._restarts:
-            return make()
 
         def again() -> Sequence[Service]:
             self.consumers = [consumer for consumer in self.consumers if consumer.name != name]

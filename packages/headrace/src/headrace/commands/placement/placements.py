@@ -10,7 +10,7 @@ Without the table or that lease, each process keeps what it ran last, which is i
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -78,6 +78,10 @@ class Placements(Reconciler):
     def runs(self, consumer: str) -> bool:
         """Whether this process runs a consumer."""
         return self.process in self._chosen.get(consumer, ()) and not self._is_second
+
+    def elsewhere(self, consumer: str) -> Sequence[str]:
+        """Return the processes that run a consumer; empty if this one does."""
+        return () if self.runs(consumer) else self._chosen.get(consumer, ())
 
     async def start(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

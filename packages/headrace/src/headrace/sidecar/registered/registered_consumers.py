@@ -7,7 +7,7 @@ from headrace.commands.registration_routes import RegistrationEndpoints
 from headrace.commands.registration_table import Registration, RegistrationRules, Registrations
 from headrace.consumers.consumers_parts import ConsumersParts
 from headrace.process_context import ProcessContext
-from headrace.runtime import GroupSpec, Service
+from headrace.runtime import GroupSpec, Readiness, Service
 from headrace.sidecar.reactive.consumer_groups import ConsumerGroups
 
 
@@ -34,7 +34,7 @@ class RegisteredConsumers:
             self._placements.follow(lambda: self._required, self._start)
         self.services: Sequence[Service] = [self._groups, self._registrations]
         """Downstream first; after the table and the producers."""
-        self.endpoints = RegistrationEndpoints(self._registrations, self._groups.readiness_of)
+        self.endpoints = RegistrationEndpoints(self._registrations, self._readiness_of)
 
     def _apply(self, required: Mapping[str, Registration]) -> None:
         self._internal.register(one.settings for one in required.values() if one.settings)
@@ -48,6 +48,11 @@ class RegisteredConsumers:
         if placements := self._placements:
             here = {name: one for name, one in here.items() if placements.runs(name)}
         self._groups.apply({name: self._group_of(one) for name, one in here.items()})
+
+    def _readiness_of(self, name: str) -> Readiness:
+        if (placements := self._placements) and (elsewhere := placements.elsewhere(name)):
+            return Readiness(True, f"runs in {', '.join(elsewhere)}")
+        return self._groups.readiness_of(name)
 
     def _group_of(self, one: Registration) -> GroupSpec:
         def may_read(topic: str) -> bool:

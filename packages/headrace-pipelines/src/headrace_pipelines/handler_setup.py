@@ -27,7 +27,7 @@ def setup_of(spec: PipelineSpec, name: str) -> protocol.Setup:
     """Return the settings of the handler of a flow: those of its function.yaml, or of its source.
 
     Raises:
-        PipelineInvalid: There is no such handler, the function.yaml is wrong, or it has explicit acknowledgement.
+        PipelineInvalid: The handler does not exist, the function.yaml is wrong, or it has explicit acknowledgement.
     """
     flow, folder = spec.flows[name], (spec.folder or Path()).absolute()
     handler, topic = flow.handler or "", next(iter(flow.sink.topics), "")

@@ -42,7 +42,7 @@ def prepare(progress: Progress | None = None) -> None:
 
 
 def with_clients(rows: Any) -> Any:
-    """Return the rows; loads the classes of the connector and of Kafka's client, because there is no broker to use."""
+    """Return the rows; loads the classes of the connector and of Kafka's client, because it has no broker to use."""
     spark = rows.sparkSession
     loader = spark._jvm.Thread.currentThread().getContextClassLoader()
     for jar in spark.conf.get("spark.driver.extraClassPath").split(os.pathsep):

@@ -49,7 +49,7 @@ class FlowStatus(FlowMetrics, kw_only=True, rename="camel"):
     worked_seconds: float = 0.0
     """Sum of the durations of all micro-batches."""
     first_batch_seconds: float | None = None
-    """Seconds since the flow began to run, until its driver reports a first micro-batch or that there are no records;
+    """Seconds since the flow began to run, until its driver reports a first micro-batch or an empty source;
     None afterwards."""
     last_error: str = ""
 

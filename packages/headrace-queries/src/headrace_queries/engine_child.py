@@ -148,7 +148,7 @@ class EngineChild(Service):
         """Send a message.
 
         Raises:
-            QueriesUnavailable: There is no engine.
+            QueriesUnavailable: The engine does not run.
             StatementRejected: The message is too long.
         """
         if self._writer is None or self._writer.is_closing():

@@ -70,7 +70,7 @@ def read_statement(text: str, *, ksqldb: bool = False, variables: Mapping[str, o
         variables: Values for `${name}` in the text, before anything else is read.
 
     Raises:
-        StatementRejected: There is no statement, or more than one, or it is too long. A quote, comment or bracket has
+        StatementRejected: It is empty, has several statements, or is too long. A quote, comment or bracket has
             no end. A variable has no value. The statement ends with EMIT FINAL.
     """
     _check_length(len(text))

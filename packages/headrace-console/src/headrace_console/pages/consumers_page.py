@@ -175,7 +175,7 @@ def rate_body(fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def seek_body(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the body of a seek; raises ValueError if there is no position."""
+    """Return the body of a seek; raises ValueError without a position."""
     to = fields.get("to", "")
     if not to:
         raise ValueError("a position is needed: earliest, latest, an offset or a time")

@@ -35,7 +35,7 @@ from headrace_pipelines.sql import without_streaming
 def serve_requests(
     spark: SparkSession, plan: driver_protocol.DriverPlan, requests: IO[str], send: driver_protocol.SendEvent
 ) -> None:
-    """Answer a request and all that follow it, until there are no more."""
+    """Answer a request and all that follow it, until the last one."""
     while True:
         send(_response_of(spark, plan))
         if not (line := requests.readline()):

@@ -114,7 +114,7 @@ def columns_of(value_format: str, topic: str, secrets: Path) -> str:
     """Return the columns of a topic: those of the newest schema of its values.
 
     Raises:
-        PipelineInvalid: There is no such schema, or it has no columns.
+        PipelineInvalid: The schema does not exist, or has no columns.
     """
     registry = registry_of(secrets)
     try:

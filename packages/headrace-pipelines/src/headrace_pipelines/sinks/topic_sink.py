@@ -75,7 +75,7 @@ class KafkaSink(Sink):
     """With `backend`: how they are pushed."""
 
     def consumer(self, group: str) -> ReactiveConsumerConfig | None:
-        """Return the reactive consumer that pushes the records; None if there is no backend."""
+        """Return the reactive consumer that pushes the records; None without a backend."""
         if self.backend is None:
             return None
         chosen = {name: getattr(self.push, name) for name in self.push.model_fields_set}

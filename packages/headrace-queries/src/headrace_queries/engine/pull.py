@@ -175,7 +175,7 @@ class Pulls(Service):
         except duckdb.BinderException as cause:
             raise refused(cause, _columns(cursor, statement.tables)) from None
         finally:
-            with contextlib.suppress(duckdb.Error):  # there is no transaction if the statement was rejected
+            with contextlib.suppress(duckdb.Error):  # a rejected statement has not begun a transaction
                 cursor.execute("ROLLBACK")
             self._idle.append(cursor)
 
@@ -191,7 +191,7 @@ class Pulls(Service):
             requests = self._lookups[:_CHUNK]
             try:
                 responses = await self._lookup_thread.run(self._look_up, requests)
-            except Exception as cause:  # noqa: BLE001 boundary: there is no thread for it, and later ones may have one
+            except Exception as cause:  # noqa: BLE001 boundary: it gets no thread, and later ones may get one
                 text = f"the look-up did not begin: {cause!r}; send it again"
                 responses = [RequestFailed(request.number, "unavailable", text) for request in requests]
             for response in responses:

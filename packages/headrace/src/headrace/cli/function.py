@@ -145,7 +145,7 @@ async def _read(kafka: KafkaConfig, partition: TopicPartition, offset: int) -> R
         first = next(iter(await anext(batches, ())), None)
     if first and first.offset == offset:
         return first
-    following = f"the next record has offset {first.offset}" if first else "there are no later records"
+    following = f"the next record has offset {first.offset}" if first else "no later record exists"
     raise InvalidRequest(f"no record has offset {offset} in {partition}: {following}")
 
 

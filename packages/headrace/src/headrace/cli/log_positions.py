@@ -68,7 +68,7 @@ async def find_topics(admin: Admin, words: Sequence[str]) -> list[TopicInfo]:
     """Return the topics that names and patterns select now, each once.
 
     Raises:
-        TopicNotFound: There is no topic of a name, or none matches a pattern.
+        TopicNotFound: A topic does not exist, or none matches a pattern.
     """
     found: dict[str, TopicInfo] = {}
     known = await admin.list_topics() if any(word.startswith("^") for word in words) else []
@@ -82,7 +82,7 @@ async def find_topics(admin: Admin, words: Sequence[str]) -> list[TopicInfo]:
 
 
 def chosen_partitions(topics: Sequence[TopicInfo], numbers: Collection[int]) -> list[TopicPartition]:
-    """Return the partitions of topics with these numbers; all if there are no numbers.
+    """Return the partitions of topics with these numbers; all without numbers.
 
     Raises:
         PartitionNotFound: A topic does not have one of them.

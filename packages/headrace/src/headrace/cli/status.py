@@ -124,7 +124,7 @@ def rates(before: Poll | None, now: Poll) -> dict[str, float | None]:
 
 
 def page(url: str, now: Poll, before: Poll | None) -> str:
-    """Return the page as text with colours, which `click.echo` leaves out where there is no terminal."""
+    """Return the page as text with colours, which `click.echo` leaves out without a terminal."""
     needs, lines = now.needs, [_head(url, now)]
     lines += [_kafka(now), ""]
     if needs:

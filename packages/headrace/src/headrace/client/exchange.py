@@ -1,6 +1,6 @@
 """Requests to a Headrace service, their responses, and when a request is sent again.
 
-There is no input or output here. Each operation is a generator that yields requests and pauses, and is resumed with
+It does no input or output. Each operation is a generator that yields requests and pauses, and is resumed with
 responses. So the synchronous and the asynchronous client share all of it.
 """
 

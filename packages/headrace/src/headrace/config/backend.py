@@ -106,7 +106,7 @@ class ClientTls(Section):
 
 
 def connection_problem(cause: OSError | None, section: str = "") -> str:
-    """Return why there is no connection to an HTTP server, and the next step; `section` ends with a dot or is empty."""
+    """Return why a connection to an HTTP server failed, and the next step; `section` ends with a dot or is empty."""
     match cause:
         case ssl.SSLCertVerificationError():
             return (

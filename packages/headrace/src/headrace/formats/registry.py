@@ -301,7 +301,7 @@ class _ResponseCache:
         self._flights: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def get(self, key: Hashable, fresh_seconds: float, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the response of a key; `request` is called if there is no fresh one."""
+        """Return the response of a key; `request` is called unless a fresh one is cached."""
         known = self._entries.get(key)
         if known:
             requested_at, response = known

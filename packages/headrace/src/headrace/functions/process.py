@@ -37,7 +37,7 @@ class WorkerConnection(asyncio.Protocol):
     ) -> None:
         """Prepare; `on_broken` gets the reason why the worker's bytes are not messages."""
         self.closed = asyncio.Event()
-        """Set while there is no connection."""
+        """Set while it is not connected."""
         self.closed.set()
         self._take = take
         self._on_broken = on_broken
@@ -407,7 +407,7 @@ class WorkerProcess:
         text += f"; it wrote last:\n{tail}" if tail and (error or not reason) else ""
         if not self.ready.done():
             self.ready.set_exception(self._lost(text, 0))
-            self.ready.exception()  # retrieved here, or asyncio would log it if there is no waiter
+            self.ready.exception()  # retrieved here, or asyncio would log it without a waiter
         self.ended.set_result(self._lost(text, 0))
         if self._frames:
             self._frames.lose(lambda begun: self._lost(text, begun))

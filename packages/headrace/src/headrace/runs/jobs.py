@@ -191,7 +191,7 @@ class Jobs(Reconciler):
         """Pause a job, stop it permanently, or resume it; return it.
 
         Raises:
-            NotFound: There is no such job.
+            NotFound: The job does not exist.
             Conflict: It is finished.
             KafkaError: The table cannot be read, or the desired state is not, or perhaps not, written.
         """

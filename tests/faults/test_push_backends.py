@@ -66,7 +66,7 @@ def test_without_order_a_crash_repeats_only_what_was_open(scenario: PushScenario
     assert process.terminate() == 0
 
 
-def test_a_key_that_stands_still_holds_nobody_else(scenario: PushScenario) -> None:
+def test_a_key_that_hangs_holds_no_other_key(scenario: PushScenario) -> None:
     """One key is never answered: all others end meanwhile, and then it does, in its order."""
     slow = "k1"
     scenario.backend.response = lambda request: PlannedResponse(

@@ -116,7 +116,7 @@ def test_a_crash_at_any_point_costs_repeats_only(
         pytest.param("delivery.after", marks=pytest.mark.long),
     ],
 )
-def test_a_frozen_process_comes_back_as_nobody(scenario: PushScenario, point: str) -> None:
+def test_a_frozen_process_comes_back_without_its_partitions(scenario: PushScenario, point: str) -> None:
     """It stands still beyond its session and a peer takes over; what it then still says counts for nothing."""
     scenario.settings["consumer"] = SHORT_SESSION
     scenario.backend.response = Hostile(seed=2)

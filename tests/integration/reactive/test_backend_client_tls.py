@@ -17,7 +17,7 @@ from tests.staged import staged
 
 
 @staged(run)
-async def test_tls_takes_whom_the_authority_vouches_for_and_nobody_else(tmp_path: Path) -> None:
+async def test_tls_takes_servers_that_the_authority_signed_and_no_others(tmp_path: Path) -> None:
     """Right name, date and authority; each of them wrong is refused in words, and no request is sent."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     context = ClientTlsFiles("x", ClientTls(ca=authority.file), SystemClock()).context

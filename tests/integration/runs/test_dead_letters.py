@@ -92,7 +92,7 @@ def test_a_forged_origin_is_left(site: Scenario, topic: MakeTopic, tmp_path: Pat
     assert left(site, dlq) == 0
 
 
-def test_what_is_no_window_or_no_dead_letter_topic_is_refused(site: Scenario, topic: MakeTopic) -> None:
+def test_a_wrong_window_and_another_topic_are_refused(site: Scenario, topic: MakeTopic) -> None:
     """Each says what is wrong, and nothing is sent."""
     name = topic()
     dlq = letters_of(site, name, 3)

@@ -161,7 +161,7 @@ def test_interrupt_exits_130_at_once(
 
 
 @pytest.mark.parametrize(("output", "code"), [(">/dev/full", "1"), (">&-", "0")])
-def test_output_that_cannot_be_written_is_no_defect(output: str, code: str) -> None:
+def test_output_that_cannot_be_written_is_not_a_defect(output: str, code: str) -> None:
     """A full disk is an error, also at the last flush; an output that the parent has closed gets nothing."""
     script = f"{sys.executable} -m headrace.cli.main config schema {output}; echo $? >&2"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)

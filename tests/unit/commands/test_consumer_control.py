@@ -72,7 +72,7 @@ async def test_entries_that_say_nothing_are_passed_over(
         assert pump.settings == live_settings(CONFIG, {})
 
 
-def test_times_that_are_none_are_left_out() -> None:
+def test_times_that_are_not_valid_are_left_out() -> None:
     """Whatever the table has, the status can be shown."""
     assert iso_time(0.0) == "1970-01-01T00:00:00Z"
     assert {iso_time(wrong) for wrong in (None, "x", {}, 1e30, float("nan"))} == {""}

@@ -132,7 +132,7 @@ def test_a_folder_without_a_key_has_the_default_of_the_table(folder: Path) -> No
 @pytest.mark.parametrize(
     "value", ["3", "-1.5", ".inf", "[]", "[{a: 1}, b]", "{a: {b: 1}}", "''", "a:b", "yes", "2026-01-01"]
 )
-def test_a_value_of_any_kind_is_no_defect(folder: Path, value: str) -> None:
+def test_a_value_of_any_kind_is_not_a_defect(folder: Path, value: str) -> None:
     """Each key of each file has it."""
     for file in {row.file for row in ROWS} - {"service", "config"}:
         keys = sorted((row.key for row in ROWS if row.file == file), key=lambda key: key.startswith("properties."))

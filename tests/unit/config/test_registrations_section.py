@@ -59,7 +59,7 @@ def test_urls_that_only_look_so_are_refused_wherever_they_stand(url: str) -> Non
 
 
 @pytest.mark.parametrize("url", TABLE["not URLs"])
-def test_what_two_readers_could_read_differently_is_no_url(url: str) -> None:
+def test_what_two_readers_could_read_differently_is_not_a_url(url: str) -> None:
     """The section's own kind of URL refuses it before the list is asked."""
     assert problem_of(with_(backend={"url": url})).startswith("backend.url: ")
 

@@ -38,7 +38,7 @@ async def test_a_pause_stops_retries_and_dead_letters() -> None:
         assert harness.dead_letters.offsets == [0, 5]
 
 
-async def test_deliveries_are_no_part_of_the_request_that_ended_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_do_not_belong_to_the_request_that_ended_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are those behind them: their log lines and the traces of their records would be those of an operator.
 
     The pump of a job keeps the caller of the job, for the audit, and not the span of the request for the job.

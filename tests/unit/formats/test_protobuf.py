@@ -115,7 +115,7 @@ def test_places_above_63_take_two_bytes() -> None:
         *(b"\xff" * 9, b"\xfe\xff\x7f", b"\x00\xff", b"\x00\x32\x01\xff"),
     ],
 )
-def test_bytes_that_are_no_message_are_not_read(data: bytes) -> None:
+def test_bytes_of_another_form_are_not_read(data: bytes) -> None:
     """Wrong places, cut-off bytes, text that is not UTF-8."""
     with pytest.raises(DecodeError):
         CODEC.decode(data)

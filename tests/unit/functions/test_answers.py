@@ -44,7 +44,7 @@ def test_what_a_handler_returns_becomes_outputs(response: Any, result: Any) -> N
 
 
 @pytest.mark.parametrize("response", [None, [], Response(), (200, None), [None]])
-def test_none_is_no_output(response: Any) -> None:
+def test_none_writes_no_output(response: Any) -> None:
     """Neither None nor an empty list writes a record, and neither fails."""
     assert Responses("json").result_of(response) is None
 

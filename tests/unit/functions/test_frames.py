@@ -72,7 +72,7 @@ def test_the_page_of_two_processes_is_memory_that_is_there(monkeypatch: pytest.M
     closed.assert_any_call(shared)
 
 
-async def test_responses_that_do_not_fit_are_no_responses() -> None:
+async def test_responses_that_do_not_fit_are_refused() -> None:
     """Without a frame, or with more results than records, or none; fewer are a failure, or what fits in a response."""
     frames = FramesInFlight(mmap.mmap(-1, mmap.PAGESIZE))
     with pytest.raises(ProtocolBroken):

@@ -31,7 +31,7 @@ def test_without_room_for_a_while_everything_is_paused_and_polling_goes_on() -> 
     assert made.changes(3) == ([], [A])
 
 
-def test_a_partition_that_stands_still_leaves_room_for_the_others() -> None:
+def test_a_partition_that_hangs_leaves_room_for_the_others() -> None:
     """However fast it filled up: the other one goes on, is paused when its own part is full, and goes on again."""
     made = flow()
     made.fetched(A, 7600, 10, 0)

@@ -71,7 +71,7 @@ def test_a_record_that_was_cut_off_is_named(tmp_path: Path) -> None:
     check(tmp_path, "f", FROZEN)
 
 
-def test_a_crash_at_any_moment_is_no_damage(tmp_path: Path) -> None:
+def test_a_crash_at_any_moment_damages_nothing(tmp_path: Path) -> None:
     """A batch that has not ended, a first start without one, and files that were being written are all taken."""
     check(tmp_path, "f", FROZEN)
     check(tmp_path, "f", FROZEN)

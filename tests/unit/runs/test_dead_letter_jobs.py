@@ -85,7 +85,7 @@ def test_a_job_that_another_version_would_run_otherwise_is_refused_there(monkeyp
         spec_of(later, ReplaySpec)
 
 
-def test_letters_that_somebody_works_on_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_another_run_has_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No job is made; the refusal names who is at work."""
     cluster: Any = DeadLetterCluster()
 

@@ -266,7 +266,7 @@ def test_a_lost_lease_ends_it_before_the_next_delivery(
     assert fake.ended() == {0}
 
 
-def test_a_record_that_is_no_letter_is_refused_by_its_place(fake: DeadLetterCluster) -> None:
+def test_a_record_that_is_not_a_letter_is_refused_by_its_place(fake: DeadLetterCluster) -> None:
     """Foreign records stop a redrive with partition and offset."""
     fake.letter(1)
     fake.dead(0, Record("x", 0, 0, 0, None, b"foreign"), [])

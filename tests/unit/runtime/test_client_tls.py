@@ -15,7 +15,7 @@ from headrace_devkit.testing import ManualClock
 
 
 @pytest.mark.parametrize("names", [("ca",), ("certificate", "key"), ("ca", "certificate", "key")])
-def test_files_that_are_no_certificates_stop_the_start(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_files_without_certificates_stop_the_start(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Whichever of them are named."""
     for name in names:
         (tmp_path / name).write_text("x")

@@ -41,7 +41,7 @@ def test_a_commit_is_decoded(value: bytes, metadata: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [(KEY, None), (b"\x00\x02\x00\x01g", b"\x00\x03x")], ids=["taken-back", "members"]
 )
-def test_what_is_no_commit_is_passed(key: bytes, value: bytes | None) -> None:
+def test_what_is_not_a_commit_is_passed(key: bytes, value: bytes | None) -> None:
     """Offsets that were deleted, and what a group says of its members."""
     assert decode_commit(Record("o", 0, 0, 0, key, value)) is None
 

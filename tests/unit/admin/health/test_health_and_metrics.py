@@ -53,7 +53,7 @@ async def test_draining_finishes_what_was_taken_and_refuses_what_comes(server: R
     await asyncio.wait_for(drain, 60)
 
 
-async def test_after_stop_nobody_listens(server: RunningServer) -> None:
+async def test_after_stop_no_socket_listens(server: RunningServer) -> None:
     """Idle connections are closed, and the port is free."""
     reader, writer = await server.connect()
     writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")

@@ -61,7 +61,7 @@ needs_old_python = pytest.mark.skipif(sys.version_info >= (3, 12), reason="Pytho
 
 
 @needs_old_python
-def test_an_error_that_is_no_exception_is_raised_as_one() -> None:
+def test_an_error_of_the_client_is_raised_as_an_exception() -> None:
     """No `except` with a class would catch it."""
     with pytest.raises(confluent_kafka.KafkaException, match="fenced by the test") as raised, ClientErrors():
         raise_as_the_client_does()

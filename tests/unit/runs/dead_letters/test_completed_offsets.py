@@ -51,7 +51,7 @@ def test_what_was_marked_is_found_by_another_process(steps: list[tuple[int, set[
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), _offsets), max_size=20), st.permutations(range(4)))
-def test_nobody_takes_back_what_another_marked(steps: list[tuple[int, int]], landing: list[int]) -> None:
+def test_no_writer_takes_back_what_another_marked(steps: list[tuple[int, int]], landing: list[int]) -> None:
     """Writers that know nothing of each other, as one that was asleep while another took over: all marks count."""
     admin = Cluster()
     writers = [admin.ended() for _ in range(4)]

@@ -108,7 +108,7 @@ def test_headers_are_those_of_the_response_alone() -> None:
 
 
 @pytest.mark.parametrize(("status", "counts"), [(b"200", False), (b"413", True)])
-async def test_nobody_has_done_what_was_not_sent_yet(status: bytes, counts: bool) -> None:
+async def test_a_request_that_was_not_sent_is_not_done(status: bytes, counts: bool) -> None:
     """A success that comes before the whole request is none; a failure is one, and the connection ends."""
     connection, wire = Connection(100), Wire()
     connection.connection_made(wire)
@@ -139,7 +139,7 @@ async def test_bytes_before_a_request_is_sent_are_not_its_response() -> None:
 
 
 @pytest.mark.parametrize("how", ["response", "lost", "cancelled"])
-async def test_whoever_waits_continues_with_any_context(how: str) -> None:
+async def test_a_task_that_waits_continues_with_any_context(how: str) -> None:
     """What arrives takes the next step of the task at once, also of one whose context has no variable."""
     connection = Connection(100)
     connection.connection_made(Wire())

@@ -287,9 +287,9 @@ def _late(stage: ClientStage, kind: str, ends: str) -> None:
         if number == 2:
             stage.delay(kind)
         stage.write(f"record {number}", client, topic, [b"%d" % number])
-        # After the connection of a leader was closed, the client may wait for ever in this call, whatever its limit.
-        # Source: librdkafka, issue 5456.
-        if kind != "Produce" or number != 2:
+        # Once the connection of a leader was closed, which is the group's coordinator too, the client waits for ever in
+        # this call, whatever its limit. Source: librdkafka, issues 5456 and 5511.
+        if kind != "Produce" or number < 2:
             partition = TopicPartition(topic, 0, number)
             metadata = member.consumer_group_metadata()
             stage.call("offsets", functools.partial(client.send_offsets_to_transaction, [partition], metadata, 20))
@@ -304,7 +304,7 @@ def _late(stage: ClientStage, kind: str, ends: str) -> None:
     member.close()
 
 
-for _request in ("Produce", "TxnOffsetCommit", "EndTxn"):
+for _request in ("EndTxn", "TxnOffsetCommit", "Produce"):
     for _how in ("commit", "abort"):
         _name = f"a_late_{_request}_before_{_how}"
         CLIENT_SCRIPTS[_name] = functools.partial(_late, kind=_request, ends=_how)
